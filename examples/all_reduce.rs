@@ -13,7 +13,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
-use everstep_kernels::reduce::{Node, Operand, Sum, Tree};
+use everstep_kernels::reduce::{Addend, Node, Sum, Tree};
 use everstep_transport::identity::{Authority, Identity, NODE_LIFETIME, Role};
 use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, NodeName, Shard, Step};
 use everstep_transport::quic::{BulkReceiver, Endpoint, Expected, Link, Settings};
@@ -70,7 +70,7 @@ async fn reduce(own: &Endpoint, tree: Tree, workers: u32) -> Result<()> {
         let link = own.accept().await.context("the endpoint is closed")?;
         let mut partials = link.accept_bulk().await?;
         while let Some((node, partial)) = receive(&mut partials).await? {
-            root = sum.insert(node, Operand::Owned(partial))?;
+            root = sum.insert(node, Addend::Owned(partial))?;
         }
         links.push(link);
     }

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use everstep::cli::Overrides;
-use everstep::cluster::{Cluster, Directory, Options};
+use everstep::cluster::{Cluster, ClusterOptions, Directory};
 use everstep::{EventKind, RunSpec, builtin};
 
 const RUN: &str = "
@@ -54,7 +54,7 @@ fn main() -> anyhow::Result<ExitCode> {
 #[tokio::main(flavor = "current_thread")]
 async fn train(run: &RunSpec) -> anyhow::Result<()> {
     let directory = Directory::claim_new(Path::new("runs"), run)?;
-    let mut cluster = Cluster::start(directory, &Options::new(WORKERS)).await?;
+    let mut cluster = Cluster::start(directory, &ClusterOptions::new(WORKERS)).await?;
     println!("files       {}", cluster.directory().display());
     println!("workers     processes {:?}", cluster.worker_pids());
     cluster.submit(run).await?;

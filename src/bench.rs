@@ -19,7 +19,7 @@ use everstep_transport::protocol::{MetricsLine, RunSpec};
 use everstep_worker::registry::Registry;
 
 use crate::cli::Bench;
-use crate::cluster::{self, Directory, Options, Report};
+use crate::cluster::{self, ClusterOptions, Directory, Report};
 use crate::failure::Failure;
 use crate::progress::Waiting;
 use crate::{logging, output};
@@ -43,7 +43,7 @@ pub(crate) fn run(bench: &Bench, registry: &Registry) -> Result<(), Failure> {
 fn train(
     folder: &Path,
     run: &RunSpec,
-    options: &Options,
+    options: &ClusterOptions,
 ) -> Result<(Report, Vec<MetricsLine>), Failure> {
     train_in(Directory::claim_new(folder, run)?, run, options)
 }
@@ -52,7 +52,7 @@ fn train(
 fn train_in(
     directory: Directory,
     run: &RunSpec,
-    options: &Options,
+    options: &ClusterOptions,
 ) -> Result<(Report, Vec<MetricsLine>), Failure> {
     let mut waiting = Waiting::new(run, options.workers);
     let mut lines = Vec::new();

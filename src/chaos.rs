@@ -18,16 +18,16 @@ use everstep_chaos::simulate::{Simulated, Simulation};
 use everstep_chaos::world;
 use serde_json::{Value, json};
 
-use crate::cli::{Chaos, SimulateFlags};
+use crate::cli::{ChaosTask, SimulateFlags};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
 /// How often the program reports progress.
-const PACE: Duration = Duration::from_secs(2);
+const SIMULATION_REPORT_INTERVAL: Duration = Duration::from_secs(2);
 
-pub(crate) fn run(chaos: &Chaos) -> Result<(), Failure> {
+pub(crate) fn run(chaos: &ChaosTask) -> Result<(), Failure> {
     match chaos {
-        Chaos::Simulate(flags) => simulate(flags),
+        ChaosTask::Simulate(flags) => simulate(flags),
     }
 }
 
@@ -140,7 +140,7 @@ impl Tally {
                 trace.write(seed, &simulated)?;
             }
             tally.add(seed, simulated);
-            if told.elapsed() >= PACE {
+            if told.elapsed() >= SIMULATION_REPORT_INTERVAL {
                 told = Instant::now();
                 let Self { seeds: done, steps, completed, .. } = tally;
                 output::say(format_args!(

@@ -42,7 +42,7 @@ pub use worker::{
 /// Trains models on machines that come and go, and never loses a step.
 ///
 /// `everstep train` needs no configuration: it starts a small cluster on this machine and trains a
-/// small GPT. Data goes to stdout, commentary to stderr.
+/// small GPT. Results go to stdout, and everything else to stderr.
 #[derive(Parser, Debug)]
 #[command(name = "everstep", version, after_help = AFTER_HELP)]
 pub struct Cli {
@@ -62,27 +62,27 @@ daemons, warn of the other verbs.";
 pub enum Verb {
     /// Train a model on a local cluster of real processes
     Train(TrainFlags),
-    /// Run a coordinator: it decides who takes part in a run
+    /// Run a coordinator: the coordinators decide which workers take part in a run
     ///
-    /// With --bootstrap it founds a cluster, with --join it becomes one of a cluster's
-    /// coordinators; with neither it goes on in its directory, however it ended. A cluster that has
-    /// three goes on when it loses one.
+    /// With --bootstrap it founds a cluster, and with --join it becomes a further coordinator of a
+    /// cluster. With neither it goes on in its directory, however it ended before. A cluster of
+    /// three coordinators goes on when it loses one.
     ///
-    /// `everstep train` starts its own, and submits its run. To those that are started by hand a
-    /// run is submitted with `everstep run submit`, or over the HTTP API whose address the first
-    /// line on stdout tells; with a header `Idempotency-Key` (16 to 128 characters, a UUID say) a
-    /// change may be asked for again, of any coordinator, and is carried out once. SIGTERM lets
-    /// another one lead first: it ends with exit code 143.
+    /// `everstep train` starts coordinators of its own, and submits its run. Coordinators that are
+    /// started by hand get a run by `everstep run submit`, or over the HTTP API: the first line on
+    /// stdout has its address, and docs/http.md its paths. After SIGTERM a coordinator lets another
+    /// one lead, and ends with exit code 143.
     Coordinator(CoordinatorVerb),
-    /// Run a worker: it computes for a run, one that waits for workers or one under way
+    /// Run a worker: it computes for the cluster's runs, also for a run under way
     ///
-    /// `everstep train`, and a coordinator that is started by hand, write the token to
-    /// DIR/join.token. SIGTERM lets a worker leave in good order: it ends with exit code 143 once
-    /// the others need nothing more of it.
+    /// A worker needs a token to join. `everstep worker add` prints the whole command, with a new
+    /// token. `everstep train` and `everstep coordinator` also keep a token in DIR/join.token.
+    /// After SIGTERM a worker leaves in good order: it ends with exit code 143 once the others need
+    /// nothing more of it.
     Worker(WorkerVerb),
     /// List what this machine can compute on
     Devices(DevicesFlags),
-    /// Give a cluster a run to train, and see how its runs do
+    /// Submit a run to a cluster, and see how its runs do
     #[command(subcommand)]
     Run(RunTask),
     /// Make and revoke the tokens with which nodes join a cluster
@@ -93,17 +93,17 @@ pub enum Verb {
     Operator(OperatorTask),
     /// Continue a text with a model that was trained
     Generate(GenerateFlags),
-    /// Measure this machine
+    /// Measure training on this machine
     #[command(subcommand)]
     Bench(Bench),
-    /// Let things go wrong, and prove that every promise holds
+    /// Simulate clusters under faults, and check that every promise holds
     #[command(subcommand)]
-    Chaos(Chaos),
+    Chaos(ChaosTask),
     /// Train with a live view and faults on demand, and compare with a run without faults
     ///
-    /// Keys: arrows or numbers choose a worker; k kills it, p stops it and lets it go on, d drains
-    /// it, a adds one, q quits. Where stdout is no terminal, a plain line a second takes the view's
-    /// place.
+    /// Keys: arrows or numbers choose a worker, k kills it, p stops it and lets it go on, d drains
+    /// it, a adds a worker, q quits. Where stdout is no terminal, the demo prints a line each
+    /// second in place of the view.
     Demo(DemoFlags),
     /// Become a program that ends when the parent process does.
     #[command(hide = true)]
@@ -113,13 +113,14 @@ pub enum Verb {
 /// The flags of `everstep train`.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct TrainFlags {
-    /// The configuration, a TOML file; without it, a small GPT is trained on the default text
+    /// The configuration, a TOML file. Without it, a small GPT is trained on the sources of the
+    /// Rust packages that Everstep was built from
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,
     /// The flags that win over the configuration.
     #[command(flatten)]
     pub overrides: Overrides,
-    /// How many coordinators to start: 1, or 3 or 5, which go on when one or two of them die
+    /// How many coordinators to start: of 3 one may die, of 5 two
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub coordinators: u32,
     /// Where the run's files go [default: a new directory under `runs`]
@@ -128,19 +129,19 @@ pub struct TrainFlags {
     /// Write a report of the run to this file, as JSON
     #[arg(long, value_name = "FILE", env = "EVERSTEP_REPORT")]
     pub report: Option<PathBuf>,
-    /// How long to wait for workers that the run needs, before it begins or when too few are left;
-    /// then the exit code is 3
+    /// How long to wait for workers that the run needs, before it begins or when too few are left.
+    /// After that time the exit code is 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,
-    /// Where the workers compute: cpu; cuda, a GPU each, or cuda:N, the GPU of that number; auto, a
-    /// GPU if there is one
+    /// Where the workers compute: cpu, cuda (a GPU for each), cuda:N (the GPU of that number), or
+    /// auto (a GPU if there is one)
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
     /// Start a new worker for every one that dies once the run has begun
     #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
     pub respawn: bool,
-    /// Write when each stage of each step began and how long it took, worker by worker, to
+    /// Write the begin and the duration of each stage of each step, worker by worker, to
     /// DIR/traces, for Perfetto (ui.perfetto.dev) or chrome://tracing
     #[arg(long, env = "EVERSTEP_TRACES", value_parser = BoolishValueParser::new())]
     pub traces: bool,
@@ -152,7 +153,7 @@ pub struct TrainFlags {
 /// The flags that win over the configuration file.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
-    /// How many worker processes to start [default: 2]
+    /// How many worker processes to start [default: 2, and 4 for `everstep demo`]
     #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS")]
     pub workers: Option<u32>,
     /// How many workers the run starts and ends with, in place of the file's value. It has no flag.
@@ -161,10 +162,10 @@ pub struct Overrides {
     /// How many optimizer steps to train [default: 400]
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS")]
     pub steps: Option<u64>,
-    /// A file or a directory to train on; its bytes are the text
+    /// A file or a directory to train on. Its bytes are the text
     #[arg(long, value_name = "PATH", env = "EVERSTEP_DATA")]
     pub data: Option<String>,
-    /// Everything random follows from it [default: 1]
+    /// The seed of everything random [default: 1]
     #[arg(long, value_name = "N", env = "EVERSTEP_SEED")]
     pub seed: Option<u64>,
     /// How many workers hold each part of the optimizer's state [default: 2]
@@ -184,7 +185,7 @@ pub struct GenerateFlags {
     /// How many bytes to add
     #[arg(long, value_name = "N", env = "EVERSTEP_BYTES", default_value_t = 256)]
     pub bytes: usize,
-    /// 0 always takes the likeliest byte; above 1 the text gets wilder
+    /// How bold the text is: 0 always takes the likeliest byte, and above 1 the text gets wild
     #[arg(
         long,
         value_name = "F",
@@ -193,7 +194,7 @@ pub struct GenerateFlags {
         allow_negative_numbers = true
     )]
     pub temperature: f64,
-    /// The same seed gives the same text
+    /// The seed of the choice of bytes: the same seed gives the same text
     #[arg(long, value_name = "N", env = "EVERSTEP_SEED", default_value_t = 1)]
     pub seed: u64,
 }
@@ -220,13 +221,14 @@ pub struct LeashFlags {
 
 /// What `everstep chaos` does.
 #[derive(Subcommand, Clone, Debug)]
-pub enum Chaos {
-    /// Run small clusters on virtual time, with other faults for every seed
+pub enum ChaosTask {
+    /// Run small clusters on virtual time, with different faults for every seed
     ///
-    /// Processes crash, stand still and come back; connections are lost, slow, clogged or cut;
-    /// things arrive late or twice; clocks drift. A run that fails is started again, and when
-    /// nothing goes wrong any more it must become complete with the same hash as without faults.
-    /// The same seed gives the same history.
+    /// Processes crash, stand still and come back. Connections are lost, slow or cut. Messages
+    /// arrive late or twice, and clocks drift. A run that fails is started again. When the faults
+    /// stop, the run must become complete, with the same hash as without faults. The same seed
+    /// gives the same history. The first seed that breaks a promise stops the simulation, and its
+    /// report has the command that repeats it.
     Simulate(SimulateFlags),
 }
 
@@ -237,26 +239,25 @@ pub struct SimulateFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_SEEDS", default_value_t = 100,
         value_parser = clap::value_parser!(u64).range(1..))]
     pub seeds: u64,
-    /// The first of them
+    /// The first seed
     #[arg(long, value_name = "SEED", env = "EVERSTEP_FROM", default_value_t = 0)]
     pub from: u64,
     /// How many workers a cluster has
     #[arg(long, value_name = "W", env = "EVERSTEP_WORKERS", default_value_t = 4,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
-    /// How many coordinators a cluster has, not counting those that join; by default 1, 3 or 5, by
-    /// the seed
+    /// How many coordinators a cluster has at the start [default: 1, 3 or 5, by the seed]
     #[arg(long, value_name = "N", env = "EVERSTEP_COORDINATORS",
         value_parser = clap::value_parser!(u32).range(1..=5))]
     pub coordinators: Option<u32>,
-    /// For how many virtual minutes things go wrong
+    /// For how many virtual minutes faults happen
     #[arg(long, value_name = "M", env = "EVERSTEP_MINUTES", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1440))]
     pub minutes: u32,
     /// Print the summary as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
-    /// Write every event to this file, a line each, on one core
+    /// Write a line for every event to this file. The simulation then uses one core
     #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]
     pub trace: Option<PathBuf>,
 }

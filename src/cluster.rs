@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 pub use everstep_coordinator::history::{GenerationReport, Lapse, Protection};
-use everstep_kernels::device::DeviceChoice;
+use everstep_kernels::device::{DeviceChoice, Devices};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, Waiting, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use serde_json::json;
@@ -38,7 +38,7 @@ pub use error::ClusterError;
 pub(crate) use naming::Naming;
 pub use progress::Progress;
 pub(crate) use report::generations;
-pub use report::{LapseReport, Losses, Report, RollbackReport, WorkerReport};
+pub use report::{LapseReport, LossReport, Report, RollbackReport, WorkerReport};
 
 use conclusion::Ending;
 use coordinators::Coordinators;
@@ -50,7 +50,7 @@ use workers::Workers;
 
 /// The settings of a cluster.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct ClusterOptions {
     /// How many workers to start.
     pub workers: u32,
     /// How many coordinators to start, at least one. Of three, two go on without the third.
@@ -67,6 +67,9 @@ pub struct Options {
     pub by_hand: bool,
     /// The device on which the workers compute.
     pub device: DeviceChoice,
+    /// The devices of the program, to give each worker one of its own. Those that every program has
+    /// by default.
+    pub devices: Devices,
     /// Overlap communication with compute. A benchmark turns it off to measure what it saves.
     pub overlap: bool,
     /// Have every worker write a trace of its stages.
@@ -75,7 +78,7 @@ pub struct Options {
     pub program: Option<PathBuf>,
 }
 
-impl Options {
+impl ClusterOptions {
     /// `workers` workers, one coordinator, ten minutes for others to join, and no successors.
     pub fn new(workers: u32) -> Self {
         Self {
@@ -85,6 +88,7 @@ impl Options {
             respawn: false,
             by_hand: false,
             device: DeviceChoice::default(),
+            devices: Devices::default(),
             overlap: true,
             trace: false,
             program: None,
@@ -111,13 +115,13 @@ pub struct Cluster {
 }
 
 /// How often the launcher asks the coordinators for news.
-const POLL: Duration = Duration::from_millis(50);
+const CLUSTER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How long dismissed workers may take to end.
-const DISMISSAL: Duration = Duration::from_secs(5);
+const DISMISSED_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the launcher repeats to the leader which processes have ended.
-const REMIND: Duration = Duration::from_secs(1);
+const EXIT_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the coordinators may take to give the reason of a worker's end.
-const LAST_WORD: Duration = Duration::from_millis(300);
+const END_REASON_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Trains `run` on a local cluster with its files in `directory`. Calls `watch` whenever there are
 /// news. Blocks until the run is complete.
@@ -127,7 +131,7 @@ const LAST_WORD: Duration = Duration::from_millis(300);
 pub fn train(
     run: &RunSpec,
     directory: Directory,
-    options: &Options,
+    options: &ClusterOptions,
     mut watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
     block_on(async {
@@ -158,7 +162,10 @@ pub(crate) fn block_on<T, E: From<ClusterError>>(
 
 impl Cluster {
     /// Starts coordinators and workers. Returns when all of them listen.
-    pub async fn start(directory: Directory, options: &Options) -> Result<Self, ClusterError> {
+    pub async fn start(
+        directory: Directory,
+        options: &ClusterOptions,
+    ) -> Result<Self, ClusterError> {
         let began = Instant::now();
         let program = options.program.clone().map_or_else(executable, Ok)?;
         let daemons = Daemons { program, by_hand: options.by_hand };
@@ -262,7 +269,7 @@ impl Cluster {
     /// Waits for news and writes them down. Returns `true` once the run is complete.
     ///
     /// Once the run has begun it survives its processes. A worker that ends is reported, and gets a
-    /// successor if [`Options::respawn`] asks for one. A coordinator that ends starts again.
+    /// successor if [`ClusterOptions::respawn`] asks for one. A coordinator that ends starts again.
     ///
     /// # Errors
     /// When the run cannot go on, or has waited for workers too long.
@@ -277,7 +284,7 @@ impl Cluster {
     }
 
     async fn go_on(&mut self) -> Result<bool, ClusterError> {
-        tokio::time::sleep(POLL).await;
+        tokio::time::sleep(CLUSTER_POLL_INTERVAL).await;
         let mut failures = self.attend();
         match self.poll().await? {
             Outcome::Complete(results) => {
@@ -286,7 +293,7 @@ impl Cluster {
             }
             Outcome::Failed { name, reason } => {
                 // The process at fault may be about to end, and its own words say more.
-                tokio::time::sleep(POLL).await;
+                tokio::time::sleep(CLUSTER_POLL_INTERVAL).await;
                 failures.extend(self.attend());
                 return Err(self.blame(failures, name.as_ref(), reason));
             }
@@ -305,7 +312,7 @@ impl Cluster {
 
     /// Ends the cluster of a complete run. Its workers have been dismissed.
     pub async fn finish(mut self) {
-        let deadline = Instant::now() + DISMISSAL;
+        let deadline = Instant::now() + DISMISSED_EXIT_TIMEOUT;
         while !self.workers.are_gone() && Instant::now() < deadline {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -385,7 +392,7 @@ impl Cluster {
     /// for their return.
     fn remind(&mut self) {
         self.progress.coordinator_restarts = self.coordinators.restarts();
-        let is_due = self.reminded_at.is_none_or(|at| at.elapsed() >= REMIND);
+        let is_due = self.reminded_at.is_none_or(|at| at.elapsed() >= EXIT_REPORT_INTERVAL);
         if !self.coordinators.has_changed() && !is_due {
             return;
         }
@@ -463,11 +470,11 @@ impl Cluster {
 
     /// Adds what the coordinator knows of a process that ended.
     async fn explain(&mut self, error: ClusterError) -> ClusterError {
-        let told = tokio::time::timeout(LAST_WORD, async {
+        let told = tokio::time::timeout(END_REASON_TIMEOUT, async {
             loop {
                 match self.poll().await {
                     Ok(Outcome::Failed { reason, .. }) => return Some(self.reword(reason)),
-                    Ok(_) => tokio::time::sleep(POLL).await,
+                    Ok(_) => tokio::time::sleep(CLUSTER_POLL_INTERVAL).await,
                     Err(_) => return None,
                 }
             }

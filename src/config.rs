@@ -17,17 +17,17 @@ mod value;
 use std::path::Path;
 
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, ScheduleKind, SpecError,
+    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, ScheduleKind, SpecError,
 };
 use everstep_transport::protocol::{Encoding, RunSpec};
 use everstep_worker::registry::Registry;
 
 use crate::cli::Overrides;
 pub use daemon::complete;
-use error::Places;
-pub use error::{ConfigError, Place};
+use error::ValueSources;
+pub use error::{ConfigError, ValueSource};
 use keys::Keys;
-use value::{Clip, Patience, Span};
+use value::{Clip, OptionalDuration, Span, Vocabulary};
 
 /// A valid run, and the launcher's other settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -38,14 +38,14 @@ pub struct Resolved {
     pub workers: u32,
     /// Notes for the user on stderr, one line each.
     pub notes: Vec<String>,
-    places: Places,
+    places: ValueSources,
 }
 
 /// Reads the file that `--config` names, if any, and resolves it with the flags.
 ///
 /// In addition to [`resolve`], this makes a relative data path absolute, since workers may run in
-/// other directories. A text must exist. The path of a program's own data set may be no file. Then
-/// it stays as it is.
+/// other directories. Text and tokens must exist. The path of a program's own data set may be no
+/// file. Then it stays as it is.
 pub fn read(
     path: Option<&Path>,
     flags: &Overrides,
@@ -53,7 +53,7 @@ pub fn read(
 ) -> Result<Resolved, ConfigError> {
     let text = match path {
         Some(path) => std::fs::read_to_string(path).map_err(|source| ConfigError {
-            place: Place::File(path.to_path_buf()),
+            place: ValueSource::File(path.to_path_buf()),
             problem: format!("the configuration file cannot be read: {source}"),
             advice: "name a TOML file that exists with --config, or leave --config out".into(),
         })?,
@@ -65,15 +65,15 @@ pub fn read(
         return Ok(resolved);
     }
     let found = locate(&data.path);
-    if data.kind == "text" || found.is_ok() {
+    if data.has_files() || found.is_ok() {
         resolved.run.data.path =
             found.map_err(|problem| resolved.refusal("data.path", &problem))?;
     }
     Ok(resolved)
 }
 
-/// Resolves the text of a configuration file, if there is one, and the flags into a valid run.
-/// A pure function.
+/// Resolves the text of a configuration file, if there is one, and the flags into a run that is
+/// valid by the rules of `registry`. A pure function.
 pub fn resolve(
     file: Option<(&Path, &str)>,
     flags: &Overrides,
@@ -98,7 +98,9 @@ pub fn resolve(
         all_gather: keys.read("wire.all_gather")?.unwrap_or(Encoding::F32),
         rounding: keys.read("wire.rounding")?.unwrap_or_default(),
         copies: keys.read_or_flag("redundancy.copies", "--copies", flags.copies)?.unwrap_or(2),
-        give_up_after_ms: keys.read::<Patience>("redundancy.give_up_after")?.and_then(|it| it.0),
+        give_up_after_ms: keys
+            .read::<OptionalDuration>("redundancy.give_up_after")?
+            .and_then(|it| it.0),
         hang_after_ms: keys.read::<Span>("redundancy.hang_after")?.unwrap_or_default().0,
         data: data(&mut keys, flags)?,
     };
@@ -107,7 +109,7 @@ pub fn resolve(
     let mut resolved = Resolved { notes: Vec::new(), workers, run, places: keys.into_places() };
     resolved.name_data_set(registry)?;
     resolved.check_workers(flags)?;
-    resolved.run.validate().map_err(|error| resolved.refuse(&error))?;
+    registry.validate(&resolved.run).map_err(|error| resolved.refuse(&error))?;
     resolved.notes = notes(&resolved, checkpoints);
     Ok(resolved)
 }
@@ -129,8 +131,10 @@ fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
         heads: keys.read("model.heads")?.unwrap_or(4),
         width: keys.read("model.width")?.unwrap_or(128),
         context: keys.read("model.context")?.unwrap_or(128),
+        vocabulary: keys.read::<Vocabulary>("model.vocabulary")?.unwrap_or_default().0,
         precision: keys.read("model.precision")?.unwrap_or_default(),
         recompute: keys.read("model.recompute")?.unwrap_or_default(),
+        options: keys.read_options("model.options")?,
     })
 }
 
@@ -145,6 +149,7 @@ fn data(keys: &mut Keys<'_>, flags: &Overrides) -> Result<DataSpec, ConfigError>
         kind: keys.read("data.kind")?.unwrap_or_default(),
         path: path.unwrap_or_default(),
         validation: keys.read("data.validation")?.unwrap_or(0.05),
+        dtype: keys.read("data.dtype")?,
     })
 }
 
@@ -159,13 +164,17 @@ fn batch(keys: &mut Keys<'_>) -> Result<BatchSpec, ConfigError> {
 fn optimizer(keys: &mut Keys<'_>) -> Result<OptimizerSpec, ConfigError> {
     let Clip(clip_norm) = keys.read("optimizer.clip_norm")?.unwrap_or(Clip(Some(1.0)));
     Ok(OptimizerSpec {
-        kind: keys.read("optimizer.kind")?.unwrap_or(OptimizerKind::Adamw),
+        kind: keys.read("optimizer.kind")?.unwrap_or_else(|| "adamw".into()),
         learning_rate: keys.read("optimizer.learning_rate")?.unwrap_or(1e-3),
         warmup_steps: keys.read("optimizer.warmup_steps")?.unwrap_or(20),
         schedule: keys.read("optimizer.schedule")?.unwrap_or(ScheduleKind::Cosine),
         floor: keys.read("optimizer.floor")?.unwrap_or(OptimizerSpec::FLOOR),
         weight_decay: keys.read("optimizer.weight_decay")?.unwrap_or(0.1),
         clip_norm,
+        betas: keys.read("optimizer.betas")?,
+        epsilon: keys.read("optimizer.epsilon")?,
+        momentum: keys.read("optimizer.momentum")?,
+        options: keys.read_options("optimizer.options")?,
     })
 }
 
@@ -202,12 +211,12 @@ fn notes(resolved: &Resolved, checkpoints: bool) -> Vec<String> {
 impl Resolved {
     /// An error about a key's value, found by a user of that value. It shows where the value was
     /// set.
-    pub fn refusal(&self, key: &'static str, problem: &str) -> ConfigError {
+    pub fn refusal(&self, key: &str, problem: &str) -> ConfigError {
         self.places.refusal(key, problem)
     }
 
     fn refuse(&self, error: &SpecError) -> ConfigError {
-        self.refusal(error.key, &error.problem)
+        self.refusal(&error.key, &error.problem)
     }
 
     /// Workers that start here are some of those that the run starts with. A higher number here is
@@ -215,7 +224,7 @@ impl Resolved {
     fn check_workers(&self, flags: &Overrides) -> Result<(), ConfigError> {
         let (here, start) = (self.workers, self.run.start_workers);
         let key = self.places.of("run.start_workers");
-        let place = flags.workers.map_or(key.clone(), |_| Place::Flag("--workers"));
+        let place = flags.workers.map_or(key.clone(), |_| ValueSource::Flag("--workers"));
         let (problem, advice) = if flags.workers == Some(0) {
             (
                 "--workers is 0; it must be 1 or more".into(),

@@ -5,9 +5,9 @@
 //! on with the run, however it ended before.
 
 mod add;
+pub(crate) mod directory_wait;
 mod recover;
 mod remove;
-pub(crate) mod room;
 mod status;
 mod transfer;
 
@@ -15,7 +15,9 @@ use std::cell::Cell;
 use std::net::SocketAddr;
 use std::time::Instant;
 
-use everstep_coordinator::daemon::{self, Addresses, CoordinatorError, Ended, Options, Start};
+use everstep_coordinator::daemon::{
+    self, Addresses, CoordinatorError, CoordinatorOptions, Ended, Start,
+};
 use everstep_coordinator::http::{self, HttpError};
 use everstep_coordinator::log::{LogError, StoreError};
 
@@ -44,7 +46,7 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     let files = dir.display().to_string();
     let place = format!("{files} on {listen}");
     let served = Cell::new(None);
-    match serve(Options { dir, listen, start, http: http.options() }, &served) {
+    match serve(CoordinatorOptions { dir, listen, start, http: http.options() }, &served) {
         Ok(Ended::Stopped) => {
             Err(stopped(Exit::Terminated, "SIGTERM", served.get().is_some()).at(place))
         }
@@ -63,7 +65,11 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
             let next = disk_advice(&error).filter(|_| is_of_a_file(&error)).unwrap_or(next);
             let next = shortage_advice(&error).unwrap_or(next);
             let has_begun = served.get().is_some();
-            let next = if has_begun && room::is_gone(&error) { room::GONE } else { next };
+            let next = if has_begun && directory_wait::is_gone(&error) {
+                directory_wait::GONE
+            } else {
+                next
+            };
             let failure = Failure::new(exit, "the coordinator does not run");
             Err(failure.at(place).because(error).next(next))
         }
@@ -72,7 +78,10 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
 
 /// Runs the coordinator to its end. A directory that cannot be used is no end for as long as the
 /// process waits for it. Once the coordinator listens, `served` has its addresses.
-fn serve(first: Options, served: &Cell<Option<Addresses>>) -> Result<Ended, CoordinatorError> {
+fn serve(
+    first: CoordinatorOptions,
+    served: &Cell<Option<Addresses>>,
+) -> Result<Ended, CoordinatorError> {
     let (mut options, mut deadline) = (first.clone(), None);
     let log = Cell::new(None);
     loop {
@@ -83,22 +92,24 @@ fn serve(first: Options, served: &Cell<Option<Addresses>>) -> Result<Ended, Coor
             tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
             // The parent heard the addresses the first time. They have not changed.
             if served.replace(Some(addresses)).is_none() {
-                log.set(room::log_inode(&first.dir));
+                log.set(directory_wait::log_inode(&first.dir));
                 announce(&serde_json::json!({ "address": links, "api": api }));
             }
         });
         let (Err(error), Some(addresses)) = (&ended, served.get()) else { return ended };
-        if began.elapsed() >= room::LONGEST {
+        if began.elapsed() >= directory_wait::DIRECTORY_WAIT_TIMEOUT {
             deadline = None; // Its directory was well for long.
         }
-        let by = *deadline.get_or_insert_with(|| Instant::now() + room::LONGEST);
-        if !room::await_room((&first.dir, log.get()), error, by) {
+        let by = *deadline
+            .get_or_insert_with(|| Instant::now() + directory_wait::DIRECTORY_WAIT_TIMEOUT);
+        if !directory_wait::await_directory((&first.dir, log.get()), error, by) {
             return ended;
         }
         let http = first.http.clone();
-        let http = http.map(|http| http::Options { listen: addresses.api.or(http.listen), ..http });
+        let http =
+            http.map(|http| http::HttpOptions { listen: addresses.api.or(http.listen), ..http });
         let (dir, listen) = (first.dir.clone(), addresses.links);
-        options = Options { dir, listen, start: Start::Again, http };
+        options = CoordinatorOptions { dir, listen, start: Start::Again, http };
     }
 }
 
@@ -148,8 +159,8 @@ fn is_of_a_file(error: &CoordinatorError) -> bool {
         error,
         CoordinatorError::File { .. }
             | CoordinatorError::Log(_)
-            | CoordinatorError::Journal(_)
-            | CoordinatorError::Book(_)
+            | CoordinatorError::History(_)
+            | CoordinatorError::Membership(_)
             | CoordinatorError::Authority { .. }
             | CoordinatorError::Identity(_)
     )
@@ -188,9 +199,9 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         CoordinatorError::Log(_)
         | CoordinatorError::Authority { .. }
         | CoordinatorError::Changed(_)
-        | CoordinatorError::Journal(_)
-        | CoordinatorError::Book(_)
-        | CoordinatorError::Seat(_) => (Exit::Failed, HISTORY),
+        | CoordinatorError::History(_)
+        | CoordinatorError::Membership(_)
+        | CoordinatorError::Node(_) => (Exit::Failed, HISTORY),
         CoordinatorError::Http(HttpError::Bind { .. }) => {
             (Exit::Failed, "pass another --http; port 0 is always free, and `none` is no API")
         }

@@ -4,11 +4,11 @@
 //! It trains on a local cluster, where chance or the user kills, stops, adds and drains workers.
 //! Then it trains the same run undisturbed. Both must end with the same bits.
 
-mod chaos;
 mod keys;
 mod model;
 mod screen;
 mod show;
+mod strikes;
 mod view;
 
 use std::path::Path;
@@ -18,14 +18,14 @@ use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 
 use crate::cli::{DemoFlags, Overrides, TrainFlags};
-use crate::cluster::{self, Cluster, ClusterError, Directory, Options, Report};
+use crate::cluster::{self, Cluster, ClusterError, ClusterOptions, Directory, Report};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::{logging, output, progress, scratch, train};
 
-pub(crate) use chaos::Chaos;
-use show::{End, Show};
+use show::{DemoEnd, Show};
+pub(crate) use strikes::Strikes;
 
 /// The number of worker processes if no flag states it.
 const WORKERS: u32 = 4;
@@ -60,8 +60,8 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
     let steps = resolved.run.steps;
     let end = perform(flags, &resolved, directory);
     let mut report = match end.map_err(|failure| train::interrupted(failure, &home, steps))? {
-        End::Complete(report) => report,
-        End::Quit(report) => return Err(quit(&resolved.run, &report, &home)),
+        DemoEnd::Complete(report) => report,
+        DemoEnd::Quit(report) => return Err(quit(&resolved.run, &report, &home)),
     };
     report.loss.bigram = text.bigram(&resolved.run)?;
     cluster::add_bigram(&home, report.loss.bigram);
@@ -81,7 +81,7 @@ pub(crate) fn steps_within(
     run.data = text.listed_in(folder.path(), &run.data)?;
     let mut seconds = Vec::new();
     let directory = Directory::claim_new(folder.path(), &run)?;
-    cluster::train(&run, directory, &Options::new(resolved.workers), |progress| {
+    cluster::train(&run, directory, &ClusterOptions::new(resolved.workers), |progress| {
         seconds = progress.lines.iter().map(|line| line.seconds).collect();
     })?;
     let mut seconds = seconds.split_off(WARM_UP);
@@ -96,12 +96,16 @@ pub(crate) fn steps_within(
     Ok(steps)
 }
 
-fn perform(flags: &DemoFlags, resolved: &Resolved, directory: Directory) -> Result<End, Failure> {
+fn perform(
+    flags: &DemoFlags,
+    resolved: &Resolved,
+    directory: Directory,
+) -> Result<DemoEnd, Failure> {
     let Resolved { run, workers, .. } = resolved;
     let wait = Duration::from_secs(flags.wait.into());
     let respawn = flags.respawn || flags.chaos.is_some();
-    let options = Options { wait, respawn, ..Options::new(*workers) };
-    let chaos = flags.chaos.map(|chances| Chaos::new(chances, run.seed));
+    let options = ClusterOptions { wait, respawn, ..ClusterOptions::new(*workers) };
+    let chaos = flags.chaos.map(|chances| Strikes::new(chances, run.seed));
     cluster::block_on(async {
         let cluster = Cluster::start(directory, &options).await?;
         Show::begin(run, cluster, *workers, chaos).await?.perform().await
@@ -123,7 +127,7 @@ fn undisturbed(resolved: &Resolved, home: &Path) -> Result<Report, Failure> {
     output::say("now the same run undisturbed, to compare");
     let directory = Directory::claim(&home.join("undisturbed"), run)?;
     let mut display = progress::Display::new(run, *workers, directory.path());
-    let options = Options::new(*workers);
+    let options = ClusterOptions::new(*workers);
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
     Ok(report?)

@@ -1,9 +1,7 @@
 //! `everstep train --dry-run`: the needs of a run, without the run itself, and without its GPU.
 
-use everstep_kernels::backend::cuda::Precision;
-use everstep_kernels::backend::cuda::memory::{WORKSPACE_BYTES, arena};
-use everstep_kernels::device::{self, DeviceChoice};
-use everstep_kernels::models::ModelPlan;
+use everstep_kernels::device::{DeviceChoice, DeviceProvider};
+use everstep_kernels::precision::Precision;
 use everstep_kernels::reduce;
 use everstep_worker::builtin;
 use everstep_worker::memory::Memory;
@@ -16,7 +14,7 @@ use crate::output;
 /// Prints parameters, shards and memory.
 pub(crate) fn run(
     resolved: &Resolved,
-    device: DeviceChoice,
+    device: &DeviceChoice,
     registry: &Registry,
 ) -> Result<(), Failure> {
     let run = &resolved.run;
@@ -30,8 +28,8 @@ pub(crate) fn run(
     }
     let parameters = model.layout.count();
     let tensors = model.layout.tensors().len();
-    let memory =
-        Memory::of_worker(run, &model, resolved.workers).map_err(|error| failed(&error))?;
+    let optimizer = registry.build_optimizer(run).map_err(|error| failed(&error))?;
+    let memory = Memory::of_worker(run, &model, &optimizer, resolved.workers);
     let mut lines = vec![
         format!("run             {}", output::plain(&run.name)),
         format!("model           {} ({tensors} tensors)", output::plain(&run.model.kind)),
@@ -52,8 +50,15 @@ pub(crate) fn run(
         format!("memory          of each of {} workers, without the data:", resolved.workers),
     ];
     let precision = builtin::precision(run);
-    let on_gpu = on_gpu(&model, device, precision);
-    let memory = if on_gpu.is_empty() { memory } else { memory.beside_gpu() };
+    let provider = provider(registry, device, precision);
+    let on_gpu = match (provider, model.sizes) {
+        (Some(provider), Some(sizes)) => provider.memory(sizes, precision),
+        _ => Vec::new(),
+    };
+    let memory = match provider {
+        Some(provider) if !on_gpu.is_empty() => memory.beside_device(provider.host_bytes()),
+        _ => memory,
+    };
     let parts = memory.parts().into_iter().filter(|(_, bytes)| *bytes > 0);
     lines.extend(parts.map(|(what, bytes)| megabytes(what, bytes)));
     lines.push(megabytes("together, about", memory.total()));
@@ -68,21 +73,19 @@ pub(crate) fn run(
     output::print(lines.join("\n"))
 }
 
-/// The memory that a worker takes of a GPU. Empty if it would not compute on one.
-fn on_gpu(
-    model: &ModelPlan,
-    device: DeviceChoice,
+/// The kind of device that would compute, whether or not this machine has one. None for the CPU.
+fn provider<'a>(
+    registry: &'a Registry,
+    device: &DeviceChoice,
     precision: Precision,
-) -> Vec<(&'static str, usize)> {
-    let wanted = match device {
-        DeviceChoice::Cuda(_) => true,
-        DeviceChoice::Auto(_) => !device::usable_gpus().is_empty(),
-        DeviceChoice::Cpu => false,
+) -> Option<&'a dyn DeviceProvider> {
+    let devices = registry.devices();
+    let chosen = match device {
+        DeviceChoice::Auto(_) if devices.usable(device).is_empty() => None,
+        _ => devices.provider(device).ok().flatten(),
     };
     // In 16 bits only a GPU can compute, on any machine.
-    let sizes = model.sizes.filter(|_| wanted || precision != Precision::F32);
-    let products = ("products", WORKSPACE_BYTES);
-    sizes.map_or(Vec::new(), |sizes| [&arena(sizes, precision)[..], &[products]].concat())
+    chosen.or_else(|| devices.providers().next().filter(|_| precision != Precision::F32))
 }
 
 fn megabytes(what: &str, bytes: u64) -> String {

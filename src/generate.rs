@@ -9,7 +9,7 @@ use everstep_kernels::compute::Compute;
 use everstep_kernels::layout::Tensor;
 use everstep_kernels::random::Philox;
 use everstep_transport::protocol::RunSpec;
-use everstep_transport::protocol::run::{BatchSpec, ModelSpec, Precision, SpecError};
+use everstep_transport::protocol::run::{BatchSpec, ModelSpec, OptionMap, Precision, SpecError};
 use everstep_worker::device::model_file::MODEL_KEY;
 use everstep_worker::registry::{Registry, RegistryError};
 use safetensors::tensor::TensorView;
@@ -23,7 +23,7 @@ use crate::output;
 
 /// The settings of a continued text.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Options {
+pub struct GenerateOptions {
     /// How many bytes to add.
     pub bytes: usize,
     /// The divisor of the logits. With 0 the likeliest byte is always taken.
@@ -63,7 +63,7 @@ pub enum ModelError {
 
 pub(crate) fn run(flags: &GenerateFlags, registry: &Registry) -> Result<(), Failure> {
     let refused = || Failure::new(Exit::Usage, "the text cannot be continued");
-    let Options { temperature, .. } = flags.options();
+    let GenerateOptions { temperature, .. } = flags.options();
     if !temperature.is_finite() || temperature < 0.0 {
         return Err(refused()
             .at("--temperature")
@@ -101,7 +101,7 @@ pub(crate) fn visible(bytes: &[u8]) -> String {
 pub fn continue_text(
     compute: &mut dyn Compute,
     prompt: &[u8],
-    options: &Options,
+    options: &GenerateOptions,
 ) -> Option<Vec<u8>> {
     let start = if prompt.is_empty() { b"\n" } else { prompt };
     let mut tokens: Vec<u32> = start.iter().copied().map(u32::from).collect();
@@ -147,10 +147,19 @@ struct ModelFields {
     heads: u32,
     width: u32,
     context: u32,
+    #[serde(default = "bytes")]
+    vocabulary: u32,
     #[serde(default)]
     precision: Precision,
     #[serde(default)]
     recompute: bool,
+    #[serde(default)]
+    options: OptionMap,
+}
+
+/// The vocabulary of files that state none.
+fn bytes() -> u32 {
+    ModelSpec::VOCABULARY
 }
 
 /// A run of that model, one row at a time. All other settings are defaults.
@@ -158,7 +167,7 @@ fn run_of(model: ModelSpec, registry: &Registry) -> Result<RunSpec, ModelError> 
     let defaults = config::resolve(None, &Overrides::default(), registry)?.run;
     let batch = BatchSpec { data_shards: 1, micro_batch: 1, accumulate: 1 };
     let run = RunSpec { model, batch, ..defaults };
-    run.validate()?;
+    registry.validate(&run)?;
     Ok(run)
 }
 
@@ -210,8 +219,8 @@ fn sample(logits: &[f32], temperature: f64, unit: f32) -> usize {
 }
 
 impl GenerateFlags {
-    fn options(&self) -> Options {
-        Options { bytes: self.bytes, temperature: self.temperature, seed: self.seed }
+    fn options(&self) -> GenerateOptions {
+        GenerateOptions { bytes: self.bytes, temperature: self.temperature, seed: self.seed }
     }
 }
 

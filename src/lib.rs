@@ -1,10 +1,10 @@
 //! The program: one command line for the daemons, for local clusters of them, and for the results
 //! that they leave.
 //!
-//! A user's program registers its models and data sets and passes them to [`program`]. The binary
-//! `everstep` does so with those that come with Everstep. Each verb has its file. [`cli`] defines
-//! their arguments, [`config`] the settings of a run, [`failure`] their errors. The `coordinator`
-//! and `worker` crates train a run: nothing here takes part in training.
+//! A user's program registers its models, data sets and optimizers and passes them to [`program`].
+//! The binary `everstep` does so with those that come with Everstep. Each verb has its file.
+//! [`cli`] defines their arguments, [`config`] the settings of a run, [`failure`] their errors. The
+//! `coordinator` and `worker` crates train a run: nothing here takes part in training.
 
 use std::io::Write;
 use std::process::ExitCode;
@@ -46,14 +46,19 @@ mod worker;
 #[doc(inline)]
 pub use everstep_kernels::{
     compute::{Batch, Compute, Evaluation, HostModel, OnHost},
-    device::DeviceChoice,
+    device::{ChosenDevice, DeviceChoice},
     layout::{Init, Layout},
+    optimizer::{UpdateBlock, UpdateInputs, UpdateRule},
     random::Philox,
 };
 #[doc(inline)]
 pub use everstep_transport::protocol::{RunSpec, outcome::EventKind};
 #[doc(inline)]
-pub use everstep_worker::{builtin, data::Dataset, registry::Registry};
+pub use everstep_worker::{
+    builtin,
+    data::{DataError, Dataset},
+    registry::Registry,
+};
 
 /// Runs the program on the process's command line with the models and data sets of `registry`.
 ///
@@ -97,7 +102,7 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
         Verb::Worker(WorkerVerb::Task(WorkerTask::Add(flags))) => worker::add(&flags),
         Verb::Worker(WorkerVerb::Task(WorkerTask::Ls(flags))) => worker::list(&flags),
         Verb::Worker(WorkerVerb::Task(WorkerTask::Revoke(flags))) => revoke::worker(&flags),
-        Verb::Devices(flags) => devices::run(&flags),
+        Verb::Devices(flags) => devices::run(&flags, &registry),
         Verb::Run(task) => run::run(&task, &registry),
         Verb::Token(task) => token::run(&task),
         Verb::Operator(task) => revoke::run(&task),

@@ -8,39 +8,37 @@
 //!
 //! It knows neither how coordinators start nor the purpose of the answers.
 
-mod call;
-mod circle;
+mod cluster_handle;
+mod coordinator_pool;
+mod dial;
 mod error;
-mod place;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_transport::identity::{Credentials, JoinToken, Terms};
+use everstep_transport::identity::{Credentials, JoinToken, TokenLimits};
 use everstep_transport::protocol::outcome::Update;
-use everstep_transport::protocol::question::{
-    CoordinatorStanding, RevokedView, RunView, TokenView,
-};
+use everstep_transport::protocol::question::{CoordinatorStatus, RevokedView, RunView, TokenView};
 use everstep_transport::protocol::{
-    CoordinatorId, CoordinatorView, Message, NodeName, Question, Reply, RequestId, RunId, RunSpec,
-    Step, Term, Wish,
+    CoordinatorId, CoordinatorView, Message, NodeName, OperatorCommand, Question, Reply, RequestId,
+    RunId, RunSpec, Step, Term,
 };
 use everstep_transport::quic::{Endpoint, Settings};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout_at};
 
-use call::Heard;
-use circle::Circle;
+pub(crate) use cluster_handle::ClusterHandle;
+use coordinator_pool::CoordinatorPool;
+use dial::LinkEvent;
 pub(crate) use error::OperatorError;
-pub(crate) use place::Place;
 
 /// The operator of a cluster. It hangs up when it is dropped.
 pub(crate) struct Operator {
     endpoint: Arc<Endpoint>,
-    circle: Circle,
-    heard: mpsc::Receiver<Heard>,
+    pool: CoordinatorPool,
+    events: mpsc::Receiver<LinkEvent>,
     /// A random number. With a counter it names a request.
     client: u64,
     number: u64,
@@ -50,21 +48,22 @@ pub(crate) struct Operator {
 
 /// The state of the coordinators.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Standing {
+pub(crate) struct CoordinatorsStatus {
     /// The leader's term.
     pub(crate) term: Term,
     /// All of them, by id.
-    pub(crate) coordinators: Vec<CoordinatorStanding>,
+    pub(crate) coordinators: Vec<CoordinatorStatus>,
 }
 
 /// How long a question may have no answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// After this time the operator asks the leader again, which may not have been ready to answer.
-const AGAIN: Duration = Duration::from_millis(500);
-/// The operator asks again after this fraction of [`AGAIN`], if an answer only names the leader.
-const SOON: u32 = 10;
+const LEADER_RETRY_INTERVAL: Duration = Duration::from_millis(500);
+/// The operator asks again after this fraction of [`LEADER_RETRY_INTERVAL`], if an answer only
+/// names the leader.
+const RETRY_FRACTION: u32 = 10;
 /// The most messages of coordinators in the queue.
-const UNHEARD: usize = 64;
+const MAX_QUEUED_EVENTS: usize = 64;
 
 /// Newer than any line and any event. A question with these numbers asks for workers alone.
 pub(crate) const NEWEST: u64 = u32::MAX as u64;
@@ -86,10 +85,10 @@ impl Operator {
         let endpoint = Arc::new(endpoint.map_err(|error| unusable(&error))?);
         let mut client = [0; 8];
         getrandom::fill(&mut client).map_err(|error| unusable(&error))?;
-        let (tell, heard) = mpsc::channel(UNHEARD);
-        let circle = Circle::around(endpoint.clone(), tell, coordinators);
+        let (sender, events) = mpsc::channel(MAX_QUEUED_EVENTS);
+        let pool = CoordinatorPool::new(endpoint.clone(), sender, coordinators);
         let (client, number, run) = (u64::from_le_bytes(client), 0, None);
-        Ok(Self { endpoint, circle, heard, client, number, run })
+        Ok(Self { endpoint, pool, events, client, number, run })
     }
 
     /// The next request's id.
@@ -105,9 +104,9 @@ impl Operator {
     pub(crate) async fn request(
         &mut self,
         id: RequestId,
-        wish: Wish,
+        command: OperatorCommand,
     ) -> Result<Option<RunId>, OperatorError> {
-        self.ask(Message::Request { id, wish }, |answer| answer_to(id, answer)).await?
+        self.ask(Message::Request { id, command }, |answer| answer_to(id, answer)).await?
     }
 
     /// Submits a run, and watches it from now on.
@@ -116,7 +115,7 @@ impl Operator {
         id: RequestId,
         run: RunSpec,
     ) -> Result<Option<RunId>, OperatorError> {
-        self.run = self.request(id, Wish::Submit(run)).await?;
+        self.run = self.request(id, OperatorCommand::Submit(run.into())).await?;
         Ok(self.run)
     }
 
@@ -134,15 +133,15 @@ impl Operator {
             let words = "the run is over, and another one has begun";
             return Err(OperatorError::Refused(words.into()));
         }
-        update.workers = self.circle.workers();
+        update.workers = self.pool.workers();
         Ok(update)
     }
 
     /// The state of the coordinators, as the leader knows it.
-    pub(crate) async fn standing(&mut self) -> Result<Standing, OperatorError> {
+    pub(crate) async fn status(&mut self) -> Result<CoordinatorsStatus, OperatorError> {
         self.ask(Message::Ask(Question::Coordinators), |said| match said {
             Message::Told(Reply::Coordinators { term, coordinators, .. }) => {
-                Some(Standing { term, coordinators })
+                Some(CoordinatorsStatus { term, coordinators })
             }
             _ => None,
         })
@@ -177,17 +176,23 @@ impl Operator {
     }
 
     /// Makes the cluster accept a new token, and returns it. Any holder of the token can join.
-    pub(crate) async fn create_token(&mut self, terms: Terms) -> Result<JoinToken, OperatorError> {
+    pub(crate) async fn create_token(
+        &mut self,
+        limits: TokenLimits,
+    ) -> Result<JoinToken, OperatorError> {
         let token = JoinToken::for_cluster_of(&self.endpoint.credentials());
         let token = token.map_err(|error| OperatorError::Unusable(error.to_string()))?;
-        self.wish(Wish::CreateToken(token.accepted(terms))).await?;
+        self.command(OperatorCommand::CreateToken(token.accepted(limits))).await?;
         Ok(token)
     }
 
     /// Makes a request under a new id.
-    pub(crate) async fn wish(&mut self, wish: Wish) -> Result<Option<RunId>, OperatorError> {
+    pub(crate) async fn command(
+        &mut self,
+        command: OperatorCommand,
+    ) -> Result<Option<RunId>, OperatorError> {
         let id = self.next_id();
-        self.request(id, wish).await
+        self.request(id, command).await
     }
 
     /// Transfers leadership to this coordinator. Returns when it leads.
@@ -199,27 +204,27 @@ impl Operator {
 
     /// Reports the end of a worker's process. No answer confirms it.
     pub(crate) fn exited(&self, name: NodeName, how: String) {
-        self.circle.tell_leader(Message::Exited { name, how });
+        self.pool.send_to_leader(Message::Exited { name, how });
     }
 
     /// The coordinators, as far as they have reported themselves.
     pub(crate) fn coordinators(&self) -> &[CoordinatorView] {
-        self.circle.members()
+        self.pool.members()
     }
 
     /// The leader's id, if it is known.
     pub(crate) fn leader(&self) -> Option<CoordinatorId> {
-        self.circle.leader_id()
+        self.pool.leader_id()
     }
 
     /// The newest term that any coordinator has reported.
     pub(crate) fn term(&self) -> Term {
-        self.circle.term()
+        self.pool.term()
     }
 
     /// Whether there is a link to the coordinator at this address.
     pub(crate) fn hears(&self, address: SocketAddr) -> bool {
-        self.circle.hears(address)
+        self.pool.hears(address)
     }
 
     /// Hangs up in good order.
@@ -229,7 +234,7 @@ impl Operator {
 
     /// As [`Operator::close`], for an operator that stays in place without further questions.
     pub(crate) async fn hang_up(&mut self) {
-        self.circle.hang_up();
+        self.pool.hang_up();
         self.endpoint.close("the operator has no more questions").await;
     }
 
@@ -240,19 +245,24 @@ impl Operator {
         mut wanted: impl FnMut(Message) -> Option<T>,
     ) -> Result<T, OperatorError> {
         let began = Instant::now();
-        let deadline = began + PATIENCE;
+        let deadline = began + ANSWER_TIMEOUT;
         let (mut asked, mut until) = (None, began);
         loop {
-            let (leader, now) = (self.circle.leader(), Instant::now());
+            let (leader, now) = (self.pool.leader(), Instant::now());
             if now >= deadline {
-                return Err(OperatorError::Unanswered(self.circle.standing()));
+                return Err(OperatorError::Unanswered(self.pool.status()));
             }
             if asked != leader || now >= until {
                 asked = leader;
-                until = now + if leader.is_some() { AGAIN } else { AGAIN / SOON };
+                until = now
+                    + if leader.is_some() {
+                        LEADER_RETRY_INTERVAL
+                    } else {
+                        LEADER_RETRY_INTERVAL / RETRY_FRACTION
+                    };
                 match leader {
-                    Some(_) => self.circle.tell_leader(question.clone()),
-                    None => self.circle.introduce(),
+                    Some(_) => self.pool.send_to_leader(question.clone()),
+                    None => self.pool.query_coordinators(),
                 }
             }
             match self.hear(until.min(deadline)).await {
@@ -263,7 +273,7 @@ impl Operator {
                 }
                 Some(_) => {}
                 // This may have been the answer: the coordinator did not lead, or not yet.
-                None => until = until.min(now + AGAIN / SOON),
+                None => until = until.min(now + LEADER_RETRY_INTERVAL / RETRY_FRACTION),
             }
         }
     }
@@ -271,8 +281,8 @@ impl Operator {
     /// The next message, and its sender. None when the operator knows more about the leader, or
     /// when `until` has passed.
     async fn hear(&mut self, until: Instant) -> Option<(SocketAddr, Message)> {
-        let heard = timeout_at(until, self.heard.recv()).await.ok()??;
-        self.circle.take(heard)
+        let event = timeout_at(until, self.events.recv()).await.ok()??;
+        self.pool.take(event)
     }
 }
 
@@ -289,7 +299,7 @@ fn listening(coordinators: &[SocketAddr]) -> IpAddr {
 fn answer_to(id: RequestId, said: Message) -> Option<Result<Option<RunId>, OperatorError>> {
     match said {
         Message::Answer { id: of, refusal, run } if of == id => {
-            Some(refusal.map_or(Ok(run), |reason| Err(OperatorError::Refused(reason))))
+            Some(refusal.map_or(Ok(run), |reason| Err(OperatorError::Refused(reason.to_string()))))
         }
         _ => None,
     }

@@ -30,7 +30,7 @@ pub(crate) struct Display {
 }
 
 /// The time between two plain lines, at least.
-const PACE: Duration = Duration::from_secs(2);
+const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(2);
 /// Steps over which the throughput is averaged.
 const RECENT: usize = 20;
 
@@ -46,7 +46,8 @@ impl Display {
             bar.set_message("starting");
             bar
         });
-        let (waiting, shown_at) = (Waiting::new(run, workers), Instant::now() - PACE);
+        let (waiting, shown_at) =
+            (Waiting::new(run, workers), Instant::now() - PROGRESS_LINE_INTERVAL);
         Self { bar, waiting, steps: run.steps, shown: 0, shown_at, events: 0, told_join: false }
     }
 
@@ -76,7 +77,7 @@ impl Display {
         if let Some(bar) = &self.bar {
             bar.set_position(last.step.0);
             bar.set_message(message);
-        } else if self.shown_at.elapsed() >= PACE || last.step.0 == self.steps {
+        } else if self.shown_at.elapsed() >= PROGRESS_LINE_INTERVAL || last.step.0 == self.steps {
             say(format_args!("step {}/{}  {message}", last.step, self.steps));
             self.shown_at = Instant::now();
         } else {
@@ -161,7 +162,7 @@ pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
         return lines.join("\n") + "\n";
     }
     lines.push(format!("  state hash  {}", report.state_hash));
-    lines.extend(model_lines(&run.model.kind, &dir.join("model.safetensors")));
+    lines.extend(model_lines(run, &dir.join("model.safetensors")));
     lines.join("\n") + "\n"
 }
 
@@ -205,7 +206,7 @@ fn faults(report: &Report) -> Option<String> {
 }
 
 /// The place of the model, and its next use.
-fn model_lines(kind: &str, model: &Path) -> Vec<String> {
+fn model_lines(run: &RunSpec, model: &Path) -> Vec<String> {
     if !model.is_file() {
         let words = "  model       not here: the worker of rank 0, which was started by hand, \
                      writes it to its own --dir, if it has one";
@@ -213,7 +214,7 @@ fn model_lines(kind: &str, model: &Path) -> Vec<String> {
     }
     let model = model.display();
     let mut lines = vec![format!("  model       {model}")];
-    if matches!(kind, "gpt" | "mlp") {
+    if matches!(&*run.model.kind, "gpt" | "mlp") && run.data.kind == "text" {
         lines.push(format!("  try         everstep generate --model {model} --prompt \"fn \""));
     }
     lines
@@ -298,10 +299,15 @@ mod tests {
     #[test]
     fn a_model_that_is_not_there_is_not_promised() {
         let file = tempfile::NamedTempFile::new().expect("a file");
-        let there = model_lines("gpt", file.path());
+        let run = exemplars::run();
+        let there = model_lines(&run, file.path());
         assert!(there[1].contains("everstep generate --model /"), "{there:?}");
-        assert_eq!(model_lines("rings", file.path()).len(), 1, "it continues no text");
-        let missing = model_lines("gpt", Path::new("/no/such/model"));
+        for (kind, data) in [("rings", "text"), ("gpt", "tokens")] {
+            let mut run = run.clone();
+            (run.model.kind, run.data.kind) = (kind.into(), data.into());
+            assert_eq!(model_lines(&run, file.path()).len(), 1, "it continues no text");
+        }
+        let missing = model_lines(&run, Path::new("/no/such/model"));
         assert!(missing.len() == 1 && missing[0].contains("not here"), "{missing:?}");
     }
 

@@ -5,12 +5,12 @@ use std::path::Path;
 use everstep_transport::identity::{Credentials, Identity, Role};
 use everstep_transport::protocol::outcome::WorkerView;
 use everstep_transport::protocol::question::RevokedView;
-use everstep_transport::protocol::{NodeName, Step, Wish};
+use everstep_transport::protocol::{NodeName, OperatorCommand, Step};
 use serde_json::json;
 
 use crate::cli::{AskFlags, OperatorTask, RevokeOperatorFlags, RevokeWorkerFlags};
 use crate::failure::{Exit, Failure};
-use crate::operator::{NEWEST, Place};
+use crate::operator::{ClusterHandle, NEWEST};
 use crate::worker::{meant, unknown};
 use crate::{logging, output};
 
@@ -25,17 +25,17 @@ pub(crate) fn run(task: &OperatorTask) -> Result<(), Failure> {
 
 pub(crate) fn worker(flags: &RevokeWorkerFlags) -> Result<(), Failure> {
     logging::start("warn")?;
-    let place = Place::find(&flags.ask.cluster)?;
+    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
     let word = flags.worker.as_str();
-    let revoked = place.ask(async |operator| {
+    let revoked = cluster.ask(async |operator| {
         let workers = operator.watch(Step(NEWEST), NEWEST).await?.workers;
-        let Some(name) = name_of(word, &place.dir, &workers) else { return Ok(Err(workers)) };
+        let Some(name) = name_of(word, &cluster.dir, &workers) else { return Ok(Err(workers)) };
         let identity = Identity { role: Role::Worker, name };
-        operator.wish(Wish::Revoke(identity.clone())).await?;
+        operator.command(OperatorCommand::Revoke(identity.clone())).await?;
         Ok(Ok(identity))
     })?;
     let revoked = revoked.map_err(|workers| {
-        unknown(word, &place.dir, &workers)
+        unknown(word, &cluster.dir, &workers)
             .because("a worker that is gone, and remembered no more, is known by its name alone")
     })?;
     tell(&revoked, flags.ask.json)
@@ -49,7 +49,7 @@ fn name_of(word: &str, dir: &Path, workers: &[WorkerView]) -> Option<NodeName> {
 }
 
 fn operator(flags: &RevokeOperatorFlags) -> Result<(), Failure> {
-    let place = Place::find(&flags.ask.cluster)?;
+    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
     let operator = match Credentials::load(Path::new(&flags.operator)) {
         Ok(held) => held.identity().clone(),
         Err(_) => {
@@ -61,9 +61,9 @@ fn operator(flags: &RevokeOperatorFlags) -> Result<(), Failure> {
             Identity { role: Role::Operator, name }
         }
     };
-    let (own, wish) = (place.identity()?, Wish::Revoke(operator.clone()));
-    if let Err(failure) = place.ask(async |asked| asked.wish(wish).await)
-        && !(own == operator && has_revoked(&place, &operator))
+    let (own, command) = (cluster.identity()?, OperatorCommand::Revoke(operator.clone()));
+    if let Err(failure) = cluster.ask(async |asked| asked.command(command).await)
+        && !(own == operator && has_revoked(&cluster, &operator))
     {
         return Err(failure);
     }
@@ -72,8 +72,8 @@ fn operator(flags: &RevokeOperatorFlags) -> Result<(), Failure> {
 
 /// Whether the operator is revoked. An operator that revokes itself may lose its links before it
 /// has the answer. The folder of a coordinator has other credentials by then.
-fn has_revoked(place: &Place, operator: &Identity) -> bool {
-    let revoked = place.ask(async |asked| asked.revoked().await).unwrap_or_default();
+fn has_revoked(cluster: &ClusterHandle, operator: &Identity) -> bool {
+    let revoked = cluster.ask(async |asked| asked.revoked().await).unwrap_or_default();
     revoked.iter().any(|view| (view.role, &view.name) == (operator.role, &operator.name))
 }
 
@@ -85,9 +85,9 @@ fn tell(Identity { role, name }: &Identity, as_json: bool) -> Result<(), Failure
 }
 
 fn list(flags: &AskFlags) -> Result<(), Failure> {
-    let place = Place::find(&flags.cluster)?;
-    let own = place.identity()?;
-    let revoked = place.ask(async |operator| operator.revoked().await)?;
+    let cluster = ClusterHandle::find(&flags.cluster)?;
+    let own = cluster.identity()?;
+    let revoked = cluster.ask(async |operator| operator.revoked().await)?;
     if flags.json {
         return output::print(json!({ "own": own.name, "revoked": revoked }));
     }

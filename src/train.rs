@@ -5,13 +5,13 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use everstep_kernels::device::{self, DeviceChoice, OpenError};
+use everstep_kernels::device::{DeviceChoice, OpenError};
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 
 use crate::cli::TrainFlags;
-use crate::cluster::{self, Directory, Options, Report};
+use crate::cluster::{self, ClusterOptions, Directory, Report};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::generate::{self, continue_text, read_model, visible};
@@ -30,18 +30,18 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
         .into_iter()
         .for_each(|note| output::say(format_args!("note: {note}")));
     if !flags.dry_run {
-        check_device(flags.device, &resolved)?;
+        check_device(&flags.device, &resolved, registry)?;
     }
     let text = RunText::find(&resolved)?;
     if flags.dry_run {
-        check_dry(flags, &resolved)?;
-        let look = |resolved: &Resolved| dry_run::run(resolved, flags.device, registry);
+        check_dry(flags, &resolved, registry)?;
+        let look = |resolved: &Resolved| dry_run::run(resolved, &flags.device, registry);
         return beforehand(&resolved, &text, look);
     }
     beforehand(&resolved, &text, |resolved| check(resolved, registry))?;
     let (directory, report_file) = prepare(flags, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
-    let report = train(flags, &resolved, directory, &text)?;
+    let report = train(flags, &resolved, (directory, &text), registry)?;
     if let Some(file) = report_file {
         file.write(&report)?;
     }
@@ -80,16 +80,21 @@ pub(crate) fn idle(workers: u32, data_shards: u32) -> Option<String> {
 
 /// Refuses a run for errors that do not depend on the machine. The user may ask about a GPU on a
 /// machine without one.
-fn check_dry(flags: &TrainFlags, resolved: &Resolved) -> Result<(), Failure> {
+fn check_dry(flags: &TrainFlags, resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
     if flags.device == DeviceChoice::Cpu {
-        check_device(flags.device, resolved)?;
+        check_device(&flags.device, resolved, registry)?;
     }
     flags.dir.as_deref().map_or(Ok(()), |dir| Ok(Directory::check(dir)?))
 }
 
 /// Finds errors that every worker would find only when it builds its model.
-fn check_device(device: DeviceChoice, resolved: &Resolved) -> Result<(), Failure> {
-    device::check(device, builtin::precision(&resolved.run)).map_err(|error| match error {
+fn check_device(
+    device: &DeviceChoice,
+    resolved: &Resolved,
+    registry: &Registry,
+) -> Result<(), Failure> {
+    let checked = registry.devices().check(device, builtin::precision(&resolved.run));
+    checked.map_err(|error| match error {
         OpenError::Precision(_) => {
             resolved.refusal("model.precision", &format!("cannot be used: {error}")).into()
         }
@@ -151,14 +156,22 @@ pub(crate) fn prepare(
 fn train(
     flags: &TrainFlags,
     resolved: &Resolved,
-    directory: Directory,
-    text: &RunText,
+    (directory, text): (Directory, &RunText),
+    registry: &Registry,
 ) -> Result<Report, Failure> {
     let Resolved { run, workers, .. } = resolved;
     let mut display = progress::Display::new(run, *workers, directory.path());
     let wait = Duration::from_secs(flags.wait.into());
-    let TrainFlags { respawn, coordinators, traces: trace, device, .. } = *flags;
-    let options = Options { wait, respawn, coordinators, trace, device, ..Options::new(*workers) };
+    let TrainFlags { respawn, coordinators, traces: trace, .. } = *flags;
+    let options = ClusterOptions {
+        wait,
+        respawn,
+        coordinators,
+        trace,
+        device: flags.device.clone(),
+        devices: registry.devices().clone(),
+        ..ClusterOptions::new(*workers)
+    };
     let home = directory.path().to_path_buf();
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
@@ -207,7 +220,7 @@ fn without_model(model: &Path, home: &Path, report: &Report) -> Failure {
 /// Continues some held-out text with the trained model, if the model can do that.
 fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) -> Option<String> {
     let prompt = text.prompt(run)?;
-    let options = generate::Options { bytes: 240, temperature: 0.7, seed: run.seed };
+    let options = generate::GenerateOptions { bytes: 240, temperature: 0.7, seed: run.seed };
     let mut compute = read_model(model, registry).ok()?;
     let continued = continue_text(compute.as_mut(), &prompt, &options)?;
     let head = "a held-out beginning, and what the model makes of it after \"|\":";

@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_transport::quic::HostPort;
-use everstep_worker::daemon::{self, Ended, Options, Ready, WorkerError};
+use everstep_worker::daemon::{self, CleanExit, Ready, WorkerError, WorkerOptions};
 use everstep_worker::registry::Registry;
 
 use crate::cli::WorkerFlags;
@@ -34,6 +34,12 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
         supervision::start()?;
     }
     supervision::allow_open_files();
+    registry.devices().provider(&flags.device).map_err(|error| {
+        Failure::new(Exit::Usage, "the device cannot be used")
+            .at(format!("--device {}", flags.device))
+            .because(error)
+            .next("everstep devices lists what this machine has")
+    })?;
     let named = flags.coordinators.join(",");
     let coordinators: Result<Vec<_>, _> =
         flags.coordinators.iter().map(|name| place(name)).collect();
@@ -41,7 +47,7 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
     if let Some(dir) = &dir {
         directory::prepare(dir)?;
     }
-    let options = Options {
+    let options = WorkerOptions {
         coordinators: coordinators?,
         token: token(&flags.join, "join.token")?,
         listen: flags.listen,
@@ -55,8 +61,8 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
         announce(&serde_json::json!({ "name": ready.name, "address": ready.address }));
     };
     match daemon::run(options, registry, ready) {
-        Ok(Ended::Dismissed) => Ok(()),
-        Ok(Ended::Drained) => {
+        Ok(CleanExit::Dismissed) => Ok(()),
+        Ok(CleanExit::Drained) => {
             let failure =
                 Failure::new(Exit::Terminated, "the worker has left before its run was over");
             Err(failure.because("it was told to drain; the run goes on without it"))

@@ -4,9 +4,10 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
 use everstep::cli::Overrides;
-use everstep::config::{ConfigError, Place, Resolved, read, resolve};
-use everstep_transport::protocol::run::{OptimizerKind, Precision, ScheduleKind};
+use everstep::config::{ConfigError, Resolved, ValueSource, read, resolve};
+use everstep_transport::protocol::run::{OptionValue, Precision, ScheduleKind, TokenType};
 use everstep_transport::protocol::{Encoding, Rounding};
+use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 
 /// The example of the documentation, every key.
@@ -23,10 +24,12 @@ layers = 3
 heads = 2
 width = 96
 context = 16
+vocabulary = 50257
 [data]
-kind = "text"
-path = "texts/"
+kind = "tokens"
+path = "tokens/"
 validation = 0.1
+dtype = "u16"
 [batch]
 data_shards = 6
 micro_batch = 5
@@ -38,6 +41,7 @@ warmup_steps = 10
 schedule = "linear"
 weight_decay = 0
 clip_norm = "none"
+betas = [0.8, 0.9]
 [wire]
 all_gather = "bf16"
 rounding = "stochastic"
@@ -54,15 +58,17 @@ fn resolved(text: &str, flags: Overrides) -> Result<Resolved, ConfigError> {
 
 /// A program with a data set of its own.
 fn registry() -> Registry {
-    Registry::new().dataset("rings", |_| Err("never built here".into()))
+    builtin::registry()
+        .model("rings", |_, _| Err("never built here".into()))
+        .dataset("rings", |_| Err("never built here".into()))
 }
 
 fn refused(text: &str) -> ConfigError {
     resolved(text, Overrides::default()).expect_err(text)
 }
 
-fn at_line(line: usize) -> Place {
-    Place::Line(PathBuf::from("run.toml"), line)
+fn at_line(line: usize) -> ValueSource {
+    ValueSource::Line(PathBuf::from("run.toml"), line)
 }
 
 #[test]
@@ -73,15 +79,16 @@ fn without_a_file_a_small_gpt_is_trained_on_the_default_text() {
     assert_eq!((workers, run.start_workers, run.min_workers, run.copies), (2, 2, 1, 2));
     let model = run.model;
     assert_eq!((model.kind.as_str(), model.layers, model.heads), ("gpt", 4, 4));
-    assert_eq!((model.width, model.context), (128, 128));
+    assert_eq!((model.width, model.context, model.vocabulary), (128, 128, 256));
     assert_eq!((run.data.kind.as_str(), run.data.path.as_str()), ("text", ""));
     let batch = run.batch;
     assert_eq!((batch.data_shards, batch.micro_batch, batch.accumulate), (8, 4, 1));
     let optimizer = run.optimizer;
     assert_eq!(
-        (optimizer.kind, optimizer.schedule, optimizer.warmup_steps, optimizer.clip_norm),
-        (OptimizerKind::Adamw, ScheduleKind::Cosine, 20, Some(1.0))
+        (&*optimizer.kind, optimizer.schedule, optimizer.warmup_steps, optimizer.clip_norm),
+        ("adamw", ScheduleKind::Cosine, 20, Some(1.0))
     );
+    assert_eq!((optimizer.betas, optimizer.epsilon, optimizer.momentum), (None, None, None));
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay), (1e-3, 0.1));
     assert_eq!((run.all_gather, run.rounding), (Encoding::F32, Rounding::Nearest));
     assert!(notes.is_empty());
@@ -94,18 +101,20 @@ fn every_key_of_the_file_is_read() {
     assert_eq!((workers, run.start_workers, run.min_workers, run.copies), (4, 4, 2, 3));
     let model = run.model;
     assert_eq!((model.kind.as_str(), model.layers, model.heads), ("mlp", 3, 2));
-    assert_eq!((model.width, model.context), (96, 16));
-    assert_eq!((run.data.path.as_str(), run.data.validation), ("texts/", 0.1));
+    assert_eq!((model.width, model.context, model.vocabulary), (96, 16, 50_257));
+    assert_eq!((run.data.path.as_str(), run.data.validation), ("tokens/", 0.1));
+    assert_eq!((run.data.kind.as_str(), run.data.dtype), ("tokens", Some(TokenType::U16)));
     let batch = run.batch;
     assert_eq!((batch.data_shards, batch.micro_batch, batch.accumulate), (6, 5, 2));
     let optimizer = run.optimizer;
     assert_eq!(
-        (optimizer.kind, optimizer.schedule, optimizer.warmup_steps, optimizer.clip_norm),
-        (OptimizerKind::Lion, ScheduleKind::Linear, 10, None)
+        (&*optimizer.kind, optimizer.schedule, optimizer.warmup_steps, optimizer.clip_norm),
+        ("lion", ScheduleKind::Linear, 10, None)
     );
+    assert_eq!(optimizer.betas, Some([0.8, 0.9]));
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay), (3e-4, 0.0));
     assert_eq!((run.all_gather, run.rounding), (Encoding::Bf16, Rounding::Stochastic));
-    assert_eq!(notes, ["run.toml:35: this version writes no checkpoints yet"]);
+    assert_eq!(notes, ["run.toml:38: this version writes no checkpoints yet"]);
 }
 
 #[test]
@@ -124,6 +133,40 @@ fn a_run_says_how_long_a_device_may_take_and_how_far_the_rate_falls() {
     };
     assert_eq!(read(""), (10_000, 0.1));
     assert_eq!(read("[optimizer]\nfloor = 0.0\n[redundancy]\nhang_after = \"2m\""), (120_000, 0.0));
+}
+
+#[test]
+fn settings_of_an_optimizer_are_read_and_belong_to_their_rule() {
+    let read = |text: &str| resolved(text, Overrides::default()).unwrap().run.optimizer;
+    let adamw = read("[optimizer]\nbetas = [0.5, 1e-1]\nepsilon = 1e-6");
+    assert_eq!((adamw.betas, adamw.epsilon), (Some([0.5, 0.1]), Some(1e-6)));
+    assert_eq!(read("[optimizer]\nkind = \"sgd\"\nmomentum = 0").momentum, Some(0.0));
+}
+
+#[test]
+fn options_are_free_and_keep_their_types() {
+    let text = "
+        [model]
+        kind = 'rings'
+        [model.options]
+        leak = 0.5
+        a-b = 'x'
+        tied = true
+        count = 0x10
+        [run]
+        steps = 3
+    ";
+    let options = resolved(text, Overrides::default()).unwrap().run.model.options;
+    let expected = [
+        ("a-b", OptionValue::Text("x".into())),
+        ("count", OptionValue::Integer(16)),
+        ("leak", OptionValue::Number(0.5)),
+        ("tied", OptionValue::Flag(true)),
+    ];
+    assert_eq!(options.0, expected.map(|(name, value)| (name.to_string(), value)).into());
+    let text = "[model]\nkind = \"rings\"\noptions = { leak = 1 }";
+    let options = resolved(text, Overrides::default()).unwrap().run.model.options;
+    assert_eq!(options.integer("leak"), Ok(Some(1)));
 }
 
 #[test]
@@ -168,6 +211,9 @@ fn an_unknown_key_is_refused_with_its_line_and_the_nearest_known_key() {
         ("model = 3", 1, "write [model] on a line above its keys"),
         ("[[model]]\nlayers = 3", 1, "write [model] on a line above its keys"),
         ("[model.deep]\nlayers = 3", 1, "the keys of [model] are context, heads"),
+        ("[model]\n[model.option]\nx = 3", 2, "did you mean \"model.options\"?"),
+        ("[optimizer]\nbeta = [0.9, 0.95]", 2, "did you mean \"optimizer.betas\"?"),
+        ("[data]\ndtyp = \"u16\"", 2, "did you mean \"data.dtype\"?"),
     ] {
         let error = refused(text);
         assert_eq!(error.place, at_line(line), "{text}");
@@ -196,7 +242,22 @@ fn a_value_that_cannot_be_is_refused_with_its_line_and_what_would_do() {
         ("[optimizer]\nlearning_rate = -1e-3", 2, "optimizer.learning_rate is -0.001"),
         ("[optimizer]\nlearning_rate = inf", 2, "optimizer.learning_rate is inf"),
         ("[optimizer]\nclip_norm = 0", 2, "optimizer.clip_norm is 0"),
-        ("[optimizer]\nkind = \"adam\"", 2, "it must be \"adamw\", \"sgd\" or \"lion\""),
+        ("[optimizer]\nkind = \"adam\"", 2, "it must be \"adamw\", \"lion\" or \"sgd\""),
+        ("[optimizer]\nbetas = 0.9", 2, "two numbers, such as [0.9, 0.95]"),
+        ("[optimizer]\nbetas = [0.9, 1]", 2, "optimizer.betas is 1; it must be at least 0"),
+        ("[optimizer]\nepsilon = 0", 2, "optimizer.epsilon is 0; it must be above 0"),
+        ("[optimizer]\nmomentum = 0.5", 2, "\"adamw\", which has no such setting"),
+        ("[optimizer]\nkind = \"lion\"\nepsilon = 1e-8", 3, "\"lion\", which has no such setting"),
+        ("[optimizer.options]\n\nnesterov = true", 3, "nesterov is no option here"),
+        ("[model.options]\ntied = true", 2, "model.options.tied is no option here"),
+        ("[model.options]\ntied = [1]", 2, "model.options.tied is [1]; it must be true, false, a"),
+        ("[model.options]\nleak = nan", 2, "model.options.leak must be a finite number"),
+        ("[model]\noptions = 3", 2, "model.options is 3; it must be a section"),
+        ("[model]\nvocabulary = 1", 2, "model.vocabulary is 1; it must be a whole number from 2"),
+        ("[model]\nvocabulary = 200", 2, "of which every byte is a token; it must be 256 or more"),
+        ("[data]\ndtype = \"i8\"", 2, "data.dtype is \"i8\"; it must be \"u16\" or \"u32\""),
+        ("[data]\ndtype = \"u16\"", 2, "of which every byte is a token; it must be left out"),
+        ("[model]\nlayers = 65536\nwidth = 384\nheads = 4", 2, "lower one of the two: a model"),
         ("[optimizer]\nschedule = 3", 2, "\"constant\", \"cosine\" or \"linear\""),
         ("[wire]\nall_gather = \"f16\"", 2, "it must be \"f32\" or \"bf16\""),
         ("[wire]\nrounding = \"up\"", 2, "it must be \"nearest\" or \"stochastic\""),
@@ -234,10 +295,10 @@ fn a_precision_is_stated_by_the_name_by_which_it_is_asked_for() {
 fn a_bad_flag_is_shown_as_the_flag() {
     let flags = |steps, workers| Overrides { steps, workers, ..Overrides::default() };
     let error = resolved(EVERYTHING, flags(Some(0), None)).unwrap_err();
-    assert_eq!(error.place, Place::Flag("--steps"));
+    assert_eq!(error.place, ValueSource::Flag("--steps"));
     assert!(error.to_string().starts_with("--steps (or EVERSTEP_STEPS): run.steps is 0"));
     let error = resolved("", flags(None, Some(0))).unwrap_err();
-    assert_eq!(error.place, Place::Flag("--workers"));
+    assert_eq!(error.place, ValueSource::Flag("--workers"));
 }
 
 #[test]
@@ -255,7 +316,7 @@ fn workers_that_start_here_are_some_of_those_that_the_run_starts_with() {
         ("", 1_025, "1025 workers would start here, at most 1024 can", "--workers 1024"),
     ] {
         let error = resolved(text, flags(workers)).expect_err(text);
-        assert_eq!(error.place, Place::Flag("--workers"), "{text}: {error}");
+        assert_eq!(error.place, ValueSource::Flag("--workers"), "{text}: {error}");
         assert_eq!(error.problem, problem);
         assert!(error.advice.contains(advice), "{error}");
     }
@@ -280,13 +341,13 @@ fn an_empty_data_path_is_refused() {
     assert_eq!(error.place, at_line(2));
     assert!(error.problem.starts_with("data.path is empty"), "{error}");
     let flags = Overrides { data: Some(String::new()), ..Overrides::default() };
-    assert_eq!(resolved("", flags).unwrap_err().place, Place::Flag("--data"));
+    assert_eq!(resolved("", flags).unwrap_err().place, ValueSource::Flag("--data"));
 }
 
 #[test]
 fn a_default_that_does_not_fit_is_shown_as_one() {
     let error = refused("[model]\nwidth = 130");
-    assert_eq!(error.place, Place::File(PathBuf::from("run.toml")));
+    assert_eq!(error.place, ValueSource::File(PathBuf::from("run.toml")));
     assert!(error.advice.contains("no line sets model.heads"), "{error}");
 }
 
@@ -298,7 +359,7 @@ fn a_relative_data_path_is_relative_to_the_current_directory() {
     let list = read(None, &flags("@Cargo.toml"), &registry()).unwrap().run.data.path;
     assert!(list.starts_with("@/") && list.ends_with("/Cargo.toml"), "{list}");
     let error = read(None, &flags("no/such/text"), &registry()).unwrap_err();
-    assert_eq!(error.place, Place::Flag("--data"));
+    assert_eq!(error.place, ValueSource::Flag("--data"));
     assert!(error.problem.contains("no/such/text"), "{error}");
 }
 
@@ -339,10 +400,58 @@ fn the_examples_can_be_used() {
     let is_run = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "toml");
     let runs: Vec<_> = files.filter(is_run).collect();
     for path in &runs {
-        let read = read(Some(path), &Overrides::default(), &everstep::builtin::registry());
+        let text = std::fs::read_to_string(path).unwrap();
+        let read = resolve(Some((path, &text)), &Overrides::default(), &examples());
         assert!(read.is_ok(), "{}: {:?}", path.display(), read.err());
     }
-    assert!(runs.len() >= 3, "{runs:?}");
+    assert!(runs.len() >= 5, "{runs:?}");
+}
+
+/// What the programs of the examples register.
+fn examples() -> Registry {
+    use everstep::{UpdateBlock, UpdateInputs, UpdateRule};
+
+    #[derive(Debug)]
+    struct Unused;
+
+    impl UpdateRule for Unused {
+        fn moments(&self) -> usize {
+            0
+        }
+        fn update(&self, _block: UpdateBlock<'_>, _inputs: &UpdateInputs<'_>) {}
+    }
+
+    registry().optimizer("signum", |_| Ok(std::sync::Arc::new(Unused)))
+}
+
+/// Tokens of 2 MiB as nanoGPT writes them, and the configuration of GPT-2 124M that reads them.
+#[test]
+fn gpt_2_of_124_million_parameters_is_a_configuration() {
+    let folder = tempfile::tempdir().unwrap();
+    let tokens: Vec<u8> =
+        (0..1 << 20).flat_map(|index: u32| ((index % 50_257) as u16).to_le_bytes()).collect();
+    let path = folder.path().join("train.bin");
+    std::fs::write(&path, &tokens).unwrap();
+    let config = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/gpt2-124m.toml");
+    let dry_run = |config: &str| {
+        let data = path.to_str().unwrap();
+        everstep(&["train", "--config", config, "--data", data, "--dry-run"], &[])
+    };
+    let output = dry_run(config);
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{told}");
+    let printed = String::from_utf8(output.stdout).unwrap();
+    assert!(printed.contains("parameters      124439808\n"), "{printed}");
+    // Of 2^20 tokens 524 are held out, too few for a sample.
+    assert!(printed.contains("samples         1023 (0 held out)"), "{printed}");
+
+    let small = folder.path().join("small.toml");
+    let text = std::fs::read_to_string(config).unwrap();
+    std::fs::write(&small, text.replace("50257", "50256")).unwrap();
+    let output = dry_run(small.to_str().unwrap());
+    let told = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{told}");
+    assert!(told.contains("token 50256 of") && told.contains("train.bin is 50256"), "{told}");
 }
 
 #[test]

@@ -31,6 +31,66 @@ fn the_own_model_is_trained_by_the_same_command_line() {
 }
 
 #[test]
+fn an_option_of_the_own_model_changes_what_is_trained_and_others_are_refused_with_their_line() {
+    let directory = TempDir::new().unwrap();
+    let config = include_str!("../examples/own_model.toml");
+    let train = |leak: &str| {
+        let config = config.replace("leak = 0.01", leak);
+        std::fs::write(directory.path().join("rings.toml"), config).unwrap();
+        let arguments = ["train", "--config", "rings.toml", "--steps", "3", "--workers", "1"];
+        example("own_model", &[&arguments[..], &["--report", "report.json"]].concat(), &directory)
+    };
+    let hash = |leak: &str| {
+        stdout(&train(leak));
+        let report = std::fs::read(directory.path().join("report.json")).unwrap();
+        let report: serde_json::Value = serde_json::from_slice(&report).unwrap();
+        report["state_hash"].as_str().unwrap().to_string()
+    };
+    let [leaking, dry, again] = [hash("leak = 0.01"), hash(""), hash("leak = 0.0")];
+    assert_ne!(leaking, dry);
+    assert_eq!(dry, again, "the default");
+    let refused = train("leek = 0.01");
+    let told = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{told}");
+    assert!(told.contains("rings.toml:12"), "{told}");
+    assert!(told.contains("leek is no option here; the options are leak"), "{told}");
+}
+
+#[test]
+fn the_own_optimizer_learns_with_the_same_bits_on_one_worker_and_on_three() {
+    let directory = TempDir::new().unwrap();
+    let printed = stdout(&example("own_optimizer", &[], &directory));
+    let hashes: Vec<&str> =
+        printed.lines().filter_map(|line| line.split("state hash ").nth(1)).collect();
+    assert_eq!(hashes.len(), 2, "{printed}");
+    assert_eq!((hashes[0].len(), hashes[0]), (64, hashes[1]), "{printed}");
+}
+
+#[test]
+fn the_own_optimizer_refuses_what_it_does_not_know_before_anything_starts() {
+    let directory = TempDir::new().unwrap();
+    let config = include_str!("../examples/own_optimizer.toml");
+    std::fs::write(directory.path().join("text"), "any text will do\n".repeat(100)).unwrap();
+    for (from, to, words) in [
+        ("\"signum\"", "\"signam\"", "it must be \"adamw\", \"lion\", \"sgd\" or \"signum\""),
+        ("dead_zone", "deadzone", "there is no option deadzone; the options are dead_zone"),
+        ("1e-7", "true", "the option dead_zone is true; it must be a number"),
+        ("momentum", "epsilon", "optimizer.epsilon is 0.8, and optimizer.kind is \"signum\""),
+    ] {
+        let path = directory.path().join("signum.toml");
+        std::fs::write(path, config.replace(from, to)).unwrap();
+        for more in [&["--dry-run"][..], &[]] {
+            let arguments = ["train", "--config", "signum.toml", "--data", "text"];
+            let arguments = [&arguments[..], more].concat();
+            let output = example("own_optimizer", &arguments, &directory);
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert_eq!(output.status.code(), Some(2), "{told}");
+            assert!(told.contains("signum.toml:") && told.contains(words), "{told}");
+        }
+    }
+}
+
+#[test]
 fn a_cluster_from_code_trains_on_the_text_that_it_is_given_and_tells_of_it() {
     let directory = TempDir::new().unwrap();
     let text = "the quick brown fox jumps over the lazy dog\n".repeat(400);

@@ -6,8 +6,8 @@ use std::process::Command;
 
 use everstep::cli::Overrides;
 use everstep::config::resolve;
-use everstep::generate::{ModelError, Options, continue_text, read_model};
-use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass};
+use everstep::generate::{GenerateOptions, ModelError, continue_text, read_model};
+use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, GradientSink, Pass};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
@@ -42,7 +42,7 @@ impl Compute for Cycle {
         &mut self,
         _batch: &Batch,
         _pass: Pass,
-        _exchange: &mut dyn Exchange,
+        _exchange: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError> {
         Err(ComputeError::Batch("it does not learn".into()))
     }
@@ -78,14 +78,14 @@ fn model_file(directory: &TempDir, shape: usize, model: Option<&str>) -> PathBuf
     path
 }
 
-fn options(temperature: f64) -> Options {
-    Options { bytes: 400, temperature, seed: 3 }
+fn options(temperature: f64) -> GenerateOptions {
+    GenerateOptions { bytes: 400, temperature, seed: 3 }
 }
 
 #[test]
 fn at_temperature_zero_the_likeliest_byte_is_taken() {
     let mut model = Cycle::new([0.0, 9.0, 0.0, 0.0]);
-    let text = continue_text(&mut model, &[0], &Options { bytes: 6, ..options(0.0) });
+    let text = continue_text(&mut model, &[0], &GenerateOptions { bytes: 6, ..options(0.0) });
     assert_eq!(text.unwrap(), [1, 2, 3, 0, 1, 2]);
 }
 
@@ -93,7 +93,7 @@ fn at_temperature_zero_the_likeliest_byte_is_taken() {
 fn the_seed_decides_the_text_and_nothing_else_does() {
     let text = |seed| {
         let mut model = Cycle::new([0.0, 1.0, 0.0, 2.0]);
-        continue_text(&mut model, b"ab", &Options { seed, ..options(1.0) }).unwrap()
+        continue_text(&mut model, b"ab", &GenerateOptions { seed, ..options(1.0) }).unwrap()
     };
     assert_eq!(text(3), text(3));
     assert_ne!(text(3), text(4));
@@ -102,7 +102,8 @@ fn the_seed_decides_the_text_and_nothing_else_does() {
 #[test]
 fn bytes_are_drawn_as_often_as_their_softmax_says() {
     let mut model = Cycle::new([0.0, 2.0_f32.ln(), f32::NEG_INFINITY, 0.0]);
-    let text = continue_text(&mut model, &[0], &Options { bytes: 4_000, ..options(1.0) }).unwrap();
+    let text =
+        continue_text(&mut model, &[0], &GenerateOptions { bytes: 4_000, ..options(1.0) }).unwrap();
     let mut counts = [0; 4];
     for (last, next) in [0].iter().chain(&text).zip(&text) {
         counts[usize::from((next + 4 - last) % 4)] += 1;
@@ -123,7 +124,7 @@ fn a_model_is_read_with_the_tensors_of_its_file() {
     let directory = TempDir::new().unwrap();
     let path = model_file(&directory, 4, Some(CYCLE));
     let mut model = read_model(&path, &registry()).unwrap();
-    let text = continue_text(&mut *model, &[3], &Options { bytes: 3, ..options(0.0) });
+    let text = continue_text(&mut *model, &[3], &GenerateOptions { bytes: 3, ..options(0.0) });
     assert_eq!(text.unwrap(), [0, 1, 2]);
 }
 

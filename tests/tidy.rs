@@ -6,6 +6,7 @@
 mod tidy {
     pub mod architecture;
     pub mod crates;
+    pub mod names;
     pub mod prose;
     pub mod source;
 }
@@ -14,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use tidy::prose::Prose;
 use tidy::source::Source;
-use tidy::{architecture, crates, prose, source};
+use tidy::{architecture, crates, names, prose, source};
 
 #[test]
 fn every_source_file_is_tidy() {
@@ -25,6 +26,11 @@ fn every_source_file_is_tidy() {
 #[test]
 fn comments_have_named_subjects() {
     report(&prose::problems(&sources()));
+}
+
+#[test]
+fn a_name_has_one_meaning_in_a_crate() {
+    report(&names::problems(&sources()));
 }
 
 #[test]

@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use everstep_chaos::light::{Crowd, Scenario};
-use everstep_coordinator::core::{Core, Input};
+use everstep_chaos::storm::{StormScenario, StormSim};
+use everstep_coordinator::core::{Core, CoreInput, ShellInput};
 use everstep_transport::time::Time;
 use rustix::time::{ClockId, clock_gettime};
 
 const WORKERS: [u32; 3] = [100, 1_000, 10_000];
-const LIMIT: Duration = Duration::from_secs(60);
+const VIRTUAL_TIME_LIMIT: Duration = Duration::from_secs(60);
 
 /// The cost of inputs of one kind.
 #[derive(Default)]
@@ -29,7 +29,7 @@ fn main() {
 
 fn storm(workers: u32) {
     let mut costs = BTreeMap::<&str, Cost>::new();
-    let measured = |core: &mut Core, now: Time, input: Input| {
+    let measured = |core: &mut Core, now: Time, input: CoreInput| {
         let cost = costs.entry(kind(&input)).or_default();
         let before = cpu_time();
         core.handle(now, input);
@@ -39,8 +39,8 @@ fn storm(workers: u32) {
         cost.longest = cost.longest.max(spent);
     };
     let before = cpu_time();
-    let scenario = Scenario { killed: 1, ..Scenario::storm(1, workers) };
-    let report = Crowd::new(scenario).run(LIMIT, measured).expect("it is complete");
+    let scenario = StormScenario { killed: 1, ..StormScenario::storm(1, workers) };
+    let report = StormSim::new(scenario).run(VIRTUAL_TIME_LIMIT, measured).expect("it is complete");
     let whole = cpu_time().saturating_sub(before);
     println!("\n{workers} workers: inputs, CPU ms in the core, longest ms");
     for (kind, Cost { inputs, cpu, longest }) in &costs {
@@ -60,14 +60,14 @@ fn storm(workers: u32) {
     println!("  {report:?}");
 }
 
-fn kind(input: &Input) -> &'static str {
+fn kind(input: &CoreInput) -> &'static str {
     match input {
-        Input::Connected { .. } => "connected",
-        Input::Disconnected { .. } => "disconnected",
-        Input::Message { message, .. } => message.name(),
-        Input::Applied { .. } => "applied",
-        Input::Elected { .. } => "elected",
-        Input::Tick => "tick",
+        CoreInput::Shell(ShellInput::Connected { .. }) => "connected",
+        CoreInput::Shell(ShellInput::Disconnected { .. }) => "disconnected",
+        CoreInput::Shell(ShellInput::Message { message, .. }) => message.name(),
+        CoreInput::Applied { .. } => "applied",
+        CoreInput::Elected { .. } => "elected",
+        CoreInput::Tick => "tick",
         _ => "other",
     }
 }

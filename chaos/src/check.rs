@@ -1,18 +1,17 @@
 //! What must hold at every moment of a simulation: one checker for each invariant.
 //!
 //! Inputs: [`Observation`]s, with their virtual time. Output: the first [`Violation`], and in the
-//! end a [`Chronicle`] to compare later runs of the same specification with. The checkers see the
+//! end a [`RunHistory`] to compare later runs of the same specification with. The checkers see the
 //! messages of the cores and the results of the devices. They do not know how these travelled.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod agreement;
-mod asked;
 mod bounds;
 mod commits;
 mod copies;
 mod durable;
-mod holdings;
+mod held_versions;
 mod invariant;
 pub mod linear;
 mod lines;
@@ -21,6 +20,7 @@ mod parameters;
 mod pauses;
 mod promises;
 mod records;
+mod requests;
 mod resumes;
 mod rollbacks;
 mod samples;
@@ -41,27 +41,27 @@ use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 
 use agreement::Agreement;
-use asked::Asked;
 use bounds::Bounds;
 use commits::Commits;
 use copies::Copies;
 use durable::Durable;
-use holdings::Holdings;
+use held_versions::HeldVersions;
 use lines::Lines;
 use parameters::Parameters;
 use pauses::Pauses;
 use promises::Promises;
 use records::Records;
+use requests::RequestHistory;
 use resumes::Resumes;
 use samples::Samples;
 use scales::Scales;
-use sums::Sums;
+use sums::PartialSums;
 
-pub use asked::{Answer, Call, TOKENS};
 pub use invariant::Invariant;
-pub use observation::{Copy, Observation};
-pub use pauses::SERVED;
-pub use stale::Standing;
+pub use observation::{Observation, ShardCopy};
+pub use pauses::PAUSE_SERVED_WITHIN;
+pub use requests::{TOKENS, TokenAnswer, TokenRequest};
+pub use stale::ReceiverState;
 
 /// An invariant did not hold.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,12 +89,12 @@ pub struct Verdict {
 /// The history of a complete run, for comparison: the verdict on each step, and the digest of every
 /// version of every parameter shard.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Chronicle {
+pub struct RunHistory {
     verdicts: BTreeMap<Step, Verdict>,
     digests: BTreeMap<(Step, Shard), u64>,
 }
 
-impl Chronicle {
+impl RunHistory {
     /// Committed steps that changed nothing.
     pub fn skipped(&self) -> impl Iterator<Item = Step> {
         let skipped = |verdict: &Verdict| verdict.decision == Decision::Skip;
@@ -107,17 +107,17 @@ type Found = (Invariant, String);
 
 /// All checkers of one simulation.
 #[derive(Debug)]
-pub struct Checks {
+pub struct InvariantChecks {
     steps: u64,
     /// The number of owners that each parameter shard should have.
     copies_wanted: u32,
     bounds: Bounds,
-    /// No meddler changes messages, so a worker refuses only what was sent in error.
+    /// No interceptor changes messages, so a worker refuses only what was sent in error.
     honest: bool,
     agreement: Agreement,
     records: Records,
     promises: Promises,
-    holdings: Holdings,
+    held_versions: HeldVersions,
     resumes: Resumes,
     pauses: Pauses,
     commits: Commits,
@@ -125,16 +125,16 @@ pub struct Checks {
     copies: Copies,
     parameters: Parameters,
     samples: Samples,
-    sums: Sums,
+    sums: PartialSums,
     lines: Lines,
     durable: Durable,
-    asked: Asked,
+    requests: RequestHistory,
 }
 
-impl Checks {
+impl InvariantChecks {
     /// Checkers of `run` on `samples` samples. A `reference` is the same run without faults: the
     /// checkers compare every step with it.
-    pub fn new(run: &RunSpec, samples: u64, reference: Option<Arc<Chronicle>>) -> Self {
+    pub fn new(run: &RunSpec, samples: u64, reference: Option<Arc<RunHistory>>) -> Self {
         Self {
             steps: run.steps,
             copies_wanted: run.copies,
@@ -143,7 +143,7 @@ impl Checks {
             agreement: Agreement::default(),
             records: Records::default(),
             promises: Promises::default(),
-            holdings: Holdings::default(),
+            held_versions: HeldVersions::default(),
             resumes: Resumes::default(),
             pauses: Pauses::default(),
             commits: Commits::new(reference.clone()),
@@ -151,14 +151,14 @@ impl Checks {
             copies: Copies::new(reference),
             parameters: Parameters::default(),
             samples: Samples::new(Sampler::new(run.seed, samples, run.batch), samples),
-            sums: Sums::default(),
+            sums: PartialSums::default(),
             lines: Lines::default(),
             durable: Durable::default(),
-            asked: Asked::default(),
+            requests: RequestHistory::default(),
         }
     }
 
-    /// A meddler changes messages from now on, so a refusal is no fault.
+    /// An interceptor changes messages from now on, so a refusal is no fault.
     pub fn expect_refusals(&mut self) {
         self.honest = false;
     }
@@ -181,7 +181,7 @@ impl Checks {
             Observation::Proposed(record) => {
                 let promised = self.promises.proposed(record);
                 let (before, copies) = (self.records.current(), self.copies_wanted);
-                promised.and_then(|()| self.holdings.proposed(record, before, copies))
+                promised.and_then(|()| self.held_versions.proposed(record, before, copies))
             }
             Observation::Recorded(record, term, lost) => {
                 let led = promises::recorded(record, term);
@@ -193,7 +193,7 @@ impl Checks {
                 entered.and_then(|()| self.commits.entered(worker, record, history, committed))
             }
             Observation::Gone(worker) => {
-                self.holdings.gone(worker);
+                self.held_versions.gone(worker);
                 Ok(())
             }
             Observation::Said(worker, generation) => {
@@ -208,10 +208,10 @@ impl Checks {
             Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
             Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
             Observation::Asked(client, call) => {
-                self.asked.asked(client, call);
+                self.requests.asked(client, call);
                 Ok(())
             }
-            Observation::Answered(client, answer) => self.asked.answered(client, answer),
+            Observation::Answered(client, answer) => self.requests.answered(client, answer),
             Observation::Told(event) => self.told(event),
             Observation::Written(line) => {
                 let follows = self.lines.written(line, &self.commits);
@@ -256,7 +256,7 @@ impl Checks {
                 Ok(())
             }
             Observation::Dismissed(id) => self.agreement.dismissed(id),
-            Observation::Brought(frame) => self.agreement.brought(frame),
+            Observation::Brought(entry) => self.agreement.brought(entry),
             Observation::Evicted(worker) => self.agreement.evicted(worker),
             _ => Ok(()),
         }
@@ -268,27 +268,27 @@ impl Checks {
             Observation::Holds(worker, owned, resume) => {
                 for (shard, version, digest) in owned {
                     let (version, shard, digest) = (*version, *shard, Some(*digest));
-                    let copy = Copy { version, shard, digest, parameters: None };
+                    let copy = ShardCopy { version, shard, digest, parameters: None };
                     self.copies.updated(worker, copy)?;
                 }
-                self.holdings.entered(worker, owned, resume)
+                self.held_versions.entered(worker, owned, resume)
             }
             Observation::Updated(worker, copy, of_now) => {
                 if of_now {
                     self.commits.updated(worker, copy.version)?;
                 }
                 self.copies.updated(worker, copy)?;
-                self.holdings.holds(worker, copy.shard, copy.version);
+                self.held_versions.holds(worker, copy.shard, copy.version);
                 self.announced(worker, copy)
             }
             Observation::Shared(worker, copy) => self.announced(worker, copy),
             Observation::Offered(worker, copy) => self.copies.offered(worker, copy),
             Observation::Restored(worker, copy) => {
-                self.holdings.restored(worker, copy.shard, copy.version);
+                self.held_versions.restored(worker, copy.shard, copy.version);
                 Ok(())
             }
             Observation::Given(worker, shard, version) => {
-                self.holdings.given(worker, shard, version);
+                self.held_versions.given(worker, shard, version);
                 Ok(())
             }
             Observation::Loaded(worker, copy) => self.parameters.loaded(worker, copy),
@@ -300,7 +300,7 @@ impl Checks {
         }
     }
 
-    fn announced(&mut self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
+    fn announced(&mut self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
         self.parameters.announced(worker, copy, self.copies.are_trusted())
     }
 
@@ -366,11 +366,6 @@ impl Checks {
         self.agreement.has_brought(index)
     }
 
-    /// The last step that any member has committed.
-    pub fn committed_step(&self) -> Step {
-        self.commits.newest_committed()
-    }
-
     /// How many steps were committed. Steps that were done again count again.
     pub fn steps(&self) -> u64 {
         self.commits.count()
@@ -405,11 +400,11 @@ impl Checks {
     ///
     /// # Errors
     /// The invariant that does not hold for it.
-    pub fn conclude(&self, now: Time) -> Result<Chronicle, Violation> {
+    pub fn conclude(&self, now: Time) -> Result<RunHistory, Violation> {
         let lines = self.lines.conclude(Step(self.steps));
         let found = lines.and_then(|()| self.samples.conclude());
         found.map_err(|found| violation(now, found))?;
-        Ok(Chronicle { verdicts: self.commits.verdicts(), digests: self.copies.digests() })
+        Ok(RunHistory { verdicts: self.commits.verdicts(), digests: self.copies.digests() })
     }
 }
 

@@ -1,9 +1,10 @@
 //! A disk that fails as disks do: storage for one redb database, deterministic, on virtual time.
 //!
-//! The caller gives a seed, [`Faults`] and a process's operations on its [`File`]. The disk returns
-//! errors and delays ([`Disk::take_delay`]: redb calls are synchronous, so the driver waits
-//! afterwards). After a [`Disk::crash`] it returns what a machine finds at its next start. The same
-//! seed and the same operations give the same bytes. The disk does not know what is stored on it.
+//! The caller gives a seed, [`DiskFaults`] and a process's operations on its [`File`]. The disk
+//! returns errors and delays ([`SimDisk::take_delay`]: redb calls are synchronous, so the driver
+//! waits afterwards). After a [`SimDisk::crash`] it returns what a machine finds at its next start.
+//! The same seed and the same operations give the same bytes. The disk does not know what is stored
+//! on it.
 //!
 //! Intuition: a write goes to a cache, a sync brings the cache to the platter, a crash loses the
 //! cache, but not neatly. Every unsynced write has a fate of its own. So the platter may hold the
@@ -38,8 +39,8 @@ pub const SECTOR: usize = 512;
 ///
 /// Without any (the default) a sync takes a while and a crash loses nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Faults {
-    /// **Stall**: an operation takes up to [`Faults::longest_stall`] of virtual time.
+pub struct DiskFaults {
+    /// **Stall**: an operation takes up to [`DiskFaults::longest_stall`] of virtual time.
     pub stall_ppm: u32,
     /// The longest stall.
     pub longest_stall: Duration,
@@ -61,7 +62,7 @@ pub struct Faults {
     pub wiped_ppm: u32,
 }
 
-impl Default for Faults {
+impl Default for DiskFaults {
     fn default() -> Self {
         Self {
             stall_ppm: 0,
@@ -77,7 +78,7 @@ impl Default for Faults {
     }
 }
 
-impl Faults {
+impl DiskFaults {
     /// A disk that keeps its word. It may be slow, and a crash loses, reorders and tears unsynced
     /// writes, as on any disk. Synced writes stay.
     pub fn of_an_honest_disk() -> Self {
@@ -108,12 +109,12 @@ pub struct Survival {
 
 /// A disk with one file on it. Clones are the same disk.
 #[derive(Clone, Debug)]
-pub struct Disk(Arc<Mutex<Drive>>);
+pub struct SimDisk(Arc<Mutex<Drive>>);
 
 #[derive(Debug)]
 struct Drive {
     platter: Platter,
-    faults: Faults,
+    faults: DiskFaults,
     random: Random,
     delay: Duration,
     /// How many processes have opened it. Only the last of them may use it.
@@ -122,9 +123,9 @@ struct Drive {
     operations_left: Option<u64>,
 }
 
-impl Disk {
+impl SimDisk {
     /// An empty disk. Its faults follow from `seed`.
-    pub fn new(seed: u64, faults: Faults) -> Self {
+    pub fn new(seed: u64, faults: DiskFaults) -> Self {
         Self(Arc::new(Mutex::new(Drive {
             platter: Platter::default(),
             faults,
@@ -136,7 +137,7 @@ impl Disk {
     }
 
     /// The file for a new process. The process that had it open is dead: its later operations fail.
-    /// What it has written is there, synced or not, unless the disk [crashed](Disk::crash).
+    /// What it has written is there, synced or not, unless the disk [crashed](SimDisk::crash).
     pub fn open(&self) -> File {
         let mut drive = self.drive();
         drive.openings += 1;
@@ -154,13 +155,13 @@ impl Disk {
     }
 
     /// Cuts the power after this many more operations. The later ones fail and change nothing. The
-    /// caller must [`Disk::crash`] then.
+    /// caller must [`SimDisk::crash`] then.
     pub fn cut_power_after(&self, operations: u64) {
         self.drive().operations_left = Some(operations);
     }
 
     /// Replaces the faults from now on.
-    pub fn suffer(&self, faults: Faults) {
+    pub fn suffer(&self, faults: DiskFaults) {
         self.drive().faults = faults;
     }
 
@@ -183,7 +184,7 @@ impl Disk {
 
 /// The file as one process has it open.
 pub struct File {
-    disk: Disk,
+    disk: SimDisk,
     opening: u64,
 }
 

@@ -17,7 +17,7 @@ pub use schedule::{Rates, SPARE_COORDINATORS, SPARE_MACHINES, Schedule};
 
 /// The longest interruption of a process or a path that a cluster must bear without a loss: less
 /// than the coordinator's patience, a heartbeat's interval and a tenth for a wrong clock.
-pub const TOLERATED: Duration = Duration::from_millis(1_500);
+pub const TOLERATED_OUTAGE: Duration = Duration::from_millis(1_500);
 
 /// A fault, or a request to the cluster. Workers are named by their machine, `0..workers` and some
 /// more. A fault hits the process that runs there at that moment. The operator's own process has no
@@ -100,7 +100,7 @@ pub enum Fault {
         /// The worker's machine.
         node: Node,
         /// The asker.
-        by: Asker,
+        by: DrainOrigin,
         /// How long the worker has if its own machine asks: after that it leaves in any case. None:
         /// the worker stays until other workers have copies of all that it holds.
         grace: Option<Duration>,
@@ -212,7 +212,7 @@ pub enum Fault {
         /// The receiver.
         to: Node,
         /// The kind of item.
-        what: Twice,
+        what: DuplicateKind,
         /// How much later it arrives again.
         after: Duration,
     },
@@ -266,7 +266,7 @@ pub enum Fault {
 
 /// The asker of a worker's leave.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Asker {
+pub enum DrainOrigin {
     /// The worker's own machine, by a signal.
     Machine,
     /// The operator, through the coordinator.
@@ -275,13 +275,13 @@ pub enum Asker {
 
 /// The kinds of items that may arrive twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Twice {
+pub enum DuplicateKind {
     /// A control message.
     Message,
-    /// A parcel of a bulk lane.
-    Parcel,
+    /// An item of a bulk lane.
+    Item,
     /// A tensor of a bulk lane. The second one claims to be of the generation before.
-    OlderParcel,
+    OlderItem,
 }
 
 impl Fault {
@@ -300,8 +300,8 @@ impl Fault {
             Self::Damage { .. } => "damaged log",
             Self::FullDisk { .. } => "full disk",
             Self::Remove { .. } => "removal of a coordinator",
-            Self::Drain { by: Asker::Machine, .. } => "drain by a signal",
-            Self::Drain { by: Asker::Operator, .. } => "drain by the operator",
+            Self::Drain { by: DrainOrigin::Machine, .. } => "drain by a signal",
+            Self::Drain { by: DrainOrigin::Operator, .. } => "drain by the operator",
             Self::Pause { .. } => "pause",
             Self::PauseTogether { .. } => "pause of several",
             Self::Stall { .. } => "stalled disk",

@@ -6,7 +6,7 @@
 //! events. [`simulate`] runs seed after seed, and finds the faults that a failure needs. [`toy`]
 //! has runs that take milliseconds.
 //!
-//! [`light`] is many workers without devices, for decisions of the coordinator alone. [`disk`] is a
+//! [`storm`] is many workers without devices, for decisions of the coordinator alone. [`disk`] is a
 //! disk that loses unsynced writes.
 //!
 //! The caller gives a scenario. The simulation returns the end of the run, or the first broken
@@ -16,10 +16,10 @@
 pub mod check;
 pub mod disk;
 pub mod fault;
-pub mod light;
 mod random;
 mod shrink;
 pub mod simulate;
+pub mod storm;
 pub mod toy;
 pub mod trace;
 pub mod world;

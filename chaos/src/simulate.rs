@@ -13,7 +13,7 @@ use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::Precision;
 use everstep_worker::registry::Registry;
 
-use crate::check::Chronicle;
+use crate::check::RunHistory;
 use crate::fault::{Rates, Schedule};
 use crate::random::mix;
 use crate::shrink::shrink;
@@ -40,7 +40,7 @@ pub struct Simulation {
 #[derive(Clone, Debug)]
 struct Reference {
     run: RunSpec,
-    chronicle: Arc<Chronicle>,
+    run_history: Arc<RunHistory>,
     state_hash: [u8; 32],
 }
 
@@ -58,7 +58,7 @@ pub struct Simulated {
 }
 
 /// Far more virtual time than the run needs without faults.
-const FAULTLESS: Duration = Duration::from_secs(3_600);
+const FAULTLESS_TIME_LIMIT: Duration = Duration::from_secs(3_600);
 /// A seed's run has from 1 to this many owners of each parameter shard.
 const MOST_COPIES: u64 = 3;
 /// A run waits below 1 to this many members, or below the number of workers at first.
@@ -132,11 +132,6 @@ impl Simulation {
         self.simulate_with(seed, &self.schedule(seed), true)
     }
 
-    /// Simulates a seed with these faults instead of its own, and records a line for every event.
-    pub fn record_with(&self, seed: u64, schedule: &Schedule) -> Simulated {
-        self.simulate_with(seed, schedule, true)
-    }
-
     /// Fewer of a failing seed's faults that still break the same promise. The search takes bounded
     /// time.
     pub fn shrink(&self, seed: u64, failure: &Failure) -> Schedule {
@@ -178,7 +173,7 @@ impl Simulation {
         let copies = 1 + (mix(seed) % MOST_COPIES) as u32;
         let wanted = 1 + (mix(mix(seed)) % MOST_WANTED) as u32;
         let min_workers = wanted.min(self.workers);
-        let Reference { run, chronicle, .. } = self.reference(seed);
+        let Reference { run, run_history, .. } = self.reference(seed);
         let scenario = Scenario {
             run: RunSpec { copies, min_workers, ..run.clone() },
             registry: self.registry.clone(),
@@ -186,7 +181,7 @@ impl Simulation {
             coordinators: self.coordinators.unwrap_or_else(|| coordinators(seed)),
             seed,
             exits: exits(seed),
-            reference: Some(chronicle.clone()),
+            reference: Some(run_history.clone()),
             prepare: self.prepare,
         };
         World::new(scenario).map_err(|error| Failure::Run(error.to_string()))
@@ -206,9 +201,9 @@ impl Reference {
             prepare: Prepare::default(),
         };
         let mut world = World::new(alone).map_err(|error| Failure::Run(error.to_string()))?;
-        let finished = world.run(FAULTLESS)?;
-        let (chronicle, state_hash) = (Arc::new(finished.chronicle), finished.state_hash);
-        Ok(Self { run, chronicle, state_hash })
+        let finished = world.run(FAULTLESS_TIME_LIMIT)?;
+        let (run_history, state_hash) = (Arc::new(finished.run_history), finished.state_hash);
+        Ok(Self { run, run_history, state_hash })
     }
 }
 

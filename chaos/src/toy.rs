@@ -7,11 +7,11 @@ use std::sync::{Arc, LazyLock};
 use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, RunSpec, ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, Precision, RunSpec, ScheduleKind,
 };
 use everstep_transport::protocol::{Encoding, Rounding};
 use everstep_worker::builtin;
-use everstep_worker::data::Dataset;
+use everstep_worker::data::{DataError, Dataset};
 use everstep_worker::registry::Registry;
 
 use crate::random::mix;
@@ -24,15 +24,15 @@ pub const SAMPLES: u64 = 100;
 /// The model's name in [`registry`].
 pub const MODEL: &str = "line";
 /// Good steps in a row after which fp16's loss scale doubles.
-pub const GROWTH: u32 = 3;
+pub const GROWTH_INTERVAL: u32 = 3;
 /// Kept sums are added up shard by shard, as a large model adds its sums in portions.
 pub const MERGE_BYTES: usize = 1;
 /// The greatest number of fp16.
 const GREATEST: f32 = 65_504.0;
 
-/// The registry of every program, with [`Sums`] and [`Line`].
+/// The registry of every program, with [`SumsDataset`] and [`Line`].
 pub fn registry() -> Registry {
-    let registry = builtin::registry().dataset(DATASET, |_| Ok(Arc::new(Sums)));
+    let registry = builtin::registry().dataset(DATASET, |_| Ok(Arc::new(SumsDataset)));
     registry.model(MODEL, |run, _| Ok(Box::new(OnHost::new(Line::of(run)))))
 }
 
@@ -50,19 +50,25 @@ pub fn run() -> RunSpec {
             heads: 1,
             width: 8,
             context: 2,
+            vocabulary: ModelSpec::VOCABULARY,
             precision: Precision::F32,
             recompute: false,
+            options: OptionMap::default(),
         },
-        data: DataSpec { kind: DATASET.into(), path: "none".into(), validation: 0.05 },
+        data: DataSpec { kind: DATASET.into(), path: "none".into(), validation: 0.05, dtype: None },
         batch: BatchSpec { data_shards: 8, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {
-            kind: OptimizerKind::Adamw,
+            kind: "adamw".into(),
             learning_rate: 1e-2,
             warmup_steps: 2,
             schedule: ScheduleKind::Cosine,
             floor: OptimizerSpec::FLOOR,
             weight_decay: 0.1,
             clip_norm: Some(1.0),
+            betas: None,
+            epsilon: None,
+            momentum: None,
+            options: OptionMap::default(),
         },
         all_gather: Encoding::F32,
         rounding: Rounding::Nearest,
@@ -166,9 +172,9 @@ impl HostModel for Line {
 
 /// Two digits a row, and their sum as the one target. The held-out samples are the same sums.
 #[derive(Clone, Copy, Debug)]
-pub struct Sums;
+pub struct SumsDataset;
 
-impl Dataset for Sums {
+impl Dataset for SumsDataset {
     fn len(&self) -> u64 {
         SAMPLES
     }
@@ -177,18 +183,19 @@ impl Dataset for Sums {
         *b"sums of two digits, version one."
     }
 
-    fn fill(&self, index: u64, batch: &mut Batch) {
+    fn fill(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
         let (a, b) = (index as u32 / 10, index as u32 % 10);
         batch.tokens.extend([a, b]);
         batch.targets.push(a + b);
         batch.rows += 1;
+        Ok(())
     }
 
     fn validation_len(&self) -> u64 {
         SAMPLES / 10
     }
 
-    fn fill_validation(&self, index: u64, batch: &mut Batch) {
-        self.fill(index, batch);
+    fn fill_validation(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
+        self.fill(index, batch)
     }
 }

@@ -38,11 +38,6 @@ impl Trace {
         }
     }
 
-    /// Whether lines are kept.
-    pub fn is_recorded(&self) -> bool {
-        self.lines.is_some()
-    }
-
     /// How many events there were.
     pub fn events(&self) -> u64 {
         self.events

@@ -7,7 +7,7 @@ use std::io::{Error, ErrorKind};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Duration;
 
-use everstep_chaos::disk::{Disk, Faults, File, Survival};
+use everstep_chaos::disk::{DiskFaults, File, SimDisk, Survival};
 use proptest::prelude::*;
 use redb::{
     Database, Durability, ReadableDatabase, ReadableTable, StorageBackend, TableDefinition,
@@ -45,7 +45,7 @@ impl<E: Into<redb::Error>> From<E> for Damage {
 
 /// A node that only keeps a log, and the promises to its users.
 struct Node {
-    disk: Disk,
+    disk: SimDisk,
     dice: Dice,
     /// After the last commit that returned Ok.
     acknowledged: Log,
@@ -68,10 +68,10 @@ struct History {
 }
 
 impl Node {
-    fn new(seed: u64, faults: Faults) -> Self {
+    fn new(seed: u64, faults: DiskFaults) -> Self {
         let log = Log::default();
         let dice = Dice::of(seed);
-        let disk = Disk::new(seed, faults);
+        let disk = SimDisk::new(seed, faults);
         Self { disk, dice, acknowledged: log.clone(), attempted: log, lies: false }
     }
 
@@ -211,13 +211,13 @@ impl StorageBackend for Liar {
 }
 
 /// Crashes again and again. After each crash no acknowledged commit may be missing.
-fn survive(seed: u64, faults: Faults, crashes: u32) -> History {
+fn survive(seed: u64, faults: DiskFaults, crashes: u32) -> History {
     let mut node = Node::new(seed, faults);
     let mut history = History::default();
     for crash in 0..crashes {
         history.survivals.push(node.crash());
         history.digests.push(node.disk.digest());
-        node.disk.suffer(Faults::default());
+        node.disk.suffer(DiskFaults::default());
         let found = node.read().unwrap_or_else(|damage| panic!("{seed}, {crash}: {damage}"));
         let is_known = found == node.acknowledged || found == node.attempted;
         let (promised, found_commits) = (node.acknowledged.commits, found.commits);
@@ -236,7 +236,7 @@ fn every_commit_that_returned_survives_every_crash_and_no_half_of_one_is_seen() 
     let mut total = Survival::default();
     let (mut commits, mut unexpected) = (0, 0);
     for seed in 0..25 {
-        let history = survive(seed, Faults::of_an_honest_disk(), 20);
+        let history = survive(seed, DiskFaults::of_an_honest_disk(), 20);
         commits += history.acknowledged;
         unexpected += history.unexpected;
         for survival in history.survivals {
@@ -254,10 +254,10 @@ fn every_commit_that_returned_survives_every_crash_and_no_half_of_one_is_seen() 
 fn a_file_that_is_not_synced_is_found_out() {
     let mut found = 0;
     for seed in 0..10 {
-        let mut node = Node::new(seed, Faults::of_an_honest_disk());
+        let mut node = Node::new(seed, DiskFaults::of_an_honest_disk());
         node.lies = true;
         node.crash();
-        node.disk.suffer(Faults::default());
+        node.disk.suffer(DiskFaults::default());
         let read = catch_unwind(AssertUnwindSafe(|| node.read()));
         found += u32::from(!matches!(read, Ok(Ok(log)) if log == node.acknowledged));
     }
@@ -266,7 +266,7 @@ fn a_file_that_is_not_synced_is_found_out() {
 
 #[test]
 fn errors_of_the_disk_end_a_process_and_lose_nothing_that_was_acknowledged() {
-    let faults = Faults { error_ppm: 10_000, ..Faults::of_an_honest_disk() };
+    let faults = DiskFaults { error_ppm: 10_000, ..DiskFaults::of_an_honest_disk() };
     for seed in 100..110 {
         survive(seed, faults, 20);
     }
@@ -274,7 +274,7 @@ fn errors_of_the_disk_end_a_process_and_lose_nothing_that_was_acknowledged() {
 
 #[test]
 fn the_same_seed_gives_the_same_bytes_and_the_same_outcome() {
-    let faults = Faults { error_ppm: 1_000, ..Faults::of_an_honest_disk() };
+    let faults = DiskFaults { error_ppm: 1_000, ..DiskFaults::of_an_honest_disk() };
     let first = survive(7, faults, 20);
     assert_eq!(survive(7, faults, 20), first);
     assert_ne!(survive(8, faults, 20).digests, first.digests);
@@ -299,14 +299,14 @@ enum Fate {
 }
 
 fn flip(seed: u64) -> (bool, Fate) {
-    let mut node = Node::new(seed, Faults::default());
+    let mut node = Node::new(seed, DiskFaults::default());
     if seed % 2 == 1 {
         node.disk.cut_power_after(20 + node.dice.below(100));
     }
     let clean = node.work(12).is_ok();
-    node.disk.suffer(Faults { flipped_ppm: ALWAYS, ..Faults::default() });
+    node.disk.suffer(DiskFaults { flipped_ppm: ALWAYS, ..DiskFaults::default() });
     assert_eq!(node.disk.crash().flipped, 1);
-    node.disk.suffer(Faults::default());
+    node.disk.suffer(DiskFaults::default());
     let promised = node.acknowledged.commits;
     let fate = match catch_unwind(AssertUnwindSafe(|| node.read())) {
         Err(_) => Fate::Panicked,
@@ -336,7 +336,7 @@ fn a_flipped_bit_is_found_by_checksums_on_top_or_takes_the_newest_commit_with_it
 
 #[test]
 fn a_wiped_disk_is_an_empty_log() {
-    let mut node = Node::new(1, Faults { wiped_ppm: ALWAYS, ..Faults::default() });
+    let mut node = Node::new(1, DiskFaults { wiped_ppm: ALWAYS, ..DiskFaults::default() });
     node.work(5).unwrap();
     assert!(node.disk.crash().wiped);
     assert_eq!(node.read().unwrap(), Log::default());
@@ -344,23 +344,23 @@ fn a_wiped_disk_is_an_empty_log() {
 
 #[test]
 fn a_full_disk_fails_a_commit_and_keeps_those_before() {
-    let mut node = Node::new(1, Faults::default());
+    let mut node = Node::new(1, DiskFaults::default());
     node.work(5).unwrap();
     let capacity_bytes = content(&node.disk.open()).len() as u64;
-    node.disk.suffer(Faults { capacity_bytes, ..Faults::default() });
+    node.disk.suffer(DiskFaults { capacity_bytes, ..DiskFaults::default() });
     let mut larger = node.acknowledged.clone();
     larger.entries.insert(1_000, vec![1; capacity_bytes as usize]);
     let full = store(&node.open().unwrap(), &node.acknowledged, &larger).unwrap_err();
     assert!(matches!(&full, redb::Error::Io(e) if e.kind() == ErrorKind::StorageFull), "{full}");
     node.disk.crash();
     assert_eq!(node.read().unwrap(), node.acknowledged);
-    node.disk.suffer(Faults::default());
+    node.disk.suffer(DiskFaults::default());
     node.work(10).unwrap();
 }
 
 #[test]
 fn what_a_dead_process_still_does_changes_nothing() {
-    let disk = Disk::new(1, Faults::default());
+    let disk = SimDisk::new(1, DiskFaults::default());
     let dead = disk.open();
     dead.set_len(8).unwrap();
     dead.write(0, &[1; 8]).unwrap();
@@ -374,7 +374,8 @@ fn what_a_dead_process_still_does_changes_nothing() {
 fn stalls_take_virtual_time() {
     let file = |stall_ppm| {
         let longest_stall = Duration::from_secs(100);
-        let disk = Disk::new(1, Faults { stall_ppm, longest_stall, ..Faults::default() });
+        let disk =
+            SimDisk::new(1, DiskFaults { stall_ppm, longest_stall, ..DiskFaults::default() });
         disk.open().set_len(8).unwrap();
         disk
     };
@@ -386,18 +387,18 @@ fn stalls_take_virtual_time() {
 
 #[test]
 fn an_error_changes_nothing_but_a_failed_sync_makes_its_writes_doubtful() {
-    let disk = Disk::new(1, Faults::default());
+    let disk = SimDisk::new(1, DiskFaults::default());
     let file = disk.open();
     file.set_len(8).unwrap();
     file.sync_data().unwrap();
-    disk.suffer(Faults { error_ppm: ALWAYS, ..Faults::default() });
+    disk.suffer(DiskFaults { error_ppm: ALWAYS, ..DiskFaults::default() });
     assert!(file.write(0, &[1; 8]).is_err() && file.len().is_err());
-    disk.suffer(Faults::default());
+    disk.suffer(DiskFaults::default());
     assert_eq!(content(&file), [0; 8]);
     file.write(0, &[1; 8]).unwrap();
-    disk.suffer(Faults { error_ppm: ALWAYS, lost_ppm: ALWAYS, ..Faults::default() });
+    disk.suffer(DiskFaults { error_ppm: ALWAYS, lost_ppm: ALWAYS, ..DiskFaults::default() });
     assert!(file.sync_data().is_err());
-    disk.suffer(Faults::default());
+    disk.suffer(DiskFaults::default());
     assert_eq!(content(&file), [1; 8], "still in the cache");
     file.sync_data().unwrap();
     disk.crash();
@@ -420,8 +421,9 @@ proptest! {
         seed in any::<u64>(),
         writes in prop::collection::vec((0..4_000usize, 1..1_500usize, any::<bool>()), 1..20),
     ) {
-        let faults = Faults { longest_stall: Duration::ZERO, ..Faults::of_an_honest_disk() };
-        let disk = Disk::new(seed, faults);
+        let faults =
+            DiskFaults { longest_stall: Duration::ZERO, ..DiskFaults::of_an_honest_disk() };
+        let disk = SimDisk::new(seed, faults);
         let file = disk.open();
         let mut possible = vec![vec![0]; 5_500];
         file.set_len(possible.len() as u64).unwrap();

@@ -5,23 +5,25 @@ mod dice;
 
 use std::slice;
 
-use everstep_chaos::disk::{Disk, Faults, File};
+use everstep_chaos::disk::{DiskFaults, File, SimDisk};
 use everstep_coordinator::log::StoreError;
-use everstep_coordinator::log::replica::{Owner, ReplicaStore};
-use everstep_coordinator::raft::{Batch, Entry, HardState, Kept, Kind, Place, ReplicaId, Snapshot};
+use everstep_coordinator::log::replica::{DiskOwner, ReplicaStore};
+use everstep_coordinator::raft::{
+    Batch, DurableState, EntryKind, HardState, LogPosition, RaftEntry, ReplicaId, Snapshot,
+};
 use everstep_transport::protocol::Term;
 use redb::StorageBackend;
 
 use self::dice::Dice;
 
-const OWNER: Owner = Owner { cluster: [7; 32], replica: ReplicaId(1) };
+const OWNER: DiskOwner = DiskOwner { cluster: [7; 32], replica: ReplicaId(1) };
 
 /// A coordinator that only keeps a log, and the promises to its users.
 struct Node {
-    disk: Disk,
+    disk: SimDisk,
     dice: Dice,
     /// The acknowledged content.
-    acknowledged: Kept,
+    acknowledged: DurableState,
     /// The batch that was under way when the node stopped.
     attempted: Option<Batch>,
     /// How many entries were acknowledged, with those that are gone since.
@@ -31,7 +33,7 @@ struct Node {
 impl Node {
     fn new(seed: u64) -> Self {
         let (disk, acknowledged) =
-            (Disk::new(seed, Faults::default()), Kept::founded_by(ReplicaId(1)));
+            (SimDisk::new(seed, DiskFaults::default()), DurableState::founded_by(ReplicaId(1)));
         ReplicaStore::create(disk.open(), OWNER, &acknowledged).expect("an honest disk");
         Self { disk, dice: Dice::of(seed), acknowledged, attempted: None, entries: 0 }
     }
@@ -61,12 +63,13 @@ impl Node {
     /// Some entries, which may replace the last ones, a vote, and now and then a snapshot, which
     /// removes a part of the log.
     fn batch(&mut self) -> Batch {
-        let Kept { hard_state, snapshot, base, entries } = &self.acknowledged;
+        let DurableState { hard_state, snapshot, base, entries } = &self.acknowledged;
         let last = self.acknowledged.last();
         let term = Term(hard_state.term.0 + self.dice.below(2));
         let after = last.index - u64::from(last.index > hard_state.commit) * self.dice.below(2);
         let (commit, vote) = (after, Some(ReplicaId(1 + self.dice.below(3))));
-        let place = Place { index: after, term: self.acknowledged.term(after).expect("there") };
+        let place =
+            LogPosition { index: after, term: self.acknowledged.term(after).expect("there") };
         let taken = (self.dice.below(4) == 0 && after > snapshot.place.index).then(|| Snapshot {
             place,
             members: snapshot.members.clone(),
@@ -75,9 +78,9 @@ impl Node {
         let dropped = entries.get(entries.len() / 2).filter(|it| it.place < place);
         let base = dropped.filter(|_| taken.is_some()).map_or(*base, |entry| entry.place);
         let count = 1 + self.dice.below(4);
-        let entry = |number| Entry {
-            place: Place { index: after + number, term },
-            kind: if self.dice.below(9) == 0 { Kind::Members } else { Kind::Command },
+        let entry = |number| RaftEntry {
+            place: LogPosition { index: after + number, term },
+            kind: if self.dice.below(9) == 0 { EntryKind::Members } else { EntryKind::Command },
             bytes: bytes(&mut self.dice),
         };
         let entries = (1..=count).map(entry).collect();
@@ -86,7 +89,7 @@ impl Node {
     }
 
     /// Checks the content against the promises. The batch that was only attempted may be there too.
-    fn recover(&mut self, found: Kept) {
+    fn recover(&mut self, found: DurableState) {
         if found != self.acknowledged {
             let attempted = self.attempted.take().expect("what was not promised is not there");
             self.acknowledge(&attempted);
@@ -102,14 +105,14 @@ fn bytes(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// Crashes again and again, at random writes. Then checks what survived.
-fn survive(seed: u64, faults: Faults, crashes: u32) -> Node {
+fn survive(seed: u64, faults: DiskFaults, crashes: u32) -> Node {
     let mut node = Node::new(seed);
     for _ in 0..crashes {
         node.disk.suffer(faults);
         node.disk.cut_power_after(node.dice.below(250));
         let _ = node.work(10); // it does not get to the end, or does
         node.disk.crash();
-        node.disk.suffer(Faults::default());
+        node.disk.suffer(DiskFaults::default());
         node.work(0).expect("what a crash leaves can be opened");
     }
     node
@@ -117,7 +120,7 @@ fn survive(seed: u64, faults: Faults, crashes: u32) -> Node {
 
 #[test]
 fn i9_every_acknowledged_entry_survives_every_crash_in_its_order() {
-    let nodes = (0..30).map(|seed| survive(seed, Faults::of_an_honest_disk(), 20));
+    let nodes = (0..30).map(|seed| survive(seed, DiskFaults::of_an_honest_disk(), 20));
     let entries: usize = nodes.map(|node| node.entries).sum();
     println!("600 crashes, {entries} entries");
     assert!(entries > 1_000);
@@ -125,7 +128,7 @@ fn i9_every_acknowledged_entry_survives_every_crash_in_its_order() {
 
 #[test]
 fn errors_of_the_disk_lose_nothing_that_was_acknowledged() {
-    let faults = Faults { error_ppm: 10_000, ..Faults::of_an_honest_disk() };
+    let faults = DiskFaults { error_ppm: 10_000, ..DiskFaults::of_an_honest_disk() };
     for seed in 100..110 {
         survive(seed, faults, 20);
     }
@@ -137,11 +140,11 @@ fn a_full_disk_is_an_error_in_words_and_keeps_what_was_acknowledged() {
     let store = node.work(10).expect("an honest disk");
     let capacity_bytes = content(&node.disk.open()).len() as u64;
     drop(store);
-    node.disk.suffer(Faults { capacity_bytes, ..Faults::default() });
+    node.disk.suffer(DiskFaults { capacity_bytes, ..DiskFaults::default() });
     let full = node.work(10_000).map(drop).expect_err("the disk is full");
     assert!(full.to_string().contains("no storage space"), "{full}");
     node.disk.crash();
-    node.disk.suffer(Faults::default());
+    node.disk.suffer(DiskFaults::default());
     node.work(10).expect("there is room again");
 }
 
@@ -158,17 +161,17 @@ fn a_killed_process_leaves_what_it_has_written() {
 
 /// Opens a copy of the file with one flipped bit, writes to it, and opens it again. Content that
 /// was taken for sound once stays so.
-fn open_flipped(content: &[u8], bit: usize) -> Result<Kept, StoreError> {
+fn open_flipped(content: &[u8], bit: usize) -> Result<DurableState, StoreError> {
     let mut content = content.to_vec();
     content[bit / 8] ^= 1 << (bit % 8);
-    let disk = Disk::new(0, Faults::default());
+    let disk = SimDisk::new(0, DiskFaults::default());
     let file = disk.open();
     file.set_len(content.len() as u64).expect("an honest disk");
     file.write(0, &content).expect("an honest disk");
     let (mut store, found) = ReplicaStore::open(disk.open(), OWNER)?;
-    let Place { index, term } = found.last();
-    let place = Place { index: index + 1, term };
-    let entry = Entry { place, kind: Kind::Command, bytes: vec![1; 9_000] };
+    let LogPosition { index, term } = found.last();
+    let place = LogPosition { index: index + 1, term };
+    let entry = RaftEntry { place, kind: EntryKind::Command, bytes: vec![1; 9_000] };
     let (hard_state, base) = (found.hard_state, found.base);
     let batch = Batch { number: 1, hard_state, snapshot: None, base, entries: vec![entry] };
     store.persist(slice::from_ref(&batch)).expect("an honest disk");
@@ -182,7 +185,7 @@ fn open_flipped(content: &[u8], bit: usize) -> Result<Kept, StoreError> {
 
 /// Flips single bits all over the file, one at a time: in every byte of redb's own header, in every
 /// thirtieth that is not zero, in some that are. Returns how many flips were errors.
-fn flip_bits(content: &[u8], expected: &Kept) -> usize {
+fn flip_bits(content: &[u8], expected: &DurableState) -> usize {
     let mut dice = Dice::of(1);
     let mut noticed = 0;
     for (place, &byte) in content.iter().enumerate() {

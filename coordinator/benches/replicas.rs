@@ -10,8 +10,10 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::{Duration, Instant};
 use std::{fs, thread};
 
-use everstep_coordinator::log::replica::{Owner, ReplicaStore};
-use everstep_coordinator::raft::{Batch, Effect, Kept, Message, Options, Replica, ReplicaId};
+use everstep_coordinator::log::replica::{DiskOwner, ReplicaStore};
+use everstep_coordinator::raft::{
+    Batch, DurableState, Message, RaftEffect, RaftOptions, Replica, ReplicaId,
+};
 use everstep_transport::time::Time;
 use redb::backends::FileBackend;
 
@@ -60,11 +62,11 @@ fn main() {
 impl Cluster {
     fn new(dir: &Path) -> Self {
         let ids: Vec<_> = (1..=3).map(ReplicaId).collect();
-        let mut kept = Kept::founded_by(ids[0]);
+        let mut kept = DurableState::founded_by(ids[0]);
         kept.snapshot.members.voters = ids.clone();
         let (tell, arrivals) = mpsc::channel();
         let disks = ids.iter().map(|id| disk(dir, *id, &kept, tell.clone())).collect();
-        let options = |id| Options {
+        let options = |id| RaftOptions {
             id,
             seed: 1,
             keep: 1000,
@@ -121,13 +123,13 @@ impl Cluster {
             let from = ReplicaId(at as u64 + 1);
             while let Some(effect) = replica.poll_effect() {
                 match effect {
-                    Effect::Send { to, message } => {
+                    RaftEffect::Send { to, message } => {
                         let message = Box::new(message);
                         let _ = self.tell.send(Arrival::Message { from, to, message });
                     }
-                    Effect::Persist(batch) => self.disks[at].send(batch).expect("it writes"),
-                    Effect::Leads(_) => self.leader = Some(from),
-                    Effect::Apply(entries) if self.leader == Some(from) => {
+                    RaftEffect::Persist(batch) => self.disks[at].send(batch).expect("it writes"),
+                    RaftEffect::Leads(_) => self.leader = Some(from),
+                    RaftEffect::Apply(entries) if self.leader == Some(from) => {
                         self.applied += entries.len();
                     }
                     _ => {}
@@ -142,9 +144,9 @@ impl Cluster {
 }
 
 /// A store on a thread of its own.
-fn disk(dir: &Path, id: ReplicaId, kept: &Kept, tell: Sender<Arrival>) -> Sender<Batch> {
+fn disk(dir: &Path, id: ReplicaId, kept: &DurableState, tell: Sender<Arrival>) -> Sender<Batch> {
     let path = dir.join(format!("{}.redb", id.0));
-    let owner = Owner { cluster: [0; 32], replica: id };
+    let owner = DiskOwner { cluster: [0; 32], replica: id };
     let open = || {
         let mut options = fs::OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path);

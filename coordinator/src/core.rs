@@ -15,118 +15,96 @@
 //! each member says Finished. When all have, an entry with the outcome follows, then Dismiss.
 //!
 //! A coordinator follows until it is elected and its own first entry has applied. It follows again
-//! when it is deposed. A follower decides nothing, and says only which coordinator leads
-//! (`reign.rs`). A proposal may be applied late, twice, or not at all. So the leader checks its
-//! conditions again after every entry, and an entry that no longer fits changes nothing.
+//! when it steps down. A follower decides nothing, and says only which coordinator leads
+//! (`leadership.rs`). A proposal may be applied late, twice, or not at all. So the leader checks
+//! its conditions again after every entry, and an entry that no longer fits changes nothing.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod admission;
 mod catch_up;
 mod change;
+mod clients;
 mod clock;
 mod confirm;
 mod event;
+mod failure_detector;
 mod feeds;
 mod figures;
 mod finish;
+mod health;
+mod history_cache;
+mod invariants;
+mod leadership;
 mod lines;
 mod links;
 mod model;
 mod operators;
+mod outbox;
 mod partition;
-mod past;
 mod plan;
 mod progress;
 mod reads;
-mod reign;
-mod silence;
+mod roster;
 mod unable;
 mod view;
 mod workers;
 
-use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::{Event, Outcome, WorkerResult};
-use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{Frame, Message, Step, Telemetry, Term, WorkerId};
+use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::{HistoryEntry, Message, Term};
 use everstep_transport::time::Time;
 
-use self::admission::Admissions;
-use self::catch_up::CatchUp;
-use self::clock::Clock;
-use self::confirm::Confirmations;
-pub use self::event::{Effect, Input};
-use self::feeds::Feeds;
+use self::change::GenerationChange;
+use self::clients::Clients;
+pub use self::event::{CoreEffect, CoreInput, ShellEffect, ShellInput};
+use self::finish::Completion;
+use self::health::WorkerHealth;
+pub(crate) use self::history_cache::HISTORY_LOST_AFTER;
+use self::history_cache::HistoryCache;
+use self::leadership::Leadership;
 use self::lines::Lines;
 pub use self::links::LinkEnd;
-use self::links::{Links, Phase};
-use self::model::Model;
-use self::operators::Requests;
-use self::partition::Partition;
-use self::past::Past;
-pub(crate) use self::past::TELLING;
-use self::progress::Progress;
+use self::links::{Links, PeerPhase};
+use self::outbox::Outbox;
 pub use self::progress::Standstill;
-use self::reign::{Guide, Reign};
-use self::silence::{Doubt, Silence};
-pub use self::unable::Reason;
-use self::unable::Unable;
-use self::view::Watchers;
-pub use self::view::{ClusterView, End};
+use self::roster::Roster;
+pub use self::unable::UnableReason;
+pub use self::view::{ClusterView, RunEnd};
 #[cfg(feature = "planted")]
-use crate::plant::Plant;
-use crate::state::{Command, Entry, State, Verdict};
+use crate::plant::CorePlant;
+use crate::state::{Command, CommandEntry, EntryOutcome, State};
 
-/// How often the driver should give a [`Input::Tick`].
-pub const TICK: Duration = Duration::from_millis(50);
+/// How often the driver should give a [`CoreInput::Tick`].
+pub const CORE_TICK: Duration = Duration::from_millis(50);
 
 /// A link to a peer. The driver numbers links in the order of their coming, and never reuses a
 /// number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u64);
 
-/// The state machine of one coordinator.
+/// The state machine of one coordinator: what the coordinators agree on, and what this one alone
+/// knows besides.
 #[derive(Debug)]
 pub struct Core {
-    clock: Clock,
     state: State,
-    reign: Reign,
-    guide: Guide,
-    confirmations: Confirmations,
+    leadership: Leadership,
     links: Links,
-    /// Registered workers that ended while this coordinator followed, and how it noticed that. If
-    /// it comes to lead, it need not wait for them to be silent.
-    departed: BTreeMap<WorkerId, Doubt>,
-    silence: Silence,
-    partition: Partition,
-    phase: change::Phase,
-    /// The answers to the newest Pause, by worker.
-    statuses: BTreeMap<WorkerId, Status>,
-    feeds: Feeds,
-    catch_up: CatchUp,
-    /// The greatest step that a member of the current generation has committed, as far as this
-    /// coordinator knows.
-    reached: Step,
+    health: WorkerHealth,
+    change: GenerationChange,
+    completion: Completion,
     lines: Lines,
-    /// The newest GPU figures of workers. They change so fast that the log never has them: only a
-    /// reader that asks is told. A new leader hears them with the next heartbeats.
-    telemetry: BTreeMap<WorkerId, Telemetry>,
-    /// The workers that have slow devices.
-    progress: Progress,
-    past: Past,
-    /// The results of members of the current generation, by worker.
-    results: BTreeMap<WorkerId, WorkerResult>,
-    model: Model,
-    unable: Unable,
-    requests: Requests,
-    admissions: Admissions,
-    watchers: Watchers,
-    effects: VecDeque<Effect>,
-    ignored: u64,
-    #[cfg(feature = "planted")]
-    pub(crate) plant: Option<Plant>,
+    history: HistoryCache,
+    clients: Clients,
+    outbox: Outbox,
+}
+
+/// A change of generation, with all that it depends on.
+struct Parts<'a> {
+    change: &'a mut GenerationChange,
+    roster: Roster<'a>,
+    outbox: &'a mut Outbox,
 }
 
 // Inputs and outputs.
@@ -135,86 +113,74 @@ impl Core {
     /// zero, milliseconds of Unix time: events are stamped with it.
     ///
     /// After a restart, the driver first gives the new core its part of the log: the snapshot, with
-    /// [`Self::restore_history`], and entries, as [`Input::Applied`].
+    /// [`Self::restore_history`], and entries, as [`CoreInput::Applied`].
     pub fn new(now: Time, epoch_unix_ms: u64) -> Self {
         Self {
-            clock: Clock::new(epoch_unix_ms),
             state: State::default(),
-            reign: Reign::Follows,
-            guide: Guide::default(),
-            confirmations: Confirmations::default(),
+            leadership: Leadership::default(),
             links: Links::default(),
-            departed: BTreeMap::new(),
-            silence: Silence::new(now),
-            partition: Partition::default(),
-            phase: change::Phase::Steady,
-            statuses: BTreeMap::new(),
-            feeds: Feeds::default(),
-            catch_up: CatchUp::default(),
-            reached: Step(0),
+            health: WorkerHealth::new(now),
+            change: GenerationChange::default(),
+            completion: Completion::default(),
             lines: Lines::default(),
-            telemetry: BTreeMap::new(),
-            progress: Progress::default(),
-            past: Past::default(),
-            results: BTreeMap::new(),
-            model: Model::default(),
-            unable: Unable::default(),
-            requests: Requests::default(),
-            admissions: Admissions::default(),
-            watchers: Watchers::default(),
-            effects: VecDeque::new(),
-            ignored: 0,
-            #[cfg(feature = "planted")]
-            plant: None,
+            history: HistoryCache::default(),
+            clients: Clients::default(),
+            outbox: Outbox::new(epoch_unix_ms),
         }
     }
 
     /// Takes what happened. `now` never goes backwards.
-    pub fn handle(&mut self, now: Time, input: Input) {
+    pub fn handle(&mut self, now: Time, input: impl Into<CoreInput>) {
         self.wake(now);
+        match input.into() {
+            CoreInput::Shell(input) => self.on_shell_input(now, input),
+            CoreInput::Elected { term, id } => self.elected(now, term, id),
+            CoreInput::SteppedDown => self.step_down(now),
+            CoreInput::Leader { term, leader } => self.on_leader(now, term, leader),
+            CoreInput::Confirmed { ticket } => self.confirmed(now, ticket),
+            CoreInput::Unconfirmed { ticket } => self.leadership.unconfirmed(ticket),
+            CoreInput::Installed(state) => self.install(now, *state),
+            CoreInput::Applied { index, term, entry } => self.applied(now, index, term, entry),
+            CoreInput::HistoryTold => self.history.is_told(now),
+            CoreInput::Tick => self.tick(now),
+        }
+    }
+
+    fn on_shell_input(&mut self, now: Time, input: ShellInput) {
         match input {
-            Input::Connected { link, identity } => self.connected(link, identity),
-            Input::Disconnected { link, end, reason } => {
+            ShellInput::Connected { link, identity } => self.connected(link, identity),
+            ShellInput::Disconnected { link, end, reason } => {
                 self.disconnected(now, link, end, &reason);
             }
-            Input::Message { from, message } => self.message(now, from, message),
-            Input::Elected { term, id } => self.elected(now, term, id),
-            Input::Deposed => self.deposed(now),
-            Input::Leader { term, leader } => self.led_by(now, term, leader),
-            Input::Confirmed { ticket } => self.confirmed(now, ticket),
-            Input::Unconfirmed { ticket } => self.unconfirmed(ticket),
-            Input::Look(number) => self.look(number),
-            Input::Installed(state) => self.install(now, *state),
-            Input::Admit { token, node } => self.admit_node(now, token, node),
-            Input::Applied { index, term, entry } => self.applied(now, index, term, entry),
-            Input::LinesOpened { lineage, found } => self.lines_opened(now, lineage, found),
-            Input::LinesDurable { lineage, reach } => self.lines_durable(now, lineage, reach),
-            Input::HistoryTold => self.past.is_told(now),
-            Input::Tick => self.tick(now),
+            ShellInput::Message { from, message } => self.on_message(now, from, message),
+            ShellInput::Read(number) => self.read(number),
+            ShellInput::Admit { token, node } => self.admit_node(now, token, node),
+            ShellInput::LinesOpened { lineage, found } => self.lines_opened(now, lineage, found),
+            ShellInput::LinesDurable { lineage, reach } => self.lines_durable(now, lineage, reach),
         }
     }
 
     /// Takes the wall clock of `now`, milliseconds of Unix time.
     pub fn set_clock(&mut self, now: Time, unix_ms: u64) {
-        self.clock.set(now, unix_ms);
+        self.outbox.set_clock(now, unix_ms);
     }
 
     /// The next thing to do, `None` until more happens. The driver drains it after every input.
-    pub fn poll_effect(&mut self) -> Option<Effect> {
-        self.effects.pop_front()
+    pub fn poll_effect(&mut self) -> Option<CoreEffect> {
+        self.outbox.pop()
     }
 
     /// Takes the whole history up to the newest applied entry, in order. After a snapshot this
     /// coordinator does not know the beginning of the history.
-    pub fn restore_history(&mut self, frames: impl IntoIterator<Item = Frame>) {
-        self.past = Past::restored(frames);
+    pub fn restore_history(&mut self, entries: impl IntoIterator<Item = HistoryEntry>) {
+        self.history = HistoryCache::restored(entries);
     }
 
     /// From now on the coordinator has this bug.
     #[cfg(feature = "planted")]
-    pub fn plant(&mut self, plant: Plant) {
-        self.plant = Some(plant);
+    pub fn plant(&mut self, plant: CorePlant) {
         self.state.plant = Some(plant);
+        self.health.plant(Some(plant));
     }
 
     /// What the log says.
@@ -224,33 +190,33 @@ impl Core {
 
     /// The events after the one with this number, in order, as far as this coordinator knows them.
     pub fn events_after(&self, number: u64) -> &[Event] {
-        self.past.events_after(number)
+        self.history.events_after(number)
     }
 
     /// How many messages this coordinator ignored, since their sender may not send them, or not
     /// then.
     pub fn ignored(&self) -> u64 {
-        self.ignored
+        self.links.ignored()
     }
 }
 
 // The log.
 impl Core {
-    fn applied(&mut self, now: Time, index: u64, term: Term, entry: Entry) {
+    fn applied(&mut self, now: Time, index: u64, term: Term, entry: CommandEntry) {
         self.notice_later_term(now, term);
         let was_running = self.running();
         let revision = self.state.revision();
         let verdict = self.state.apply(index, term, &entry);
-        if !self.state.news().is_empty() {
-            let news = self.state.news().to_vec();
-            self.past.take(&news);
-            self.effects.push_back(Effect::History(Frame { index, news }));
+        if !self.state.new_events().is_empty() {
+            let new_events = self.state.new_events().to_vec();
+            self.history.take(&new_events);
+            self.outbox.push(ShellEffect::History(HistoryEntry { index, events: new_events }));
         }
-        self.follow_lines(now);
+        self.lines.follow(now, &self.state, &mut self.outbox);
         if self.state.revision() != revision {
-            self.tell_all();
+            self.broadcast_coordinators();
         }
-        if matches!(entry.command, Command::Lead { .. }) && self.reign == Reign::Elected(term) {
+        if matches!(entry.command, Command::Lead { .. }) && self.leadership.is_elected(term) {
             self.lead(now, term);
         } else if self.leader().is_some() {
             self.follow_up(now, entry.command, verdict);
@@ -261,17 +227,17 @@ impl Core {
     }
 
     fn install(&mut self, now: Time, state: State) {
-        self.deposed(now);
-        self.past = Past::of(&state, now);
-        self.state = state;
+        self.step_down(now);
+        self.history = HistoryCache::of(&state, now);
         #[cfg(feature = "planted")]
-        self.plant.into_iter().for_each(|plant| self.state.plant = Some(plant));
-        self.follow_lines(now);
-        self.tell_all();
+        let state = state.with_plant(self.state.plant);
+        self.state = state;
+        self.lines.follow(now, &self.state, &mut self.outbox);
+        self.broadcast_coordinators();
     }
 
     /// What a leader does about an entry.
-    fn follow_up(&mut self, now: Time, command: Command, verdict: Verdict) {
+    fn follow_up(&mut self, now: Time, command: Command, verdict: EntryOutcome) {
         match command {
             Command::Register { name, registration, .. } => {
                 self.registered(now, &name, registration.incarnation, verdict);
@@ -279,16 +245,22 @@ impl Core {
             }
             Command::Lose { worker, .. } => self.lost(now, worker, &verdict),
             Command::Drain { worker } => self.drained(now, worker),
-            Command::Generation(change) if verdict == Verdict::Accepted => self.began(now, change),
+            Command::Generation(change) if verdict == EntryOutcome::Accepted => {
+                self.began(now, change)
+            }
             Command::Generation(change) => self.not_begun(now, change.record.number),
-            Command::Request { id, wish, .. } => self.granted(now, id, &wish, &verdict),
+            Command::Request { id, command, .. } => {
+                self.answer_request(now, id, &command, &verdict)
+            }
             Command::Found { founder: coordinator, .. }
             | Command::Coordinator { coordinator, .. } => {
-                if let Verdict::Coordinator(id) = verdict {
+                if let EntryOutcome::Coordinator(id) = verdict {
                     self.joined(&coordinator, id);
                 }
             }
-            Command::SpendToken { token, node } => self.spent(token, node, verdict),
+            Command::SpendToken { token, node } => {
+                self.clients.admissions.spent(&mut self.outbox, (token, node), verdict);
+            }
             Command::Lead { .. }
             | Command::Died(_)
             | Command::AwaitOwners { .. }
@@ -299,70 +271,52 @@ impl Core {
             | Command::Recover { .. } => {}
         }
     }
-
-    /// Ends the run when this coordinator has every member's result and the line of every step.
-    fn conclude(&mut self, now: Time) {
-        let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
-        if self.results.len() < record.members.len()
-            || self.written() < Step(run.steps)
-            || !self.is_durable()
-            || !self.running()
-        {
-            return;
-        }
-        let outcome = match finish::agreement(record, &self.results) {
-            Ok(()) => Outcome::Complete(self.results.values().cloned().collect()),
-            Err(reason) => Outcome::Failed { name: None, reason },
-        };
-        self.propose_end(now, outcome);
-    }
 }
 
 // Small helpers.
 impl Core {
     /// The term in which this coordinator leads. `None` while it does not.
     pub(crate) fn leader(&self) -> Option<Term> {
-        match self.reign {
-            Reign::Leads(term) => Some(term),
-            Reign::Follows | Reign::Elected(_) => None,
-        }
+        self.leadership.term()
+    }
+
+    /// The workers as this coordinator sees them now.
+    fn roster(&self, now: Time) -> Roster<'_> {
+        Roster { now, state: &self.state, links: &self.links, detector: &self.health.detector }
+    }
+
+    /// The change of generation, to be changed, and the workers as this coordinator sees them now.
+    fn parts(&mut self, now: Time) -> Parts<'_> {
+        let Self { change, state, links, health, outbox, .. } = self;
+        Parts { change, roster: Roster { now, state, links, detector: &health.detector }, outbox }
     }
 
     fn running(&self) -> bool {
         *self.state.outcome() == Outcome::Running
     }
 
-    fn workers_in(&self, wanted: impl Fn(Phase) -> bool) -> Vec<LinkId> {
+    fn workers_in(&self, wanted: impl Fn(PeerPhase) -> bool) -> Vec<LinkId> {
         self.links.workers().filter(|(_, phase)| wanted(*phase)).map(|(link, _)| link).collect()
     }
 
     /// Sends a last message to a worker. Nothing that the worker says afterwards counts.
     fn release(&mut self, to: LinkId, message: Message) {
-        self.links.enter(to, Phase::Released);
-        self.send(to, message);
-    }
-
-    fn send(&mut self, to: LinkId, message: Message) {
-        self.effects.push_back(Effect::Send { to, message });
-    }
-
-    fn broadcast(&mut self, to: Vec<LinkId>, message: Message) {
-        if !to.is_empty() {
-            self.effects.push_back(Effect::Broadcast { to, message });
-        }
-    }
-
-    fn close(&mut self, to: LinkId, reason: &str) {
-        self.effects.push_back(Effect::Close { to, reason: reason.to_string() });
+        self.links.enter(to, PeerPhase::Released);
+        self.outbox.send(to, message);
     }
 
     fn propose(&mut self, now: Time, command: Command) {
-        let entry = Entry { unix_ms: self.unix_ms(now), command };
-        self.effects.push_back(Effect::Propose(entry));
+        self.outbox.propose(now, command);
+    }
+
+    /// Brings an event of the run into the log.
+    fn note(&mut self, now: Time, kind: EventKind) {
+        let run = self.state.run_id();
+        self.propose(now, Command::Note { run, kind });
     }
 
     pub(crate) fn unix_ms(&self, at: Time) -> u64 {
-        self.clock.unix_ms(at)
+        self.outbox.unix_ms(at)
     }
 }
 

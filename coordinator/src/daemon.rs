@@ -1,29 +1,31 @@
-//! The coordinator's process: gives a seat among the coordinators a clock, links, a log and files.
+//! The coordinator's process: gives a node among the coordinators a clock, links, a log and files.
 //!
 //! Input: a directory and an address. Output: a cluster that workers can join with a token, until
 //! SIGTERM or SIGINT. The process decides nothing. Every message, loss and tick goes into
-//! [`crate::seat::Seat`], and the process carries out the seat's effects.
+//! [`crate::node::Node`], and the process carries out the node's effects.
 //!
 //! One coordinator founds a cluster, and others join it. The [log](crate::log) holds what they
-//! agree on, and a journal of its own holds the events. A coordinator that starts again in its
+//! agree on, and a history file of its own holds the events. A coordinator that starts again in its
 //! directory, after whatever end, goes on where it was. A lone coordinator leads at once, in a new
 //! term. A file that the process cannot read or write ends it, because it must not promise what it
 //! cannot keep.
 
+mod acceptor;
 mod actor;
-mod asked;
-mod book;
-mod desk;
+mod admission;
+mod api;
 mod dial;
 mod error;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;
 mod files;
-mod gate;
+#[cfg(test)]
+mod golden;
+mod history_file;
 mod join;
-mod journal;
-mod looks;
+mod membership_file;
 mod operator_folder;
+mod pending_reads;
 mod recover;
 mod renewal;
 
@@ -34,36 +36,36 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, AsyncContext, MailboxError};
 use everstep_transport::identity::{Credentials, Enrolment, UnixTime};
-use everstep_transport::quic::{Endpoint, HostPort, Port, Settings};
+use everstep_transport::quic::{BoundSocket, Endpoint, HostPort, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
 use tokio::task::yield_now;
 use tokio::time::sleep_until;
 
-pub(crate) use self::actor::Coordinator;
-use self::actor::{Leave, Outfit, Stop, Tick};
-pub(crate) use self::asked::{Ask, Denial, Known, Petition};
-use self::book::Book;
-pub use self::book::BookError;
-use self::desk::Desk;
+use self::acceptor::Acceptor;
+pub(crate) use self::actor::CoordinatorActor;
+use self::actor::{Leave, RestoredNode, Stop, Tick};
+use self::admission::AdmissionRequest;
+pub(crate) use self::api::{OperatorRequest, Query, QueryContext, RequestError};
 pub use self::error::CoordinatorError;
-use self::files::{BOOK_FILE, Cluster, LOG_FILE};
-use self::gate::Admission;
-pub use self::journal::JournalError;
-pub(crate) use self::looks::Look;
+use self::files::{Cluster, LOG_FILE, MEMBERSHIP_FILE};
+pub use self::history_file::HistoryFileError;
+use self::membership_file::MembershipFile;
+pub use self::membership_file::MembershipFileError;
+pub(crate) use self::pending_reads::LinearizableRead;
 pub use self::recover::{RecoverError, Recovered, recover};
-use crate::http::{self, Api, Door};
-use crate::seat::TICK;
+use crate::http::{Api, BoundApi, HttpOptions};
+use crate::node::NODE_TICK;
 use crate::state;
 
 /// How often the process asks the actor whether it has stopped.
-const LOOK: Duration = Duration::from_millis(500);
+const ACTOR_CHECK_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a stopping coordinator waits for another one to lead.
-const HANDING_OVER: Duration = Duration::from_secs(1);
+const HAND_OVER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The options of a coordinator's process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct CoordinatorOptions {
     /// The folder with its files: `authority/`, `operator/`, `join.token`, `coordinator.token`,
     /// `api.token`, `coordinators`, `log.redb`, `history.log`.
     pub dir: PathBuf,
@@ -73,7 +75,7 @@ pub struct Options {
     /// The state that it starts from.
     pub start: Start,
     /// The options of its HTTP API. None: no API.
-    pub http: Option<http::Options>,
+    pub http: Option<HttpOptions>,
 }
 
 /// The state that a coordinator starts from.
@@ -118,10 +120,10 @@ pub enum Ended {
 /// The addresses of the coordinators when the one of this directory last heard of them.
 ///
 /// # Errors
-/// [`BookError`]: the directory has no book, or a damaged one.
-pub fn addresses(dir: &Path) -> Result<Vec<SocketAddr>, BookError> {
-    let book = Book::load(&dir.join(BOOK_FILE))?;
-    Ok(book.content().members.iter().map(|view| view.address).collect())
+/// [`MembershipFileError`]: the directory has no membership file, or a damaged one.
+pub fn addresses(dir: &Path) -> Result<Vec<SocketAddr>, MembershipFileError> {
+    let membership = MembershipFile::load(&dir.join(MEMBERSHIP_FILE))?;
+    Ok(membership.membership().members.iter().map(|view| view.address).collect())
 }
 
 /// The file of the log in a coordinator's directory. It holds everything that the coordinator
@@ -135,69 +137,72 @@ pub fn log_file(dir: &Path) -> PathBuf {
 ///
 /// # Errors
 /// [`CoordinatorError`], in words for the user.
-pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, CoordinatorError> {
+pub fn run(
+    options: CoordinatorOptions,
+    ready: impl FnOnce(Addresses),
+) -> Result<Ended, CoordinatorError> {
     #[cfg(feature = "failpoints")]
     failpoint::arm()?;
-    let Options { dir, listen, start, http } = options;
+    let CoordinatorOptions { dir, listen, start, http } = options;
     if listen.ip().is_unspecified() {
         return Err(CoordinatorError::Unspecified(listen));
     }
-    http.iter().try_for_each(http::Options::check)?;
+    http.iter().try_for_each(HttpOptions::check)?;
     actix::System::new().block_on(async {
         let mut stop = Signals::install()?;
-        let (mut cluster, doors, taken, _lock) = match start {
+        let (mut cluster, seeds, bound, _lock) = match start {
             Start::Again => (Cluster::load(dir)?, Vec::new(), None, None),
             Start::Bootstrap { ephemeral } => {
                 files::refuse_existing(&dir)?;
-                let taken = take_addresses(listen, http.as_ref())?;
+                let bound = bind_addresses(listen, http.as_ref())?;
                 let lock = files::prepare(&dir)?;
-                (Cluster::create(dir, ephemeral)?, Vec::new(), Some(taken), Some(lock))
+                (Cluster::create(dir, ephemeral)?, Vec::new(), Some(bound), Some(lock))
             }
             Start::Join { token, coordinators } => {
                 let adopted = join::adopt(dir, &token, &coordinators, (listen, http.as_ref()));
-                let (cluster, taken, lock) = tokio::select! {
+                let (cluster, bound, lock) = tokio::select! {
                     adopted = adopted => adopted?,
                     told = stop.received() => return Ok(told),
                 };
-                (cluster, coordinators, Some(taken), Some(lock))
+                (cluster, coordinators, Some(bound), Some(lock))
             }
         };
         files::warn_of_onlookers(&cluster.dir);
-        if cluster.id().is_none() && doors.is_empty() {
+        if cluster.id().is_none() && seeds.is_empty() {
             return Err(CoordinatorError::NotJoined(cluster.dir));
         }
-        // This comes first, so that the second of two coordinators in one directory comes no
-        // further.
-        let past = cluster.id().map(|id| cluster.past(id)).transpose()?;
+        // First, so that the second of two coordinators in one directory comes no further.
+        let stored = cluster.id().map(|id| cluster.stored_history(id)).transpose()?;
         let settings = Settings::for_address(listen.ip());
         let credentials = cluster.renew_credentials()?;
-        let (port, door) = match taken {
-            Some(taken) => taken,
-            None => take_addresses(listen, http.as_ref())?,
+        let (port, bound_api) = match bound {
+            Some(bound) => bound,
+            None => bind_addresses(listen, http.as_ref())?,
         };
         let (endpoint, applicants) = open(port, &cluster, &credentials, settings)?;
-        let api = door.map(|door| door.api(&cluster.dir, cluster.authority.clone())).transpose()?;
+        let api =
+            bound_api.map(|it| it.api(&cluster.dir, cluster.authority.clone())).transpose()?;
         let addresses =
             Addresses { links: endpoint.local_address(), api: api.as_ref().map(Api::address) };
         let own = own(&cluster, addresses);
         let authority = cluster.authority.clone();
-        let past = match past {
-            Some(past) => past,
+        let stored = match stored {
+            Some(stored) => stored,
             None => {
                 let id = tokio::select! {
-                    id = join::ask(&endpoint, &mut cluster, &own, &doors) => id?,
+                    id = join::ask(&endpoint, &mut cluster, &own, &seeds) => id?,
                     told = stop.received() => return Ok(told),
                 };
-                cluster.past(id)?
+                cluster.stored_history(id)?
             }
         };
         cluster.list(&own)?;
-        let outfit = Outfit::new(cluster, own, past, applicants)?;
+        let restored = RestoredNode::new(cluster, own, stored, applicants)?;
         let endpoint = Arc::new(endpoint);
         let are_due = |held: &Credentials| held.are_due(UnixTime::now());
-        let renewals = renewal::attend(endpoint.clone(), authority, renewal::PAUSE, are_due);
-        let renewals = tokio::spawn(renewals);
-        let ended = attend(endpoint, api, outfit, stop, || ready(addresses)).await;
+        let every = renewal::CERTIFICATE_CHECK_INTERVAL;
+        let renewals = tokio::spawn(renewal::run(endpoint.clone(), authority, every, are_due));
+        let ended = run_actor(endpoint, api, restored, stop, || ready(addresses)).await;
         renewals.abort();
         ended
     })
@@ -205,69 +210,70 @@ pub fn run(options: Options, ready: impl FnOnce(Addresses)) -> Result<Ended, Coo
 
 /// The addresses of links and of HTTP. The process takes them before it spends anything: no other
 /// process takes them meanwhile, and every problem with them shows first.
-type Taken = (Port, Option<Door>);
+type BoundAddresses = (BoundSocket, Option<BoundApi>);
 
-fn take_addresses(
+fn bind_addresses(
     listen: SocketAddr,
-    http: Option<&http::Options>,
-) -> Result<Taken, CoordinatorError> {
-    let port = Port::bind(listen, &Settings::for_address(listen.ip()))?;
-    Ok((port, http.map(Door::open).transpose()?))
+    http: Option<&HttpOptions>,
+) -> Result<BoundAddresses, CoordinatorError> {
+    let port = BoundSocket::bind(listen, &Settings::for_address(listen.ip()))?;
+    Ok((port, http.map(BoundApi::open).transpose()?))
 }
 
 /// Opens the endpoint, and the channel of the nodes that ask it for a certificate.
 fn open(
-    port: Port,
+    port: BoundSocket,
     cluster: &Cluster,
     credentials: &Credentials,
     settings: Settings,
-) -> Result<(Endpoint, mpsc::Receiver<Admission>), CoordinatorError> {
-    let (gate, applicants) = gate::gate();
+) -> Result<(Endpoint, mpsc::Receiver<AdmissionRequest>), CoordinatorError> {
+    let (gate, applicants) = admission::admission_gate();
     let enrolment = Enrolment::decided_by(cluster.authority.clone(), gate);
     let endpoint = Endpoint::open(port, credentials, settings, Some(enrolment))?;
-    endpoint.expect_from(cluster.book.content().members.iter().map(|it| it.address.ip()));
+    endpoint.expect_from(cluster.membership.membership().members.iter().map(|it| it.address.ip()));
     Ok((endpoint, applicants))
 }
 
 /// The name and the addresses by which the other coordinators know this one.
-fn own(cluster: &Cluster, Addresses { links, api }: Addresses) -> state::Coordinator {
-    let content = cluster.book.content();
+fn own(cluster: &Cluster, Addresses { links, api }: Addresses) -> state::CoordinatorInfo {
+    let membership = cluster.membership.membership();
     // An API that listens on all addresses is at the address of the links.
     let named = |api: SocketAddr| match api.ip().is_unspecified() {
         true => (links.ip(), api.port()).into(),
         false => api,
     };
-    state::Coordinator {
-        name: content.name.clone(),
-        incarnation: content.incarnation,
+    state::CoordinatorInfo {
+        name: membership.name.clone(),
+        incarnation: membership.incarnation,
         address: links,
         api: api.map(named),
+        log_format: *state::LOG_FORMATS.end(),
     }
 }
 
 /// Serves until the coordinator ends.
-async fn attend(
+async fn run_actor(
     endpoint: Arc<Endpoint>,
     api: Option<Api>,
-    outfit: Outfit,
+    restored: RestoredNode,
     stop: Signals,
     ready: impl FnOnce(),
 ) -> Result<Ended, CoordinatorError> {
     let (count, backlog) = watch::channel(0);
     let (missing, wanted) = watch::channel(Vec::new());
-    let (own, at) = (outfit.id, endpoint.clone());
+    let (own, at) = (restored.id, endpoint.clone());
     // On the network's thread: at rest, waking another thread for each message would cost more than
     // the messages.
-    let coordinator = Coordinator::create(move |context| {
-        Coordinator::new(outfit, at, count, missing, context.address())
+    let coordinator = CoordinatorActor::create(move |context| {
+        CoordinatorActor::new(restored, at, count, missing, context.address())
     });
     let links = endpoint.local_address();
     let served = async {
         let api = api.map(|api| api.serve(coordinator.clone(), links)).transpose()?;
         ready();
-        let desk = Desk::new(coordinator.clone(), backlog);
-        let calls = tokio::spawn(dial::attend(own, endpoint.clone(), wanted, desk.clone()));
-        let served = serve(&endpoint, desk, stop).await;
+        let acceptor = Acceptor::new(coordinator.clone(), backlog);
+        let calls = tokio::spawn(dial::run(own, endpoint.clone(), wanted, acceptor.clone()));
+        let served = serve(&endpoint, acceptor, stop).await;
         calls.abort();
         if let Some(api) = api {
             api.stop().await;
@@ -286,11 +292,11 @@ async fn attend(
 
 async fn serve(
     endpoint: &Endpoint,
-    desk: Desk,
+    acceptor: Acceptor,
     mut stop: Signals,
 ) -> Result<Ended, CoordinatorError> {
     let broken = |_: MailboxError| CoordinatorError::Broken;
-    let coordinator: Addr<Coordinator> = desk.coordinator();
+    let coordinator: Addr<CoordinatorActor> = acceptor.coordinator();
     let mut look = Instant::now();
     let mut leaving: Option<(Instant, Ended)> = None;
     loop {
@@ -300,15 +306,16 @@ async fn serve(
                 if coordinator.send(Tick).await.map_err(broken)?? {
                     return Ok(Ended::Removed);
                 }
-                look = Instant::now() + if leaving.is_some() { TICK } else { LOOK };
+                let every = if leaving.is_some() { NODE_TICK } else { ACTOR_CHECK_INTERVAL };
+                look = Instant::now() + every;
                 if let Some((since, told)) = leaving
                     && (coordinator.send(Leave).await.map_err(broken)?
-                        || since.elapsed() > HANDING_OVER)
+                        || since.elapsed() > HAND_OVER_TIMEOUT)
                 {
                     return Ok(told);
                 }
             }
-            Some(link) = endpoint.accept() => desk.admit(link).await,
+            Some(link) = endpoint.accept() => acceptor.admit(link).await,
         }
     }
 }

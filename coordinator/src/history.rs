@@ -23,7 +23,7 @@ pub use self::tally::Tally;
 
 /// The sums of a run's history.
 #[derive(Debug, Default)]
-pub struct History {
+pub struct HistorySummary {
     tally: Tally,
     generations: Generations,
     protection: Protection,
@@ -34,7 +34,7 @@ pub struct History {
     proposed: VecDeque<Time>,
 }
 
-impl History {
+impl HistorySummary {
     /// Another run begins: what the one before lacked is no matter any more, and the time between
     /// the two is no stall.
     pub fn begin(&mut self) {

@@ -6,20 +6,20 @@
 //! (`key.rs`).
 //!
 //! Clients may be many, slow or hostile, and training must not notice. One thread serves all of
-//! them. `front.rs` bounds connections and bodies, everything has a time-out, and the actor gets a
+//! them. `server.rs` bounds connections and bodies, everything has a time-out, and the actor gets a
 //! bounded number of questions a second. On loopback all users of this machine may read, and a
 //! change takes the token (`guard.rs`). The API does not encrypt.
 
 mod answers;
 mod changes;
-mod front;
+mod connections;
 mod guard;
-mod halls;
 mod key;
 mod metrics;
 mod problem;
 mod query;
 mod routes;
+mod server;
 mod source;
 mod token;
 
@@ -37,29 +37,29 @@ use actix_web::web::Data;
 use actix_web::{App, ResponseError};
 
 use everstep_transport::identity::Authority;
-use everstep_transport::protocol::question::{CoordinatorStanding, RunView, TokenView};
+use everstep_transport::protocol::question::{CoordinatorStatus, RunView, TokenView};
 
-pub(crate) use self::front::Serving;
 use self::guard::Guard;
+pub(crate) use self::server::RunningApi;
 use self::source::Source;
 use self::token::Token;
 use crate::core::ClusterView;
-use crate::daemon::Coordinator;
+use crate::daemon::CoordinatorActor;
 use crate::history::{Lapse, Tally};
 
 /// Most bytes of a request's body: a run must fit a message to a worker.
 const MAX_BODY: usize = 32 * 1024;
 /// How long a request's head may take to come.
-const HEAD_PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a request's body may take to come.
-const BODY_PATIENCE: Duration = Duration::from_secs(5);
+const REQUEST_BODY_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The API's address if the options state none: this port of loopback, if it is free.
 pub const DEFAULT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 7080);
 
 /// The API's address and tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct HttpOptions {
     /// The address to listen on. Port 0 stands for any free port. None: [`DEFAULT`], or any free
     /// port of loopback if another process has that one.
     pub listen: Option<SocketAddr>,
@@ -103,7 +103,7 @@ pub enum HttpError {
     },
 }
 
-impl Options {
+impl HttpOptions {
     fn address(&self) -> SocketAddr {
         self.listen.unwrap_or(DEFAULT)
     }
@@ -145,7 +145,7 @@ struct Overview {
     /// The tokens, by id.
     tokens: Vec<TokenView>,
     /// The coordinators, by id.
-    coordinators: Vec<CoordinatorStanding>,
+    coordinators: Vec<CoordinatorStatus>,
     /// The newest entry of the log that this coordinator has applied.
     applied: u64,
     /// Whether some coordinator is known to lead.
@@ -157,14 +157,14 @@ struct Issuer(Arc<Authority>);
 
 /// The addresses of a coordinator.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct OwnAddress {
     /// The address for its peers.
     links: SocketAddr,
 }
 
 /// An address on which the process listens, and the tokens of the options. Opening it shows every
 /// problem of an API before a coordinator has files.
-pub(crate) struct Door {
+pub(crate) struct BoundApi {
     listener: TcpListener,
     address: SocketAddr,
     token: Option<Token>,
@@ -179,8 +179,8 @@ pub(crate) struct Api {
     authority: Arc<Authority>,
 }
 
-impl Door {
-    pub(crate) fn open(options: &Options) -> Result<Self, HttpError> {
+impl BoundApi {
+    pub(crate) fn open(options: &HttpOptions) -> Result<Self, HttpError> {
         options.check()?;
         let read = |path: &Option<PathBuf>| path.as_deref().map(Token::read_private).transpose();
         let (token, read_token) = (read(&options.token)?, read(&options.read_token)?);
@@ -216,24 +216,24 @@ impl Api {
     /// Answers, on a thread of its own, until it is stopped. The caller runs on an actix system.
     pub(crate) fn serve(
         self,
-        coordinator: Addr<Coordinator>,
+        coordinator: Addr<CoordinatorActor>,
         links: SocketAddr,
-    ) -> Result<Serving, HttpError> {
+    ) -> Result<RunningApi, HttpError> {
         let Self { listener, address, guard, authority } = self;
         let (source, guard) = (Arc::new(Source::new(coordinator)), Arc::new(guard));
         let issuer = Data::new(Issuer(authority));
-        let place = Place { links };
+        let place = OwnAddress { links };
         let app = move || {
             App::new()
                 .app_data(Data::from(source))
                 .app_data(Data::from(guard))
                 .app_data(Data::new(place))
                 .app_data(issuer)
-                .configure(routes::lay)
+                .configure(routes::configure)
                 .wrap(from_fn(admit))
                 .wrap(headers())
         };
-        let served = front::serve(listener, app);
+        let served = server::serve(listener, app);
         served.map_err(|source| HttpError::Bind { address, source })
     }
 }

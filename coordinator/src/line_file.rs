@@ -11,17 +11,18 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use everstep_transport::protocol::{Lineage, MetricsLine, RunId, Step, codec};
+use everstep_transport::protocol::{Lineage, MetricsLine, RunId, Step};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
+use crate::format::LINES_FILE_FORMAT;
 use crate::lines::{LineRecord, LinesFound, RECENT, UNSURE};
-use crate::log::Beside;
+use crate::log::SyncFile;
 use crate::state::LineHistory;
 
-/// The first bytes of a file. The last of them is the format.
+/// The first bytes of a file.
 const MAGIC: [u8; 8] = *b"eslines\x01";
-/// [`MAGIC`], the vocabulary's layout, the run, the size of a record, and the cluster.
+/// [`MAGIC`], the number of the format, the run, the size of a record, and the cluster.
 const HEAD: usize = 32 + 32;
 /// A checksum of the record's content and of its place.
 const CHECKSUM: usize = 8;
@@ -44,12 +45,12 @@ pub struct LineFileError {
 pub struct LineFiles {
     folder: PathBuf,
     cluster: [u8; 32],
-    open: Option<Open>,
+    open: Option<OpenLineFile>,
 }
 
 /// The file of the current run.
 #[derive(Debug)]
-struct Open {
+struct OpenLineFile {
     path: PathBuf,
     file: File,
     lineage: Lineage,
@@ -140,10 +141,10 @@ impl LineFiles {
     ///
     /// # Errors
     /// [`LineFileError`] if the disk fails.
-    pub fn file(&self) -> Result<Option<(Beside, Lineage, Step)>, LineFileError> {
+    pub fn file(&self) -> Result<Option<(SyncFile, Lineage, Step)>, LineFileError> {
         let Some(open) = &self.open else { return Ok(None) };
         let file = open.file.try_clone().map_err(|problem| open.failed(problem))?;
-        Ok(Some((Beside { path: open.path.clone(), file }, open.lineage, open.reach)))
+        Ok(Some((SyncFile { path: open.path.clone(), file }, open.lineage, open.reach)))
     }
 
     /// Removes the files of all runs but these.
@@ -169,14 +170,22 @@ impl LineFiles {
         self.folder.join(format!("{run}.log"))
     }
 
-    fn open_at(&self, path: &Path, history: &LineHistory) -> io::Result<(Open, LinesFound)> {
+    fn open_at(
+        &self,
+        path: &Path,
+        history: &LineHistory,
+    ) -> io::Result<(OpenLineFile, LinesFound)> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.open(path)?;
         let head = self.head(history.lineage.run);
         let mut found = [0; HEAD];
-        if file.read_exact_at(&mut found, 0).is_err() || found != head {
+        let is_read = file.read_exact_at(&mut found, 0).is_ok();
+        if is_read && is_older(&found, &head) {
+            // Formats 1 and 2 differ in nothing but the number.
+            file.write_all_at(&head, 0)?;
+        } else if !is_read || found != head {
             set_aside(path, &file)?;
             file.set_len(0)?;
             file.write_all_at(&head, 0)?;
@@ -192,14 +201,14 @@ impl LineFiles {
         let recent = reach.0.min(RECENT as u64);
         let recent = read(&file, Step(reach.0 - recent), recent)?.into_iter().flatten().collect();
         let first_loss = first.map(|record| record.line.loss);
-        let open = Open { path: path.into(), file, lineage: history.lineage, reach };
+        let open = OpenLineFile { path: path.into(), file, lineage: history.lineage, reach };
         Ok((open, LinesFound { reach, first_loss, recent }))
     }
 
     fn head(&self, run: RunId) -> [u8; HEAD] {
         let mut head = [0; HEAD];
         head[..8].copy_from_slice(&MAGIC);
-        head[8..16].copy_from_slice(&codec::schema().to_le_bytes());
+        head[8..16].copy_from_slice(&LINES_FILE_FORMAT.newest.to_le_bytes());
         head[16..24].copy_from_slice(&run.to_le_bytes());
         head[24..32].copy_from_slice(&(RECORD as u64).to_le_bytes());
         head[32..].copy_from_slice(&self.cluster);
@@ -207,10 +216,19 @@ impl LineFiles {
     }
 }
 
-impl Open {
+impl OpenLineFile {
     fn failed(&self, problem: io::Error) -> LineFileError {
         LineFileError { path: self.path.clone(), problem }
     }
+}
+
+/// Whether a file's head differs from today's in nothing but an older format.
+fn is_older(found: &[u8; HEAD], head: &[u8; HEAD]) -> bool {
+    let number = |head: &[u8; HEAD]| u64::from_le_bytes(*head[8..].first_chunk().expect("a head"));
+    let is_older = LINES_FILE_FORMAT
+        .number(number(found))
+        .is_ok_and(|number| number < LINES_FILE_FORMAT.newest);
+    is_older && found[..8] == head[..8] && found[16..] == head[16..]
 }
 
 /// Keeps a file of another build or cluster under another name: a copy, since `file` is written

@@ -17,16 +17,12 @@ use std::sync::mpsc::{self, Receiver, Sender, TryRecvError};
 use std::thread::{self, JoinHandle};
 use std::{io, iter};
 
-use everstep_transport::protocol::codec;
 use redb::backends::FileBackend;
 
 pub use self::error::StoreError;
-use self::replica::{Owner, ReplicaStore};
-use crate::raft::{Batch, Kept};
-use crate::state::ArchivedEntry;
+use self::replica::{DiskOwner, ReplicaStore};
+use crate::raft::{Batch, DurableState};
 
-/// The layout of the file's own rows. The layout of entries belongs to the vocabulary.
-const FORMAT: u64 = 1;
 /// Most batches in one transaction.
 const MAX_BATCHES: usize = 1024;
 
@@ -54,7 +50,7 @@ pub enum LogError {
 /// The history's file. The writer makes it durable before every batch with a snapshot, since that
 /// batch drops the entries that the history follows from.
 #[derive(Debug)]
-pub struct Beside {
+pub struct SyncFile {
     /// The path of the file.
     pub path: PathBuf,
     /// The file, open for writing.
@@ -73,7 +69,7 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError`] if the disk fails.
-    pub fn create(path: &Path, owner: Owner, kept: &Kept) -> Result<(), LogError> {
+    pub fn create(path: &Path, owner: DiskOwner, kept: &DurableState) -> Result<(), LogError> {
         let unfinished = path.with_extension("redb.tmp");
         let file = open(&unfinished, OpenOptions::new().create(true).truncate(true))?;
         ReplicaStore::create(file, owner, kept).map_err(at(&unfinished))?;
@@ -85,7 +81,7 @@ impl Log {
     ///
     /// # Errors
     /// [`LogError`], in words for the user.
-    pub fn open(path: &Path, owner: Owner) -> Result<(Self, Kept), LogError> {
+    pub fn open(path: &Path, owner: DiskOwner) -> Result<(Self, DurableState), LogError> {
         let file = open(path, &mut OpenOptions::new())?;
         let (store, kept) = ReplicaStore::open(file, owner).map_err(at(path))?;
         Ok((Self { path: path.to_path_buf(), store }, kept))
@@ -98,9 +94,9 @@ impl Log {
     /// If the system cannot start a thread.
     pub fn write(
         self,
-        history: Beside,
+        history: SyncFile,
         mut report: impl FnMut(Result<Vec<Batch>, LogError>) + Send + 'static,
-    ) -> Writer {
+    ) -> LogWriter {
         let (persist, batches) = mpsc::channel();
         let mut log = self;
         let work = move || {
@@ -109,13 +105,13 @@ impl Log {
             }
         };
         let thread = thread::Builder::new().name("log".into()).spawn(work);
-        Writer { persist: Some(persist), thread: Some(thread.expect("a thread can be started")) }
+        LogWriter { persist: Some(persist), thread: Some(thread.expect("a thread can be started")) }
     }
 
     /// Writes batches until the channel is closed.
     fn take(
         &mut self,
-        history: &Beside,
+        history: &SyncFile,
         batches: &Receiver<Batch>,
         mut report: impl FnMut(Vec<Batch>),
     ) -> Result<(), LogError> {
@@ -133,7 +129,7 @@ impl Log {
     }
 }
 
-impl Beside {
+impl SyncFile {
     /// Returns when everything written so far is on the disk.
     pub(crate) fn make_durable(&self) -> Result<(), LogError> {
         let synced = self.file.sync_data();
@@ -142,13 +138,13 @@ impl Beside {
 }
 
 /// The thread that writes a log. When dropped, it writes all its batches and closes the file.
-pub struct Writer {
-    /// Unbounded, because [`Writer::persist`] never waits. The giver of the batches counts them.
+pub struct LogWriter {
+    /// Unbounded, because [`LogWriter::persist`] never waits. The giver of the batches counts them.
     persist: Option<Sender<Batch>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Writer {
+impl LogWriter {
     /// Asks the thread to write a batch. Never waits.
     pub fn persist(&self, batch: Batch) {
         if let Some(persist) = &self.persist {
@@ -157,7 +153,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for LogWriter {
     fn drop(&mut self) {
         self.persist = None;
         if let Some(thread) = self.thread.take() {
@@ -175,13 +171,6 @@ fn next(store: &mut ReplicaStore, batches: &Receiver<Batch>) -> Result<Option<Ba
             Ok(batches.recv().ok())
         }
     }
-}
-
-/// A digest of the layout of entries: the vocabulary's, and the log's own.
-fn schema() -> u64 {
-    let layout = [FORMAT, codec::schema(), size_of::<ArchivedEntry>() as u64];
-    let digest = blake3::hash(&layout.map(u64::to_le_bytes).concat());
-    u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("32 bytes"))
 }
 
 fn open(path: &Path, options: &mut OpenOptions) -> Result<FileBackend, LogError> {

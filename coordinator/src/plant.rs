@@ -5,7 +5,7 @@
 
 /// A bug that a test can plant in a core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plant {
+pub enum CorePlant {
     /// The core tells a watcher the newest line that it has once more.
     CountLinesTwice,
     /// A rollback does not cut the file of metrics lines.
@@ -30,6 +30,8 @@ pub enum Plant {
     HastyRollback,
     /// Ten seconds of silence count as death.
     ImpatientRollback,
+    /// A leader never takes its own network for the cause when many workers fall silent together.
+    IgnoreOutages,
     /// A promoted backup is listed alone, though other workers hold its shard, too.
     LoseTheBackup,
     /// The core deals out data shards one by one, whatever the tree.
@@ -52,4 +54,6 @@ pub enum Plant {
     /// The core shuts a coordinator out though it may be the only one that can send the leader the
     /// history that the leader lacks.
     ShutOutTellers,
+    /// A leader proposes entries in the newest format of its own build.
+    ProposeNewest,
 }

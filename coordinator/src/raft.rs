@@ -26,16 +26,17 @@ mod admit;
 mod batch;
 mod change;
 mod drive;
+mod invariants;
 mod members;
+mod memory_storage;
 mod message;
-mod mirror;
-mod pace;
 #[cfg(feature = "planted")]
 pub mod plant;
 mod quiet;
 mod reads;
-mod resign;
 mod settings;
+mod step_down;
+mod tick_rate;
 mod writes;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -44,21 +45,23 @@ use ::raft::{RawNode, SnapshotStatus, StateRole};
 use everstep_transport::protocol::Term;
 use everstep_transport::time::Time;
 
-pub use self::batch::{Batch, Entry, HardState, Kept, Kind, Place, Snapshot, Unsound};
+pub use self::batch::{
+    Batch, CorruptState, DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot,
+};
 use self::change::parse_change;
 use self::members::NOBODY;
 pub use self::members::{MAX_MEMBERS, Members, ReplicaId};
-pub use self::message::{Garbled, Message};
-use self::mirror::Mirror;
-use self::pace::Pace;
-use self::reads::Reads;
+use self::memory_storage::MemoryStorage;
+pub use self::message::{MalformedMessage, Message};
+use self::reads::ReadTickets;
 pub use self::settings::{LAN_TICK, MAX_ENTRY_BYTES};
-use self::settings::{LEASE, MAX_UNCOMMITTED};
-use self::writes::Writes;
+use self::settings::{LEASE_TICKS, MAX_UNCOMMITTED};
+use self::tick_rate::TickRate;
+use self::writes::BatchWrites;
 
 /// The identity and the settings of a replica.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct RaftOptions {
     /// The id of this replica.
     pub id: ReplicaId,
     /// A cluster-wide number. The election time-outs follow from this, the replica's id and the
@@ -69,10 +72,10 @@ pub struct Options {
     pub keep: u64,
     /// A bug that a test plants.
     #[cfg(feature = "planted")]
-    pub plant: Option<plant::Plant>,
+    pub plant: Option<plant::RaftPlant>,
 }
 
-impl Options {
+impl RaftOptions {
     /// The options of a replica without a planted bug.
     pub fn new(id: ReplicaId, seed: u64, keep: u64) -> Self {
         Self {
@@ -87,16 +90,16 @@ impl Options {
 
 /// An entry for the state machine that is agreed on and durable here.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Agreed {
+pub struct CommittedEntry {
     /// The entry's place in the log. Places that are left out hold Raft's own entries.
-    pub place: Place,
+    pub place: LogPosition,
     /// The bytes that the leader proposed.
     pub bytes: Vec<u8>,
 }
 
 /// What a replica wants its driver to do, in this order.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
+pub enum RaftEffect {
     /// Send a message to a replica. Messages to one replica stay in order, except snapshots.
     Send {
         /// The replica that receives the message.
@@ -108,7 +111,7 @@ pub enum Effect {
     /// only the next start can tell what the disk holds then.
     Persist(Batch),
     /// Apply these entries, in order.
-    Apply(Vec<Agreed>),
+    Apply(Vec<CommittedEntry>),
     /// Replace the state machine by this snapshot.
     Install(Snapshot),
     /// Call [`Replica::compact`] now: a replica that became a member after the last snapshot needs
@@ -170,27 +173,27 @@ pub enum Refused {
 pub struct Replica {
     id: ReplicaId,
     seed: u64,
-    pace: Pace,
+    tick_rate: TickRate,
     keep: u64,
-    node: RawNode<Mirror>,
+    node: RawNode<MemoryStorage>,
     /// The time up to which the replica has counted ticks.
     ticked: Time,
     /// The members since the snapshot, by the index at which they became it.
     history: BTreeMap<u64, Members>,
     /// The voters that this leader has to bring about, by id.
     goal: Option<Vec<ReplicaId>>,
-    writes: Writes,
-    reads: Reads,
+    writes: BatchWrites,
+    reads: ReadTickets,
     /// The leader and the term that the last effect told.
     told: Option<(Option<ReplicaId>, Term)>,
-    effects: VecDeque<Effect>,
+    effects: VecDeque<RaftEffect>,
     refused: u64,
     /// Whether the cluster is at rest.
     rests: bool,
     /// A leader's `TimeoutNow` that arrived while a write was under way.
-    summons: Option<::raft::eraftpb::Message>,
+    timeout_now: Option<::raft::eraftpb::Message>,
     #[cfg(feature = "planted")]
-    plant: Option<plant::Plant>,
+    plant: Option<plant::RaftPlant>,
 }
 
 /// Inputs.
@@ -198,35 +201,35 @@ impl Replica {
     /// A replica as its disk left it. Its first effects rebuild the state machine.
     ///
     /// # Errors
-    /// [`Unsound`], if the disk holds a contradiction.
-    pub fn new(now: Time, options: Options, kept: Kept) -> Result<Self, Unsound> {
+    /// [`CorruptState`], if the disk holds a contradiction.
+    pub fn new(now: Time, options: RaftOptions, kept: DurableState) -> Result<Self, CorruptState> {
         kept.validate()?;
-        let Options { id, seed, keep, .. } = options;
+        let RaftOptions { id, seed, keep, .. } = options;
         let Snapshot { place, members, .. } = kept.snapshot.clone();
         let (snapshot, term) = (kept.snapshot.clone(), kept.hard_state.term.0);
         let settings = settings::settings(id, place.index);
-        let node = RawNode::new(&settings, Mirror::new(kept), &::raft::Logger);
+        let node = RawNode::new(&settings, MemoryStorage::new(kept), &::raft::Logger);
         let mut replica = Self {
             id,
             seed,
-            pace: Pace::new(now),
+            tick_rate: TickRate::new(now),
             keep,
             node: node.expect("what is kept is sound, and so are the settings"),
             ticked: now,
             history: BTreeMap::from([(place.index, members.clone())]),
             goal: None,
-            writes: Writes::new(term),
-            reads: Reads::default(),
+            writes: BatchWrites::new(term),
+            reads: ReadTickets::default(),
             told: None,
             effects: VecDeque::new(),
             refused: 0,
             rests: false,
-            summons: None,
+            timeout_now: None,
             #[cfg(feature = "planted")]
             plant: options.plant,
         };
         if place.index > 0 {
-            replica.effects.extend([Effect::Install(snapshot), Effect::Members(members)]);
+            replica.effects.extend([RaftEffect::Install(snapshot), RaftEffect::Members(members)]);
         }
         replica.drive();
         // A replica that decides alone need not wait for another one.
@@ -240,19 +243,19 @@ impl Replica {
     /// Time has passed. After a long gap not all of it counts: first the replica hears the messages
     /// that have come meanwhile. Only then does it give up its leader, or its own lead.
     pub fn tick(&mut self, now: Time) {
-        self.pace.pass(now);
-        let tick = self.pace.tick(self.is_elected());
+        self.tick_rate.pass(now);
+        let tick = self.tick_rate.tick(self.is_elected());
         let due = now.since(self.ticked).as_nanos() / tick.as_nanos();
         let due = due as usize; // a span of time has fewer ticks than that
         let late = due > self.quiet_ticks().max(self.heartbeat());
         self.ticked = if late { now } else { self.ticked + tick * due as u32 };
         let leader_before = self.leader_of_term();
-        for _ in 0..due.min(LEASE) {
+        for _ in 0..due.min(LEASE_TICKS) {
             if late && self.times_out_next() || self.must_rest() {
                 break;
             }
             self.node.tick();
-            self.set_patience();
+            self.set_election_timeout();
         }
         self.notice_if_given_up(leader_before);
         self.drive();
@@ -265,17 +268,17 @@ impl Replica {
             self.refused += 1;
             if reason == admit::FORGOTTEN {
                 let last = self.node.raft.raft_log.last_index();
-                self.effects.push_back(Effect::Forgotten { last, agreed: message.commit });
+                self.effects.push_back(RaftEffect::Forgotten { last, agreed: message.commit });
             }
             return;
         }
         if self.must_ignore(message) {
             return;
         }
-        self.pace.hear(from, message, self.node.raft.term);
+        self.tick_rate.hear(from, message, self.node.raft.term);
         let heard = message.to_raft(from, self.id);
-        if message.is_summons() && self.is_writing() {
-            self.summons = Some(heard);
+        if message.is_timeout_now() && self.is_writing() {
+            self.timeout_now = Some(heard);
             return;
         }
         self.follow_into_term(message);
@@ -288,7 +291,7 @@ impl Replica {
     ///
     /// # Errors
     /// [`Refused`].
-    pub fn propose(&mut self, bytes: Vec<u8>) -> Result<Place, Refused> {
+    pub fn propose(&mut self, bytes: Vec<u8>) -> Result<LogPosition, Refused> {
         self.check_leading()?;
         if bytes.is_empty() || bytes.len() > MAX_ENTRY_BYTES {
             return Err(Refused::Impossible("an entry that is empty, or too large"));
@@ -299,7 +302,7 @@ impl Replica {
         }
         self.node.propose(Vec::new(), bytes).map_err(|_| Refused::Full)?;
         let raft = &self.node.raft;
-        let place = Place { index: raft.raft_log.last_index(), term: Term(raft.term) };
+        let place = LogPosition { index: raft.raft_log.last_index(), term: Term(raft.term) };
         self.drive();
         Ok(place)
     }
@@ -309,26 +312,26 @@ impl Replica {
         self.writes.persisted(number);
         self.release();
         self.drive();
-        if let Some(summons) = self.summons.take_if(|_| !self.writes.are_under_way()) {
-            let _ = self.node.step(summons); // refused if its term is older
+        if let Some(timeout_now) = self.timeout_now.take_if(|_| !self.writes.are_under_way()) {
+            let _ = self.node.step(timeout_now); // refused if its term is older
             self.drive();
         }
     }
 
     /// Asks for the moment at which all that is agreed by now is applied. One answer comes:
-    /// [`Effect::Read`] or [`Effect::ReadLost`]. The caller chooses the ticket.
+    /// [`RaftEffect::Read`] or [`RaftEffect::ReadLost`]. The caller chooses the ticket.
     pub fn read(&mut self, ticket: u64) {
         // Before its first agreed entry a leader does not know what is agreed. Raft does not answer
         // then.
         let knows = self.leads() && self.node.raft.commit_to_current_term();
         #[cfg(feature = "planted")]
-        if knows && self.plant == Some(plant::Plant::ReadAtOnce) {
+        if knows && self.plant == Some(plant::RaftPlant::ReadAtOnce) {
             let index = self.node.raft.raft_log.applied();
-            return self.effects.push_back(Effect::Read { ticket, index });
+            return self.effects.push_back(RaftEffect::Read { ticket, index });
         }
         match knows.then(|| self.reads.ask(ticket)).flatten() {
             Some(context) => self.node.read_index(context),
-            None => self.effects.push_back(Effect::ReadLost { ticket }),
+            None => self.effects.push_back(RaftEffect::ReadLost { ticket }),
         }
         self.drive();
     }
@@ -375,7 +378,8 @@ impl Replica {
         if index <= kept.snapshot.place.index {
             return;
         }
-        let place_of = |index| Place { index, term: kept.term(index).expect("it is in the log") };
+        let place_of =
+            |index| LogPosition { index, term: kept.term(index).expect("it is in the log") };
         let base = kept.base.index.max(index.saturating_sub(self.keep));
         let (place, base) = (place_of(index), place_of(base));
         let (_, members) = self.history.range(..=index).next_back().expect("since the snapshot");
@@ -384,7 +388,7 @@ impl Replica {
         self.history.insert(index, members.clone());
         #[cfg(feature = "planted")]
         let members = match self.plant {
-            Some(plant::Plant::ForgetMembers) => Members::default(),
+            Some(plant::RaftPlant::ForgetMembers) => Members::default(),
             _ => members,
         };
         self.write_snapshot(Snapshot { place, members, bytes }, base);
@@ -403,7 +407,7 @@ impl Replica {
 
     /// The link to a replica is gone, with everything that was under way on it.
     pub fn link_lost(&mut self, peer: ReplicaId) {
-        self.pace.link_lost(peer);
+        self.tick_rate.link_lost(peer);
         self.node.report_unreachable(peer.0);
         self.snapshot_done(peer, false);
     }
@@ -419,10 +423,10 @@ impl Replica {
 /// Outputs.
 impl Replica {
     /// The next effect. None when all effects are taken.
-    pub fn poll_effect(&mut self) -> Option<Effect> {
+    pub fn poll_effect(&mut self) -> Option<RaftEffect> {
         let mut effect = self.effects.pop_front();
-        if let Some(Effect::Send { to, message }) = &mut effect {
-            self.pace.stamp(*to, message);
+        if let Some(RaftEffect::Send { to, message }) = &mut effect {
+            self.tick_rate.stamp(*to, message);
         }
         effect
     }
@@ -462,7 +466,7 @@ impl Replica {
     /// Whether this replica leads with a term on its disk. It cannot lead that term a second time.
     fn leads(&self) -> bool {
         #[cfg(feature = "planted")]
-        if self.plant == Some(plant::Plant::LeadEarly) {
+        if self.plant == Some(plant::RaftPlant::LeadEarly) {
             return self.is_elected();
         }
         self.is_elected() && self.writes.durable_term() == self.node.raft.term
@@ -474,7 +478,7 @@ impl Replica {
     /// in an older term, and a PreVote alone takes no replica to a newer one.
     fn follow_into_term(&mut self, message: &Message) {
         let raft = &mut self.node.raft;
-        let hears = raft.leader_id != NOBODY.0 && raft.election_elapsed < LEASE;
+        let hears = raft.leader_id != NOBODY.0 && raft.election_elapsed < LEASE_TICKS;
         if let Some(term) = message.term_of_asker().filter(|term| *term > raft.term && !hears) {
             raft.become_follower(term, NOBODY.0);
         }

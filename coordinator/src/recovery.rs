@@ -13,9 +13,9 @@
 
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Term};
 
-use crate::raft::{self, HardState, Kept, Kind, Members, Place, ReplicaId};
-use crate::seat::{self, SeatError};
-use crate::state::{Command, Entry, State};
+use crate::node::NodeError;
+use crate::raft::{self, DurableState, EntryKind, HardState, LogPosition, Members, ReplicaId};
+use crate::state::{Command, CommandEntry, LOG_FORMATS, State};
 
 /// How far the new term is above the old one. The lost coordinators cannot hold so many elections.
 const TERMS: u64 = 1 << 20;
@@ -34,18 +34,18 @@ pub enum RecoveryError {
     Alone,
     /// Its log does not decode.
     #[error(transparent)]
-    Log(#[from] SeatError),
+    Log(#[from] NodeError),
 }
 
 /// The content of a log, and the outcome of a recovery from it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Prospect {
+pub struct RecoveryPlan {
     /// The coordinator that the log belongs to.
     pub survivor: CoordinatorId,
     /// The coordinators that the recovery gives up.
     pub lost: Vec<CoordinatorView>,
     /// The place of the last entry.
-    pub last: Place,
+    pub last: LogPosition,
     /// The index up to which entries are known to be agreed on.
     pub agreed: u64,
     /// When the newest entry was proposed, in milliseconds of Unix time. None without an entry.
@@ -56,7 +56,7 @@ pub struct Prospect {
 ///
 /// # Errors
 /// [`RecoveryError`] if the cluster cannot go on from this log.
-pub fn prospect(kept: &Kept, survivor: CoordinatorId) -> Result<Prospect, RecoveryError> {
+pub fn plan(kept: &DurableState, survivor: CoordinatorId) -> Result<RecoveryPlan, RecoveryError> {
     if kept.snapshot.place.index == 0 {
         return Err(RecoveryError::Empty);
     }
@@ -68,43 +68,47 @@ pub fn prospect(kept: &Kept, survivor: CoordinatorId) -> Result<Prospect, Recove
         return Err(RecoveryError::Removed);
     }
     let own = ReplicaId(survivor);
-    let changes = kept.entries.iter().any(|entry| entry.kind == Kind::Members);
+    let changes = kept.entries.iter().any(|entry| entry.kind == EntryKind::Members);
     if lost.is_empty() && kept.snapshot.members.are_only(own) && !changes {
         return Err(RecoveryError::Alone);
     }
     let agreed = kept.hard_state.commit;
-    Ok(Prospect { survivor, lost, last: kept.last(), agreed, newest_unix_ms })
+    Ok(RecoveryPlan { survivor, lost, last: kept.last(), agreed, newest_unix_ms })
 }
 
 /// Turns a log into that of a cluster with this coordinator alone.
-pub fn recovered(mut kept: Kept, survivor: CoordinatorId, unix_ms: u64) -> Kept {
+pub fn recovered(mut kept: DurableState, survivor: CoordinatorId, unix_ms: u64) -> DurableState {
     let own = ReplicaId(survivor);
     kept.snapshot.members = Members { voters: vec![own], ..Members::default() };
     // Later changes of the members no longer count.
-    for entry in kept.entries.iter_mut().filter(|entry| entry.kind == Kind::Members) {
-        (entry.kind, entry.bytes) = (Kind::Command, Vec::new());
+    for entry in kept.entries.iter_mut().filter(|entry| entry.kind == EntryKind::Members) {
+        (entry.kind, entry.bytes) = (EntryKind::Command, Vec::new());
     }
     let term = Term(kept.hard_state.term.0 + TERMS);
-    let place = Place { index: kept.last().index + 1, term };
-    let bytes = seat::encode(&Entry { unix_ms, command: Command::Recover { survivor } });
-    kept.entries.push_back(raft::Entry { place, kind: Kind::Command, bytes });
+    let place = LogPosition { index: kept.last().index + 1, term };
+    let bytes = CommandEntry { unix_ms, command: Command::Recover { survivor } }
+        .encode(*LOG_FORMATS.start());
+    kept.entries.push_back(raft::RaftEntry { place, kind: EntryKind::Command, bytes });
     kept.hard_state = HardState { term, vote: None, commit: place.index };
     kept
 }
 
 /// The state after the whole log, and when its newest entry was proposed.
-fn replay(kept: &Kept) -> Result<(State, Option<u64>), SeatError> {
+fn replay(kept: &DurableState) -> Result<(State, Option<u64>), NodeError> {
     let bytes = &kept.snapshot.bytes;
-    let mut state = if bytes.is_empty() { State::default() } else { State::decode(bytes)? };
+    let mut state = match bytes.is_empty() {
+        true => State::default(),
+        false => State::decode(bytes, *LOG_FORMATS.end())?,
+    };
     let mut newest = state.events().last().map(|event| event.unix_ms);
-    for raft::Entry { place, kind, bytes } in &kept.entries {
+    for raft::RaftEntry { place, kind, bytes } in &kept.entries {
         // The log may keep entries that the snapshot stands for, since other replicas need them.
         let is_new = place.index > kept.snapshot.place.index;
-        if !is_new || *kind == Kind::Members || bytes.is_empty() {
+        if !is_new || *kind == EntryKind::Members || bytes.is_empty() {
             continue;
         }
-        let entry = seat::decode(bytes)
-            .map_err(|problem| SeatError::Entry { index: place.index, problem })?;
+        let entry = CommandEntry::decode(bytes, *LOG_FORMATS.end())
+            .map_err(|problem| NodeError::Entry { index: place.index, problem })?;
         state.apply(place.index, place.term, &entry);
         newest = newest.max(Some(entry.unix_ms));
     }

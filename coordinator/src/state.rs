@@ -14,7 +14,10 @@ mod awaited;
 mod coordinators;
 mod entry;
 mod fingerprint;
+mod format;
+pub(crate) mod format_1;
 mod generation;
+mod invariants;
 mod lines;
 mod probes;
 mod requests;
@@ -25,9 +28,11 @@ mod workers;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use everstep_transport::identity::{Refusal, Tokens};
+use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, News, NodeName, Record, RunId, RunSpec, Term, WorkerId,
+    CoordinatorId, Generation, HistoryEvent, NodeName, Record, RunId, RunSpec, Term, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -35,22 +40,23 @@ use self::access::Revocations;
 pub use self::awaited::{AwaitedOwner, AwaitedOwners};
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
-pub use self::entry::{ArchivedEntry, Change, Command, Coordinator, Entry, Loss};
-use self::fingerprint::Foundation;
+pub use self::entry::{ArchivedCommandEntry, Change, Command, CommandEntry, CoordinatorInfo, Loss};
+use self::fingerprint::RunFingerprint;
+pub use self::format::{EntryError, LOG_FORMATS};
 pub use self::lines::{Gap, LineHistory};
 use self::probes::Probes;
-use self::requests::Outcomes;
-pub(crate) use self::requests::wish_digest;
+use self::requests::RequestOutcomes;
+pub(crate) use self::requests::command_digest;
 pub use self::runs::PastRun;
 pub use self::snapshot::SnapshotError;
-pub use self::workers::{Standing, Worker};
+pub use self::workers::{Worker, WorkerPhase};
 
 /// How many events the state keeps: the newest.
 const EVENTS: usize = 1_000;
 
 /// What became of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum EntryOutcome {
     /// The entry holds.
     Accepted,
     /// The worker is registered under this id.
@@ -62,13 +68,15 @@ pub enum Verdict {
     /// The token does not admit the node, for this reason.
     NotAdmitted(Refusal),
     /// The entry changed nothing, for this reason.
-    Refused(String),
+    Refused(Rejection),
 }
 
 /// Everything that the log says.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct State {
     applied: u64,
+    /// The newest format of the log that all coordinators read.
+    log_format: LogFormat,
     ephemeral: bool,
     coordinators: Coordinators,
     /// The coordinators that were removed or replaced. Their word may be needed until the log goes
@@ -81,11 +89,11 @@ pub struct State {
     tokens: Tokens,
     revocations: Revocations,
     /// The outcomes of operators' requests.
-    outcomes: Outcomes,
+    outcomes: RequestOutcomes,
     past_runs: VecDeque<PastRun>,
     run_id: RunId,
     run: Option<RunSpec>,
-    foundation: Option<Foundation>,
+    run_fingerprint: Option<RunFingerprint>,
     probes: Probes,
     workers: BTreeMap<WorkerId, Worker>,
     /// The workers that are gone, in the order in which they went.
@@ -104,7 +112,7 @@ pub struct State {
     /// Since when the generations start no step, milliseconds of Unix time.
     waiting_since: Option<u64>,
     /// Members with a loss that an event has already told of.
-    mourned: BTreeSet<WorkerId>,
+    reported_dead: BTreeSet<WorkerId>,
     /// The owners that a change of generation waits for.
     awaited: AwaitedOwners,
     /// An operator wants the run to go back to its initial state.
@@ -117,17 +125,18 @@ pub struct State {
     noted: u64,
     /// What the newest entry brought to the history.
     #[rkyv(with = rkyv::with::Skip)]
-    news: Vec<News>,
+    new_events: Vec<HistoryEvent>,
     /// A planted bug, if there is one.
     #[cfg(feature = "planted")]
     #[rkyv(with = rkyv::with::Skip)]
-    pub(crate) plant: Option<crate::plant::Plant>,
+    pub(crate) plant: Option<crate::plant::CorePlant>,
 }
 
 impl Default for State {
     fn default() -> Self {
         Self {
             applied: 0,
+            log_format: *LOG_FORMATS.start(),
             ephemeral: true,
             coordinators: Coordinators::default(),
             leaving: Coordinators::default(),
@@ -135,11 +144,11 @@ impl Default for State {
             revision: 0,
             tokens: Tokens::default(),
             revocations: Revocations::default(),
-            outcomes: Outcomes::default(),
+            outcomes: RequestOutcomes::default(),
             past_runs: VecDeque::new(),
             run_id: 0,
             run: None,
-            foundation: None,
+            run_fingerprint: None,
             probes: Probes::default(),
             workers: BTreeMap::new(),
             gone: VecDeque::new(),
@@ -150,14 +159,14 @@ impl Default for State {
             record: None,
             unreachable: BTreeSet::new(),
             waiting_since: None,
-            mourned: BTreeSet::new(),
+            reported_dead: BTreeSet::new(),
             awaited: AwaitedOwners::default(),
             goes_back: false,
             lines: LineHistory::default(),
             outcome: Outcome::Running,
             events: Vec::new(),
             noted: 0,
-            news: Vec::new(),
+            new_events: Vec::new(),
             #[cfg(feature = "planted")]
             plant: None,
         }
@@ -169,17 +178,18 @@ impl State {
     ///
     /// # Panics
     /// If `index` is not above every earlier index: the log is broken, and so would be every id.
-    pub fn apply(&mut self, index: u64, term: Term, entry: &Entry) -> Verdict {
+    pub fn apply(&mut self, index: u64, term: Term, entry: &CommandEntry) -> EntryOutcome {
         assert!(index > self.applied, "entry {index} applied after entry {}", self.applied);
+        let before = self.milestones();
         self.applied = index;
-        self.news.clear();
+        self.new_events.clear();
         let unix_ms = entry.unix_ms;
         let applied = match &entry.command {
             Command::Lead { coordinator } => {
                 self.note(unix_ms, EventKind::Leading { term, coordinator: *coordinator });
-                Ok(Verdict::Accepted)
+                Ok(EntryOutcome::Accepted)
             }
-            Command::Request { id, wish, steps } => self.once(unix_ms, *id, wish, *steps),
+            Command::Request { id, command, steps } => self.once(unix_ms, *id, command, *steps),
             Command::Found { ephemeral, founder, tokens } => {
                 self.found(*ephemeral, founder, tokens)
             }
@@ -190,11 +200,18 @@ impl State {
             Command::LoseLines { lineage, gap } => self.lose_lines(unix_ms, *lineage, *gap),
             command => self.must_run().and_then(|()| self.train(unix_ms, term, command)),
         };
-        applied.unwrap_or_else(Verdict::Refused)
+        let outcome = applied.unwrap_or_else(EntryOutcome::Refused);
+        self.check_applied(&before, &entry.command, &outcome);
+        outcome
     }
 
     /// Applies a command that counts only while a run goes on, or may begin.
-    fn train(&mut self, unix_ms: u64, term: Term, command: &Command) -> Result<Verdict, String> {
+    fn train(
+        &mut self,
+        unix_ms: u64,
+        term: Term,
+        command: &Command,
+    ) -> Result<EntryOutcome, Rejection> {
         match command {
             Command::Register { run, name, registration } => {
                 self.must_be(*run)?;
@@ -203,22 +220,28 @@ impl State {
             Command::Lose { worker, reason } => self.lose(unix_ms, *worker, reason),
             Command::Drain { worker } => self.drain(unix_ms, *worker),
             Command::Generation(change) => self.follow(unix_ms, term, change),
-            Command::Died(loss) => self.mourn(unix_ms, loss),
+            Command::Died(loss) => self.report_death(unix_ms, loss),
             Command::AwaitOwners { generation, owners } => {
                 self.await_owners(unix_ms, *generation, owners)
             }
             Command::Note { run, kind } => {
                 self.must_be(*run)?;
                 self.note(unix_ms, kind.clone());
-                Ok(Verdict::Accepted)
+                Ok(EntryOutcome::Accepted)
             }
             Command::End { run, outcome, figures, steps } => {
                 self.must_be(*run)?;
                 self.end(unix_ms, outcome.clone(), figures.clone(), *steps);
-                Ok(Verdict::Accepted)
+                Ok(EntryOutcome::Accepted)
             }
-            _ => Err("it does not belong to a run".into()),
+            _ => Err(Rejection::NotOfRun),
         }
+    }
+
+    /// This state, with a planted bug or none.
+    #[cfg(feature = "planted")]
+    pub(crate) fn with_plant(self, plant: Option<crate::plant::CorePlant>) -> Self {
+        Self { plant, ..self }
     }
 
     /// The index of the newest applied entry. 0 before the first.
@@ -227,8 +250,8 @@ impl State {
     }
 
     /// What the newest entry brought to the history, in order.
-    pub fn news(&self) -> &[News] {
-        &self.news
+    pub fn new_events(&self) -> &[HistoryEvent] {
+        &self.new_events
     }
 
     /// The run, once an operator has submitted one.
@@ -246,6 +269,11 @@ impl State {
         self.record.as_ref()
     }
 
+    /// The members of the current generation, by rank.
+    pub(crate) fn members(&self) -> impl Iterator<Item = WorkerId> {
+        self.record.iter().flat_map(|record| &record.members).map(|member| member.worker)
+    }
+
     /// The number of the newest generation there was, of this run or an earlier one. 0 if there was
     /// none.
     pub fn generation(&self) -> Generation {
@@ -254,12 +282,12 @@ impl State {
 
     /// Whether the worker is a member of the current generation.
     pub fn is_member(&self, worker: WorkerId) -> bool {
-        self.workers.get(&worker).is_some_and(|known| known.standing.is_member())
+        self.workers.get(&worker).is_some_and(|known| known.phase.is_member())
     }
 
     /// Whether the worker is part of the run, or may become so.
     pub fn is_present(&self, worker: WorkerId) -> bool {
-        self.workers.get(&worker).is_some_and(|known| known.standing.is_present())
+        self.workers.get(&worker).is_some_and(|known| known.phase.is_present())
     }
 
     /// Since when the generations start no step, milliseconds of Unix time. `None` if they do.
@@ -274,8 +302,8 @@ impl State {
 
     /// Whether an event has told of the loss of this member, though every generation still lists
     /// it.
-    pub fn is_mourned(&self, worker: WorkerId) -> bool {
-        self.mourned.contains(&worker)
+    pub fn is_reported_dead(&self, worker: WorkerId) -> bool {
+        self.reported_dead.contains(&worker)
     }
 
     /// The registered workers and the newest of those that are gone, by id.
@@ -287,7 +315,7 @@ impl State {
     pub fn present(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
         self.workers
             .iter()
-            .filter(|(_, known)| known.standing.is_present())
+            .filter(|(_, known)| known.phase.is_present())
             .map(|(&id, known)| (id, known))
     }
 
@@ -298,7 +326,7 @@ impl State {
 
     /// How many parameter shards every worker of the run sees, once one has registered.
     pub fn shards(&self) -> Option<u32> {
-        self.foundation.as_ref().map(Foundation::shards)
+        self.run_fingerprint.as_ref().map(RunFingerprint::shards)
     }
 
     /// Why the run's bits are not those of any other such run, if they are not: the probe digests
@@ -320,7 +348,7 @@ impl State {
     fn note(&mut self, unix_ms: u64, kind: EventKind) {
         self.noted += 1;
         let event = Event { number: self.noted, unix_ms, kind };
-        self.news.push(News::Event(event.clone()));
+        self.new_events.push(HistoryEvent::Event(event.clone()));
         self.events.push(event);
         if self.events.len() > EVENTS {
             self.events.remove(0);
@@ -329,4 +357,4 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::mpsc;
 use std::time::Duration;
 
-use everstep_coordinator::daemon::{Ended, Options, Start, run};
+use everstep_coordinator::daemon::{CoordinatorOptions, Ended, Start, run};
 use everstep_coordinator::http;
 
 #[test]
@@ -14,9 +14,9 @@ fn a_coordinator_stops_at_sigterm_and_can_be_started_again() {
     let dir = tempfile::tempdir().expect("a directory");
     for start in [Start::Bootstrap { ephemeral: false }, Start::Again] {
         let listen = (Ipv4Addr::LOCALHOST, 0).into();
-        let http = http::Options { listen: Some(listen), token: None, read_token: None };
+        let http = http::HttpOptions { listen: Some(listen), token: None, read_token: None };
         let http = Some(http);
-        let options = Options { dir: dir.path().to_path_buf(), listen, start, http };
+        let options = CoordinatorOptions { dir: dir.path().to_path_buf(), listen, start, http };
         let (tell, told) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         std::thread::spawn(move || {

@@ -11,13 +11,14 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use everstep_kernels::backend::DeviceError;
-use everstep_kernels::backend::cuda::gpu::Gpu;
+use everstep_kernels::backend::cuda::gpu::CudaDriver;
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Epilogue, Kernel, Launch,
-    OPERATIONS, Precision, Product,
+    Address, Argument, Cuda, Delivery, DeliveryId, Driver, DriverError, Epilogue, Kernel, Launch,
+    Product, SOURCES,
 };
-use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
+use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
+use everstep_kernels::precision::Precision;
 
 const LARGE: GptConfig = GptConfig {
     vocabulary: 256,
@@ -40,7 +41,7 @@ type Times = Arc<Mutex<BTreeMap<(&'static str, &'static str), Duration>>>;
 
 /// A GPU with a wait after every request.
 struct Timed {
-    gpu: Gpu,
+    gpu: CudaDriver,
     /// The address to read in order to wait.
     place: Address,
     direction: &'static str,
@@ -50,13 +51,13 @@ struct Timed {
 }
 
 impl Timed {
-    fn new(mut gpu: Gpu, times: Times) -> Result<Self, DriverError> {
+    fn new(mut gpu: CudaDriver, times: Times) -> Result<Self, DriverError> {
         let place = gpu.allocate(4)?;
         let (fetched, lent) = (VecDeque::new(), Vec::new());
         Ok(Self { gpu, place, direction: "forward", times, fetched, lent })
     }
 
-    fn timed<T>(&mut self, kind: &'static str, work: impl FnOnce(&mut Gpu) -> T) -> T {
+    fn timed<T>(&mut self, kind: &'static str, work: impl FnOnce(&mut CudaDriver) -> T) -> T {
         let began = Instant::now();
         let outcome = work(&mut self.gpu);
         // A failure stays, and shows when the loss is read.
@@ -96,7 +97,7 @@ impl Driver for Timed {
     }
 
     /// A pass begins with its parameters.
-    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered {
+    fn deliver(&mut self, delivery: Delivery<'_>) -> DeliveryId {
         self.direction = "forward";
         self.timed("parameters, cast", |gpu| {
             let delivered = gpu.deliver(delivery);
@@ -105,7 +106,7 @@ impl Driver for Timed {
         })
     }
 
-    fn wait_for(&mut self, delivered: Delivered) {
+    fn wait_for(&mut self, delivered: DeliveryId) {
         self.gpu.wait_for(delivered);
     }
 
@@ -178,8 +179,8 @@ fn print(config: GptConfig) -> Result<(), String> {
     Ok(())
 }
 
-fn open() -> Result<Gpu, String> {
-    Gpu::open(0, Precision::Bf16, OPERATIONS).map_err(|error| error.to_string())
+fn open() -> Result<CudaDriver, String> {
+    CudaDriver::open(0, Precision::Bf16, SOURCES).map_err(|error| error.to_string())
 }
 
 fn line(what: &str, time: Duration) {
@@ -193,7 +194,7 @@ fn passes<D: Driver + 'static>(
     begin: impl FnOnce(),
 ) -> Result<Duration, String> {
     let open = |sizes| Cuda::new(driver, sizes).map_err(DeviceError::from);
-    let mut gpt = OnBackend::<Gpt, _>::open(config, open).map_err(|error| error.to_string())?;
+    let mut gpt = OnBackend::<Gpt>::open(config, open).map_err(|error| error.to_string())?;
     let mut parameters = vec![0.0; gpt.layout().count()];
     gpt.layout().init(1, 0..parameters.len(), &mut parameters);
     let count = (config.micro_batch * config.context) as u32;
@@ -202,7 +203,8 @@ fn passes<D: Driver + 'static>(
     let batch = Batch { rows: config.micro_batch, tokens, targets, features: Vec::new() };
     let mut one = || {
         gpt.load(0, &parameters);
-        gpt.gradient(&batch, PASS, &mut Collect::default()).map_err(|error| error.to_string())
+        gpt.gradient(&batch, PASS, &mut GradientCollector::default())
+            .map_err(|error| error.to_string())
     };
     for _ in 0..WARM_UP {
         one()?;

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use criterion::{Bencher, BenchmarkId, Criterion, Throughput};
 use everstep_kernels::backend::{Arena, Backend, Cpu, View};
 use everstep_kernels::layers::{
-    CausalAttention, CrossEntropy, Embedding, LayerNorm, Linear, Plan, TiedHead,
+    CausalAttention, CrossEntropy, Embedding, LayerNorm, Linear, MemoryPlan, TiedHead,
 };
 use everstep_kernels::random::Philox;
 
@@ -89,7 +89,7 @@ fn linear(criterion: &mut Criterion, gpt: &Gpt) {
         ("linear down", [4 * width, width]),
     ];
     for (name, [inputs, outputs]) in shapes {
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         let layer = Linear::new(&mut plan, name, [inputs, outputs], DEVIATION, rows);
         let [x, dx] = [(); 2].map(|()| plan.activation(rows, inputs));
         let dy = plan.activation(rows, outputs);
@@ -105,7 +105,7 @@ fn linear(criterion: &mut Criterion, gpt: &Gpt) {
 /// The product with the rows of the embedding.
 fn head(criterion: &mut Criterion, gpt: &Gpt) {
     let (rows, width) = (gpt.rows(), gpt.width);
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     let embedding = Embedding::new(&mut plan, "wte", [VOCABULARY, width], DEVIATION, rows);
     let layer = TiedHead::new(&mut plan, &embedding, rows);
     let [x, dx] = [(); 2].map(|()| plan.activation(rows, width));
@@ -123,7 +123,7 @@ fn head(criterion: &mut Criterion, gpt: &Gpt) {
 fn attention(criterion: &mut Criterion, gpt: &Gpt) {
     let Gpt { width, heads, context, .. } = *gpt;
     let rows = gpt.rows();
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     let layer = CausalAttention::new(&mut plan, heads, width, context, rows);
     let [qkv, d_qkv] = [(); 2].map(|()| plan.activation(rows, 3 * width));
     let (dy, scratch) = (plan.activation(rows, width), plan.statistics(rows, heads));
@@ -140,7 +140,7 @@ fn attention(criterion: &mut Criterion, gpt: &Gpt) {
 
 fn gelu(criterion: &mut Criterion, gpt: &Gpt) {
     let (rows, wide) = (gpt.rows(), 4 * gpt.width);
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     let [x, y, dy] = [(); 3].map(|()| plan.activation(rows, wide));
     let passes = [
         Pass::new("forward", x.len(), |device| device.gelu(x, y)),
@@ -151,7 +151,7 @@ fn gelu(criterion: &mut Criterion, gpt: &Gpt) {
 
 fn layer_norm(criterion: &mut Criterion, gpt: &Gpt) {
     let (rows, width) = (gpt.rows(), gpt.width);
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     let layer = LayerNorm::new(&mut plan, "ln", width, rows);
     let [x, dy, dx] = [(); 3].map(|()| plan.activation(rows, width));
     let passes = [
@@ -164,7 +164,7 @@ fn layer_norm(criterion: &mut Criterion, gpt: &Gpt) {
 /// Softmax, loss and their gradient are one pass.
 fn cross_entropy(criterion: &mut Criterion, gpt: &Gpt) {
     let rows = gpt.rows();
-    let mut plan = Plan::default();
+    let mut plan = MemoryPlan::default();
     let layer = CrossEntropy::new(&mut plan, rows);
     let logits = plan.activation(rows, VOCABULARY);
     // All targets are token 0, as a device's indices are before any are written.
@@ -185,7 +185,7 @@ impl Gpt {
 fn measure(
     criterion: &mut Criterion,
     (layer, gpt): (&str, &Gpt),
-    plan: &Plan,
+    plan: &MemoryPlan,
     passes: &[Pass<'_>],
 ) {
     let mut device = filled(plan);
@@ -215,7 +215,7 @@ fn time(bencher: &mut Bencher<'_>, device: &mut Cpu, pass: &Pass<'_>) {
 }
 
 /// A device for this plan, with parameters as at a run's start. The rest has any values.
-fn filled(plan: &Plan) -> Cpu {
+fn filled(plan: &MemoryPlan) -> Cpu {
     let sizes = plan.sizes();
     let mut device = Cpu::new(sizes);
     let mut parameters = vec![0.0; sizes.parameters];

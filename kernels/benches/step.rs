@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use everstep_kernels::backend::Cpu;
-use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
+use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
 
 fn main() {
@@ -25,7 +25,7 @@ fn main() {
 
 /// The best of several passes: other programs on the machine only slow them down.
 fn tokens_per_second(config: GptConfig) -> f64 {
-    let mut gpt = OnBackend::<Gpt, _>::new(config, Cpu::new).expect("a valid configuration");
+    let mut gpt = OnBackend::<Gpt>::new(config, Cpu::new).expect("a valid configuration");
     let mut parameters = vec![0.0; gpt.layout().count()];
     gpt.layout().init(1, 0..parameters.len(), &mut parameters);
     gpt.load(0, &parameters);
@@ -34,7 +34,7 @@ fn tokens_per_second(config: GptConfig) -> f64 {
     let batch =
         Batch { rows: config.micro_batch, targets: tokens.clone(), tokens, features: Vec::new() };
     let pass = Pass { first: true, last: true, scale: 1.0 };
-    let mut exchange = Collect::default();
+    let mut exchange = GradientCollector::default();
     let seconds = (0..12).map(|_| {
         let start = Instant::now();
         gpt.gradient(&batch, pass, &mut exchange).expect("a batch of the model's shape");

@@ -17,9 +17,9 @@ use std::time::Duration;
 use criterion::{BatchSize, BenchmarkId, Criterion, Throughput};
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::layout::{Init, Layout};
-use everstep_kernels::optimizer::{Apply, Optimizer, Rule};
+use everstep_kernels::optimizer::{Optimizer, Rule, UpdateInputs};
 use everstep_kernels::random::Philox;
-use everstep_kernels::reduce::{self, Node, Operand, Sum, Tree};
+use everstep_kernels::reduce::{self, Addend, Node, Sum, Tree};
 
 /// Elements of a shard.
 const LENGTHS: [usize; 2] = [40 << 10, 1 << 20];
@@ -53,13 +53,13 @@ fn sum(criterion: &mut Criterion, length: usize) {
         let received = || {
             let mut partial = pool.take(length);
             partial.copy_from_slice(&values);
-            Operand::Owned(partial)
+            Addend::Owned(partial)
         };
         let arrivals = || -> Vec<_> {
             let others = (1..partials).map(|_| received());
-            [Operand::Kept(own.clone())].into_iter().chain(others).collect()
+            [Addend::Kept(own.clone())].into_iter().chain(others).collect()
         };
-        let add = |arrivals: Vec<Operand>| {
+        let add = |arrivals: Vec<Addend>| {
             let mut sum = Sum::new(Tree::new(partials), length, pool.clone());
             let mut total = None;
             for (leaf, partial) in (0..).zip(arrivals) {
@@ -117,7 +117,7 @@ fn optimizers(criterion: &mut Criterion, length: usize) {
         group.bench_function(BenchmarkId::new(name, length), |bencher| {
             bencher.iter(|| {
                 step += 1;
-                let apply = Apply {
+                let inputs = UpdateInputs {
                     step,
                     learning_rate: 1e-3,
                     clip: 0.5,
@@ -125,7 +125,13 @@ fn optimizers(criterion: &mut Criterion, length: usize) {
                     range: 0..length,
                 };
                 let versions = [step - 1, step];
-                black_box(optimizer.update(&mut state, &gradient, &apply, versions, &mut |_, _| {}))
+                black_box(optimizer.update(
+                    &mut state,
+                    &gradient,
+                    &inputs,
+                    versions,
+                    &mut |_, _| {},
+                ))
             });
         });
     }

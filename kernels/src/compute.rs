@@ -1,13 +1,13 @@
 //! The seam between a worker and the code that computes gradients.
 //!
-//! A worker hands a [`Compute`] the micro-batches of its data shards and an [`Exchange`]. Through
-//! the exchange, parameters come and gradients leave. The worker knows nothing else about models or
+//! A worker hands a [`Compute`] the micro-batches of its data shards and a [`GradientSink`].
+//! Parameters come from it, and gradients go to it. The worker knows nothing else about models or
 //! devices. A [`Compute`] knows no data shards, ranks or networks.
 
 use std::ops::Range;
 
 use crate::backend::{DeviceError, Sizes};
-use crate::device::Gpu;
+use crate::device::DeviceInfo;
 use crate::layout::Layout;
 
 /// The target of the `tracing` spans `forward` and `backward`, and of the spans that a worker makes
@@ -51,28 +51,34 @@ pub struct Pass {
     pub scale: f32,
 }
 
-/// What a pass needs from the worker while it runs.
-pub trait Exchange {
+/// The source of the parameters of a pass.
+pub trait ParameterSource {
     /// Returns once every parameter in `range` is of the version that this pass computes with.
     /// Passes all parameters that arrived since the last call to `write(offset, values)`.
-    fn need(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32]));
-
-    /// The gradient in `range` is final. Ranges come in any order, without overlap, and cover the
-    /// whole vector by the end of a last pass.
-    fn ready(&mut self, range: Range<usize>, gradient: &[f32]);
+    fn await_parameters(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32]));
 }
 
-/// An exchange for one process: all parameters are there, and it collects the gradients.
+/// The receiver of the gradients of a pass. It is the source of its parameters, too: a pass may
+/// read the parameters of one layer while the gradients of another layer leave.
+pub trait GradientSink: ParameterSource {
+    /// The gradient in `range` is final. Ranges come in any order, without overlap, and cover the
+    /// whole vector by the end of a last pass.
+    fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]);
+}
+
+/// The sink of a single process: all parameters are there, and it collects the gradients.
 #[derive(Debug, Default)]
-pub struct Collect {
+pub struct GradientCollector {
     /// The gradient, filled range by range.
     pub gradient: Vec<f32>,
 }
 
-impl Exchange for Collect {
-    fn need(&mut self, _range: Range<usize>, _write: &mut dyn FnMut(usize, &[f32])) {}
+impl ParameterSource for GradientCollector {
+    fn await_parameters(&mut self, _range: Range<usize>, _write: &mut dyn FnMut(usize, &[f32])) {}
+}
 
-    fn ready(&mut self, range: Range<usize>, gradient: &[f32]) {
+impl GradientSink for GradientCollector {
+    fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]) {
         if self.gradient.len() < range.end {
             self.gradient.resize(range.end, 0.0);
         }
@@ -119,13 +125,13 @@ pub trait Compute: Send {
     fn load(&mut self, offset: usize, values: &[f32]);
 
     /// Forward and backward of one micro-batch. Returns its mean loss, nats. Calls
-    /// [`Exchange::need`] before it reads a parameter, and on a last pass [`Exchange::ready`] as
-    /// gradient ranges become final.
+    /// [`ParameterSource::await_parameters`] before it reads a parameter, and on a last pass
+    /// [`GradientSink::publish_gradient`] as gradient ranges become final.
     fn gradient(
         &mut self,
         batch: &Batch,
         pass: Pass,
-        exchange: &mut dyn Exchange,
+        exchange: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError>;
 
     /// Loss and metric of a batch, forward only, with the parameters as they are.
@@ -136,26 +142,27 @@ pub trait Compute: Send {
         None
     }
 
-    /// The memory that the model has planned, on any [`Backend`](crate::backend::Backend). `None`
-    /// if it is not for a backend.
-    fn sizes(&self) -> Option<Sizes> {
-        None
-    }
-
     /// The bytes that the device holds for parameters, gradient and activations: a term of the
     /// memory formula.
     fn device_bytes(&self) -> usize;
 
-    /// The GPU that it computes on. `None` for the CPU.
-    fn gpu(&self) -> Option<&Gpu> {
-        None
+    /// What is known of the model and its device, for reports. Training does not depend on it.
+    fn report(&self) -> ComputeReport {
+        ComputeReport::default()
     }
+}
 
+/// What a [`Compute`] tells of itself. Each part may be unknown.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ComputeReport {
+    /// The device that it computes on. `None` for the CPU.
+    pub device: Option<DeviceInfo>,
+    /// The memory that the model has planned, on any [`Backend`](crate::backend::Backend). `None`
+    /// if it is not for a backend.
+    pub sizes: Option<Sizes>,
     /// The floating-point operations that training on one sample takes at least, forward and
-    /// backward, for the report's model FLOPs utilization. `None` if they are not known.
-    fn flops_per_sample(&self) -> Option<u64> {
-        None
-    }
+    /// backward, for the report's model FLOPs utilization.
+    pub flops_per_sample: Option<u64>,
 }
 
 /// A model written with plain slices, as a user's own model usually is.
@@ -209,10 +216,10 @@ impl<M: HostModel> Compute for OnHost<M> {
         &mut self,
         batch: &Batch,
         pass: Pass,
-        exchange: &mut dyn Exchange,
+        exchange: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError> {
         let parameters = &mut self.parameters;
-        exchange.need(0..self.layout.count(), &mut |offset, values: &[f32]| {
+        exchange.await_parameters(0..self.layout.count(), &mut |offset, values: &[f32]| {
             parameters[offset..offset + values.len()].copy_from_slice(values);
         });
         if pass.first {
@@ -220,7 +227,7 @@ impl<M: HostModel> Compute for OnHost<M> {
         }
         let loss = self.model.gradient(parameters, batch, pass.scale, &mut self.gradient);
         if pass.last {
-            exchange.ready(0..self.layout.count(), &self.gradient);
+            exchange.publish_gradient(0..self.layout.count(), &self.gradient);
         }
         Ok(loss)
     }

@@ -1,55 +1,99 @@
-//! The device on which a model computes: the CPU, or a GPU if the machine has one.
+//! The device on which a model computes: the CPU, or a device of a kind that the program has.
 //!
-//! A [`DeviceChoice`] is what a user asks for. [`open`] makes a model on the chosen device.
-//! [`gpus`] lists what there is to choose from. A GPU's data sheet says how fast it could be
-//! ([`peak_flops`]), and [`telemetry`] how it does.
+//! A [`DeviceChoice`] is what a user asks for. [`Devices`] has a [`DeviceProvider`] for each kind
+//! beside the CPU, and makes a model on the chosen device. The data sheet of a device says how fast
+//! it could be ([`peak_flops`]), and [`telemetry`] how it does.
+//!
+//! No kind of device is known here. `cuda` is a provider like that of any other crate.
 
 use std::fmt;
-use std::str::FromStr;
+use std::sync::Arc;
 
 use tracing::warn;
 
-use crate::backend::Cpu;
-use crate::backend::cuda::Precision;
+use crate::backend::{Backend, Cpu, DeviceError, Sizes};
 use crate::compute::Compute;
 use crate::models::{ConfigError, Model, OnBackend};
+use crate::precision::Precision;
 
+mod choice;
+#[cfg(feature = "cuda")]
+mod cuda;
+#[cfg(feature = "cuda")]
+mod nvml;
 mod peak;
 pub mod telemetry;
 
+pub use choice::DeviceChoice;
 pub use peak::peak_flops;
 
-/// What a user asks for: `auto`, `cpu`, `cuda`, or `cuda:1` for the GPU of that number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceChoice {
-    /// A GPU if one can be used, else the CPU. Any GPU means the first one, until
-    /// [`DeviceChoice::of_worker`] chooses.
-    Auto(Option<usize>),
-    /// The CPU.
-    #[default]
-    Cpu,
-    /// A GPU, and nothing else.
-    Cuda(Option<usize>),
+/// A kind of device beside the CPU: which devices of it this machine has, and how to open one.
+pub trait DeviceProvider: Send + Sync {
+    /// The name of the kind, lower-case letters and digits: `cuda` in `--device cuda:1`.
+    fn kind(&self) -> &str;
+
+    /// All devices of the kind in the order of their numbers, or why there are none. For a sick
+    /// device, its error. In words for the user.
+    fn devices(&self) -> Result<Vec<Result<DeviceInfo, String>>, String>;
+
+    /// Whether this machine has nothing to do with the kind, so that a warning would only annoy.
+    fn is_absent(&self) -> bool;
+
+    /// Whether the device of this number could compute, as far as it shows without opening it. An
+    /// error is in words for the user.
+    fn check(&self, index: usize, precision: Precision) -> Result<(), String>;
+
+    /// Opens the device of this number, with memory of these sizes. An error is in words for the
+    /// user.
+    fn open(
+        &self,
+        index: usize,
+        precision: Precision,
+        sizes: Sizes,
+    ) -> Result<OpenedDevice, String>;
+
+    /// The memory that a model of these sizes takes of a device, bytes, part by part. It takes no
+    /// device to know that.
+    fn memory(&self, sizes: Sizes, precision: Precision) -> Vec<(&'static str, usize)>;
+
+    /// Bytes of the host's memory for copies to and from a device.
+    fn host_bytes(&self) -> usize {
+        0
+    }
+
+    /// The source of the figures of the device with this UUID, for a thread of its own. `None` if
+    /// there is none.
+    fn monitor(&self, _uuid: [u8; 16]) -> Option<telemetry::Monitor> {
+        None
+    }
 }
 
-/// A GPU that the driver knows.
+/// A device with the memory of a model.
+pub struct OpenedDevice {
+    /// The operations on it.
+    pub backend: Box<dyn Backend>,
+    /// What it is.
+    pub info: DeviceInfo,
+}
+
+/// A device beside the CPU, as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gpu {
-    /// The GPU's number, from 0.
+pub struct DeviceInfo {
+    /// The device's number within its kind, from 0.
     pub index: usize,
     /// The name that its maker gave it.
     pub name: String,
-    /// Its compute capability, as in `sm_90a`.
+    /// Its architecture, as in `sm_90a`.
     pub architecture: String,
-    /// The compute capability in numbers: (9, 0).
+    /// The version of its architecture in numbers: (9, 0).
     pub capability: (u32, u32),
-    /// The UUID, which no other GPU has.
+    /// The UUID, which no other device has.
     pub uuid: [u8; 16],
-    /// The GPU's memory, bytes.
+    /// The device's memory, bytes.
     pub memory_bytes: usize,
     /// How many multiprocessors it has.
     pub multiprocessors: u32,
-    /// Whether the kernels are written for it. It may be too old.
+    /// Whether its backend is written for it. It may be too old.
     pub is_usable: bool,
 }
 
@@ -62,64 +106,176 @@ pub enum OpenError {
     /// The CPU computes in f32 alone.
     #[error("the CPU computes in f32, not in {0}: choose a GPU, or model.precision = \"f32\"")]
     Precision(Precision),
-    /// The GPU cannot be used, in words for the user.
+    /// The program has no device of the kind.
+    #[error("this program has no device of the kind \"{kind}\": choose auto, {known}")]
+    Unknown {
+        /// The kind that the user asks for.
+        kind: String,
+        /// The kinds that the program has.
+        known: String,
+    },
+    /// The device cannot be used, in words for the user.
     #[error("{0}")]
-    Gpu(String),
+    Device(String),
 }
 
-/// The numbers of the GPUs that can be used.
-pub fn usable_gpus() -> Vec<usize> {
-    let gpus = gpus().unwrap_or_default();
-    gpus.into_iter().flatten().filter(|gpu| gpu.is_usable).map(|gpu| gpu.index).collect()
+/// The kinds of devices that a program can compute on: the CPU, and each of its providers. `auto`
+/// takes the first that has a device.
+#[derive(Clone)]
+pub struct Devices {
+    providers: Vec<Arc<dyn DeviceProvider>>,
 }
 
-/// All GPUs in the order of their numbers, or why there are none. For a sick GPU, the error. In
-/// words for the user.
-pub fn gpus() -> Result<Vec<Result<Gpu, String>>, String> {
-    cuda::gpus()
-}
-
-/// Whether a model of this precision could be made on this device, before any work begins.
-///
-/// # Errors
-/// [`OpenError`], as far as it shows without opening a GPU.
-pub fn check(choice: DeviceChoice, precision: Precision) -> Result<(), OpenError> {
-    match choice {
-        DeviceChoice::Cuda(index) => {
-            // Without a number, any GPU that can be used: workers get one of those.
-            let first = index.or_else(|| usable_gpus().first().copied());
-            cuda::check(first.unwrap_or(0))
-        }
-        DeviceChoice::Auto(_) if !cuda::is_absent() => Ok(()),
-        DeviceChoice::Auto(_) | DeviceChoice::Cpu => on_cpu_in(precision),
+impl fmt::Debug for Devices {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_set().entries(self.providers().map(DeviceProvider::kind)).finish()
     }
 }
 
-/// Makes a model on a device.
-///
-/// # Errors
-/// [`OpenError`]. If the choice was left to the program, a GPU's error is only a warning.
-pub fn open<M: Model + 'static>(
-    choice: DeviceChoice,
-    precision: Precision,
-    config: M::Config,
-) -> Result<Box<dyn Compute>, OpenError>
-where
-    M::Config: Clone,
-{
-    match choice {
-        DeviceChoice::Cuda(index) => cuda::open::<M>(index.unwrap_or(0), precision, config),
-        DeviceChoice::Cpu => on_cpu::<M>(precision, config),
-        DeviceChoice::Auto(_) if cuda::is_absent() => on_cpu::<M>(precision, config),
-        DeviceChoice::Auto(index) => {
-            match cuda::open::<M>(index.unwrap_or(0), precision, config.clone()) {
-                Err(OpenError::Gpu(reason)) => {
-                    warn!(reason, "the GPU cannot be used: computing on the CPU");
-                    on_cpu::<M>(precision, config)
-                }
-                opened => opened,
+/// The devices that every program has. A program that was built with the feature `cuda` has NVIDIA
+/// GPUs.
+impl Default for Devices {
+    fn default() -> Self {
+        Self {
+            providers: vec![
+                #[cfg(feature = "cuda")]
+                Arc::new(cuda::CudaProvider),
+            ],
+        }
+    }
+}
+
+impl Devices {
+    /// Adds a kind of device. A provider of the same kind is replaced.
+    pub fn add(&mut self, provider: Arc<dyn DeviceProvider>) {
+        self.providers.retain(|known| known.kind() != provider.kind());
+        self.providers.push(provider);
+    }
+
+    /// The kinds beside the CPU.
+    pub fn providers(&self) -> impl Iterator<Item = &dyn DeviceProvider> {
+        self.providers.iter().map(|provider| &**provider)
+    }
+
+    /// The provider of the device that this choice means here. `None` for the CPU.
+    ///
+    /// # Errors
+    /// [`OpenError::Unknown`].
+    pub fn provider(
+        &self,
+        choice: &DeviceChoice,
+    ) -> Result<Option<&dyn DeviceProvider>, OpenError> {
+        match choice {
+            DeviceChoice::Cpu => Ok(None),
+            DeviceChoice::Auto(_) => {
+                let usable = self.providers().find(|provider| !usable(*provider).is_empty());
+                Ok(usable.or_else(|| self.providers().find(|provider| !provider.is_absent())))
+            }
+            DeviceChoice::Kind(kind, _) => {
+                let found = self.providers().find(|provider| provider.kind() == kind);
+                found.map(Some).ok_or_else(|| self.unknown(kind))
             }
         }
+    }
+
+    fn unknown(&self, kind: &str) -> OpenError {
+        if kind == "cuda" {
+            let words = "this program was built without CUDA (the feature `cuda`): use the CPU";
+            return OpenError::Device(words.into());
+        }
+        let known: Vec<_> = self.providers().map(DeviceProvider::kind).collect();
+        let known = [&["cpu"], &known[..]].concat().join(", ");
+        OpenError::Unknown { kind: kind.into(), known }
+    }
+
+    /// The numbers of the devices among which this choice may fall. Empty for the CPU.
+    pub fn usable(&self, choice: &DeviceChoice) -> Vec<usize> {
+        self.provider(choice).ok().flatten().map(usable).unwrap_or_default()
+    }
+
+    /// Whether a model of this precision could be made on this device, before any work begins.
+    ///
+    /// # Errors
+    /// [`OpenError`], as far as it shows without opening a device.
+    pub fn check(&self, choice: &DeviceChoice, precision: Precision) -> Result<(), OpenError> {
+        let Some(provider) = self.provider(choice)? else { return on_cpu_in(precision) };
+        let DeviceChoice::Kind(_, index) = choice else { return Ok(()) };
+        // Without a number, any device that can be used: workers get one of those.
+        let index = index.or_else(|| usable(provider).first().copied());
+        provider.check(index.unwrap_or(0), precision).map_err(OpenError::Device)
+    }
+
+    /// The source of the figures of the device with this UUID.
+    pub fn monitor(&self, uuid: [u8; 16]) -> Option<telemetry::Monitor> {
+        self.providers().find_map(|provider| provider.monitor(uuid))
+    }
+}
+
+/// The device that a user has chosen among those of the program.
+#[derive(Clone, Copy)]
+pub struct ChosenDevice<'a> {
+    /// The devices of the program.
+    pub devices: &'a Devices,
+    /// What the user asks for.
+    pub choice: &'a DeviceChoice,
+}
+
+impl ChosenDevice<'_> {
+    /// Makes a model on the device.
+    ///
+    /// # Errors
+    /// [`OpenError`]. If the choice was left to the program, the error of a device is only a
+    /// warning, and the CPU computes.
+    pub fn open<M: Model + 'static>(
+        self,
+        precision: Precision,
+        config: M::Config,
+    ) -> Result<Box<dyn Compute>, OpenError>
+    where
+        M::Config: Clone,
+    {
+        let Some(provider) = self.devices.provider(self.choice)? else {
+            return on_cpu::<M>(precision, config);
+        };
+        match self.choice {
+            DeviceChoice::Kind(_, index) => {
+                on_device::<M>(provider, index.unwrap_or(0), precision, config)
+            }
+            DeviceChoice::Cpu => on_cpu::<M>(precision, config),
+            DeviceChoice::Auto(index) => {
+                match on_device::<M>(provider, index.unwrap_or(0), precision, config.clone()) {
+                    Err(OpenError::Device(reason)) => {
+                        let kind = provider.kind();
+                        warn!(kind, reason, "the device cannot be used: computing on the CPU");
+                        on_cpu::<M>(precision, config)
+                    }
+                    opened => opened,
+                }
+            }
+        }
+    }
+}
+
+/// The numbers of the devices of a kind that can be used.
+fn usable(provider: &dyn DeviceProvider) -> Vec<usize> {
+    let found = provider.devices().unwrap_or_default();
+    found.into_iter().flatten().filter(|info| info.is_usable).map(|info| info.index).collect()
+}
+
+fn on_device<M: Model + 'static>(
+    provider: &dyn DeviceProvider,
+    index: usize,
+    precision: Precision,
+    config: M::Config,
+) -> Result<Box<dyn Compute>, OpenError> {
+    let open = |sizes| {
+        let opened = provider.open(index, precision, sizes).map_err(DeviceError)?;
+        Ok((opened.backend, Some(opened.info)))
+    };
+    match OnBackend::<M>::on(config, open) {
+        Ok(model) => Ok(Box::new(model)),
+        Err(ConfigError::Device(error)) => Err(OpenError::Device(error.to_string())),
+        Err(error) => Err(OpenError::Model(error)),
     }
 }
 
@@ -128,7 +284,7 @@ fn on_cpu<M: Model + 'static>(
     config: M::Config,
 ) -> Result<Box<dyn Compute>, OpenError> {
     on_cpu_in(precision)?;
-    Ok(Box::new(OnBackend::<M, Cpu>::new(config, Cpu::new)?))
+    Ok(Box::new(OnBackend::<M>::new(config, Cpu::new)?))
 }
 
 fn on_cpu_in(precision: Precision) -> Result<(), OpenError> {
@@ -138,172 +294,111 @@ fn on_cpu_in(precision: Precision) -> Result<(), OpenError> {
     }
 }
 
-#[cfg(feature = "cuda")]
-mod cuda {
-    use tracing::info;
-
-    use super::*;
-    use crate::backend::cuda::gpu::{self, CudaError, devices};
-    use crate::backend::cuda::{Cuda, OPERATIONS};
-
-    pub(super) fn gpus() -> Result<Vec<Result<Gpu, String>>, String> {
-        let found = devices::all().map_err(|error| error.to_string())?.into_iter();
-        let found = found.map(|device| device.map_err(|error| error.to_string()));
-        Ok(found.map(|device| device.map(described)).collect())
-    }
-
-    fn described(device: gpu::Device) -> Gpu {
-        let gpu::nvrtc::Architecture { major, minor } = device.architecture;
-        Gpu {
-            index: device.index,
-            is_usable: device.is_usable(),
-            architecture: device.architecture.to_string(),
-            capability: (major, minor),
-            uuid: device.uuid,
-            name: device.name,
-            memory_bytes: device.memory_bytes,
-            multiprocessors: device.multiprocessors,
-        }
-    }
-
-    /// Whether this machine has nothing to do with GPUs, so that a warning would only annoy.
-    pub(super) fn is_absent() -> bool {
-        matches!(devices::all(), Err(CudaError::NoDriver | CudaError::NoDevice))
-    }
-
-    pub(super) fn check(index: usize) -> Result<(), OpenError> {
-        let found = devices::one(index).and_then(|_| gpu::nvrtc::version());
-        found.map(|_| ()).map_err(|error| OpenError::Gpu(error.to_string()))
-    }
-
-    pub(super) fn open<M: Model + 'static>(
-        index: usize,
-        precision: Precision,
-        config: M::Config,
-    ) -> Result<Box<dyn Compute>, OpenError> {
-        let words = |error: CudaError| OpenError::Gpu(error.to_string());
-        let gpu = gpu::Gpu::open(index, precision, OPERATIONS).map_err(words)?;
-        let gpu::Device { name, architecture, .. } = gpu.device();
-        info!(index, name, %architecture, %precision, "computing on a GPU");
-        let described = described(gpu.device().clone());
-        let opened = OnBackend::<M, _>::open(config, |sizes| Ok(Cuda::new(gpu, sizes)?));
-        let opened = opened.map_err(|error| match error {
-            ConfigError::Device(error) => OpenError::Gpu(error.to_string()),
-            error => OpenError::Model(error),
-        });
-        Ok(Box::new(opened?.on(described)))
-    }
-}
-
-#[cfg(not(feature = "cuda"))]
-mod cuda {
-    use super::*;
-
-    const ABSENT: &str = "this program was built without CUDA (the feature `cuda`): use the CPU";
-
-    pub(super) fn gpus() -> Result<Vec<Result<Gpu, String>>, String> {
-        Err(ABSENT.into())
-    }
-
-    pub(super) fn is_absent() -> bool {
-        true
-    }
-
-    pub(super) fn check(_index: usize) -> Result<(), OpenError> {
-        Err(OpenError::Gpu(ABSENT.into()))
-    }
-
-    pub(super) fn open<M: Model + 'static>(
-        _index: usize,
-        _precision: Precision,
-        _config: M::Config,
-    ) -> Result<Box<dyn Compute>, OpenError> {
-        Err(OpenError::Gpu(ABSENT.into()))
-    }
-}
-
-impl DeviceChoice {
-    /// The device that the worker of this number, from 0, takes on a machine with these GPUs: one
-    /// each, in turn, unless the choice names one.
-    pub fn of_worker(self, number: usize, gpus: &[usize]) -> Self {
-        let index = (!gpus.is_empty()).then(|| gpus[number % gpus.len()]);
-        match self {
-            Self::Auto(None) => Self::Auto(index),
-            Self::Cuda(None) => Self::Cuda(index),
-            named => named,
-        }
-    }
-}
-
-impl FromStr for DeviceChoice {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (kind, index) = text.split_once(':').map_or((text, None), |(k, i)| (k, Some(i)));
-        match (kind, index.map(str::parse).transpose()) {
-            ("auto", Ok(index)) => Ok(Self::Auto(index)),
-            ("cuda", Ok(index)) => Ok(Self::Cuda(index)),
-            ("cpu", Ok(None)) => Ok(Self::Cpu),
-            _ => Err("it must be auto, cpu, cuda, or cuda:N for the GPU of that number".into()),
-        }
-    }
-}
-
-impl fmt::Display for DeviceChoice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (kind, index) = match self {
-            Self::Auto(index) => ("auto", *index),
-            Self::Cpu => ("cpu", None),
-            Self::Cuda(index) => ("cuda", *index),
-        };
-        match index {
-            Some(index) => write!(f, "{kind}:{index}"),
-            None => f.write_str(kind),
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::{Mlp, MlpConfig};
+
+    /// A kind of device with one device, which computes as the CPU does.
+    struct Twin {
+        is_usable: bool,
+    }
+
+    impl DeviceProvider for Twin {
+        fn kind(&self) -> &str {
+            "twin"
+        }
+
+        fn devices(&self) -> Result<Vec<Result<DeviceInfo, String>>, String> {
+            Ok(vec![Ok(self.info())])
+        }
+
+        fn is_absent(&self) -> bool {
+            false
+        }
+
+        fn check(&self, index: usize, _precision: Precision) -> Result<(), String> {
+            if index == 0 { Ok(()) } else { Err(format!("there is no twin {index}")) }
+        }
+
+        fn open(
+            &self,
+            index: usize,
+            precision: Precision,
+            sizes: Sizes,
+        ) -> Result<OpenedDevice, String> {
+            self.check(index, precision)?;
+            let backend = Box::new(Cpu::new(sizes));
+            Ok(OpenedDevice { backend, info: self.info() })
+        }
+
+        fn memory(&self, sizes: Sizes, _precision: Precision) -> Vec<(&'static str, usize)> {
+            vec![("everything", Cpu::bytes_of(sizes))]
+        }
+    }
+
+    impl Twin {
+        fn info(&self) -> DeviceInfo {
+            DeviceInfo {
+                index: 0,
+                name: "Twin".into(),
+                architecture: "host".into(),
+                capability: (1, 0),
+                uuid: [7; 16],
+                memory_bytes: 1 << 30,
+                multiprocessors: 1,
+                is_usable: self.is_usable,
+            }
+        }
+    }
+
+    const MLP: MlpConfig =
+        MlpConfig { vocabulary: 11, layers: 1, width: 7, context: 3, micro_batch: 1 };
+
+    /// The name of the device on which a model is made.
+    fn opened(devices: &Devices, choice: &str) -> Result<Option<String>, String> {
+        let choice = choice.parse()?;
+        let chosen = ChosenDevice { devices, choice: &choice };
+        let opened = chosen.open::<Mlp>(Precision::F32, MLP).map_err(|error| error.to_string())?;
+        Ok(opened.report().device.map(|info| info.name))
+    }
 
     #[test]
-    fn a_choice_is_read_as_it_is_written() {
-        use DeviceChoice::*;
-        let choices = [
-            ("auto", Auto(None)),
-            ("auto:1", Auto(Some(1))),
-            ("cpu", Cpu),
-            ("cuda", Cuda(None)),
-            ("cuda:3", Cuda(Some(3))),
-        ];
-        for (text, choice) in choices {
-            assert_eq!(text.parse(), Ok(choice));
-            assert_eq!(choice.to_string(), text);
+    fn a_kind_of_ones_own_is_chosen_by_its_name_and_by_auto() {
+        let mut devices = Devices { providers: Vec::new() };
+        devices.add(Arc::new(Twin { is_usable: true }));
+        let twin = Ok(Some("Twin".to_string()));
+        for choice in ["twin", "twin:0", "auto", "auto:0"] {
+            assert_eq!(opened(&devices, choice), twin, "{choice}");
         }
-        for text in ["", "gpu", "cuda:", "cuda:x", "cpu:1", "cuda:-1", "CUDA"] {
-            assert!(text.parse::<DeviceChoice>().is_err(), "{text}");
-        }
+        assert_eq!(opened(&devices, "cpu"), Ok(None));
+        assert_eq!(opened(&devices, "twin:1"), Err("there is no twin 1".into()));
+        assert_eq!(opened(&devices, "auto:1"), Ok(None), "the CPU computes instead");
+        assert_eq!(devices.usable(&DeviceChoice::Auto(None)), [0]);
+        assert_eq!(devices.usable(&DeviceChoice::Cpu), []);
+    }
+
+    #[test]
+    fn what_the_program_does_not_have_is_refused_with_what_it_has() {
+        let mut devices = Devices { providers: Vec::new() };
+        devices.add(Arc::new(Twin { is_usable: false }));
+        devices.add(Arc::new(Twin { is_usable: false }));
+        let told = opened(&devices, "npu").expect_err("there is none");
+        let words = "this program has no device of the kind \"npu\": choose auto, cpu, twin";
+        assert_eq!(told, words, "a kind is there once");
+        let told = opened(&devices, "cuda").expect_err("it was left out");
+        assert!(told.contains("built without CUDA"), "{told}");
+        assert_eq!(devices.usable(&"twin".parse().expect("a kind")), []);
     }
 
     #[test]
     fn the_cpu_computes_in_f32_alone() {
-        assert!(check(DeviceChoice::Cpu, Precision::F32).is_ok());
+        let devices = Devices::default();
+        assert!(devices.check(&DeviceChoice::Cpu, Precision::F32).is_ok());
         for precision in [Precision::Bf16, Precision::Fp16] {
-            let refused = check(DeviceChoice::Cpu, precision).expect_err("it has no such numbers");
+            let refused = devices.check(&DeviceChoice::Cpu, precision);
+            let refused = refused.expect_err("it has no such numbers");
             assert!(refused.to_string().contains(&format!("not in {precision}: choose a GPU")));
         }
-    }
-
-    #[test]
-    fn workers_of_one_machine_take_one_gpu_each_unless_one_is_named() {
-        use DeviceChoice::*;
-        let chosen =
-            |choice: DeviceChoice| [0, 1, 2].map(|number| choice.of_worker(number, &[0, 3]));
-        assert_eq!(chosen(Cuda(None)), [0, 3, 0].map(|index| Cuda(Some(index))));
-        assert_eq!(chosen(Auto(None)), [0, 3, 0].map(|index| Auto(Some(index))));
-        assert_eq!(chosen(Cuda(Some(1))), [Cuda(Some(1)); 3]);
-        assert_eq!(chosen(Cpu), [Cpu; 3]);
-        assert_eq!(Auto(None).of_worker(1, &[]), Auto(None));
     }
 }

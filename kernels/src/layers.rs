@@ -1,9 +1,9 @@
 //! Layers: parameters, the memory of their outputs, and a forward and backward pass written in
 //! backend operations.
 //!
-//! A layer is planned once: [`Plan`] places its parameters in the flat vector and its output in the
-//! activation arena. `forward` takes the input's view and returns the output's, cut to as many
-//! rows. `backward` takes that input again with the gradient of the output (`dy`), adds to the
+//! A layer is planned once: [`MemoryPlan`] places its parameters in the flat vector and its output
+//! in the activation arena. `forward` takes the input's view and returns the output's, cut to as
+//! many rows. `backward` takes that input again with the gradient of the output (`dy`), adds to the
 //! gradients of the parameters, and passes the gradient of the input on (`dx`). A residual
 //! connection is [`Backend::add`](crate::backend::Backend::add): the output of a branch becomes the
 //! stream.
@@ -34,7 +34,7 @@ const LINE: usize = 16;
 /// The places of everything in a model: parameters, activations, statistics and indices, in the
 /// order of the requests.
 #[derive(Clone, Debug, Default)]
-pub struct Plan {
+pub struct MemoryPlan {
     layout: Layout,
     activations: usize,
     statistics: usize,
@@ -57,7 +57,7 @@ struct Ends {
     statistics: usize,
 }
 
-impl Plan {
+impl MemoryPlan {
     /// Places a parameter: a vector as a single row, or a matrix.
     pub fn parameter(&mut self, name: String, shape: &[usize], init: Init) -> View {
         let range = self.layout.push(name, shape, init);
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn every_matrix_of_activations_or_statistics_begins_at_a_cache_line() {
-        let mut plan = Plan::default();
+        let mut plan = MemoryPlan::default();
         plan.activation(3, 5);
         let second = plan.activation(2, 2);
         assert_eq!(second, View::new(Arena::Activations, LINE, 2, 2));
@@ -157,9 +157,9 @@ mod tests {
 
     #[test]
     fn parts_that_share_an_area_lie_at_the_same_place_and_what_is_between_them_beside_it() {
-        let (mut plan, mut area) = (Plan::default(), None);
+        let (mut plan, mut area) = (MemoryPlan::default(), None);
         plan.activation(1, 3);
-        let part = |plan: &mut Plan| [plan.activation(2, 9), plan.statistics(2, 1)];
+        let part = |plan: &mut MemoryPlan| [plan.activation(2, 9), plan.statistics(2, 1)];
         let first = plan.shared(&mut area, part);
         let (kept, counted) = (plan.activation(1, 5), plan.statistics(1, 1));
         assert_eq!(plan.shared(&mut area, part), first);
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     #[should_panic(expected = "parts of the same shapes share an area")]
     fn parts_of_different_shapes_share_no_area() {
-        let (mut plan, mut area) = (Plan::default(), None);
+        let (mut plan, mut area) = (MemoryPlan::default(), None);
         plan.shared(&mut area, |plan| plan.activation(2, 9));
         plan.shared(&mut area, |plan| plan.activation(2, 8));
     }

@@ -7,9 +7,9 @@
 //! - [`layers`] and [`models`]: written once over the [`backend::Backend`] trait, with manual
 //!   backward passes that announce gradient ranges as they become final.
 //! - [`compute`]: the seam to a worker. *Given parameters and a micro-batch, produce loss and
-//!   gradient.* [`device`] chooses the device. Beside it [`optimizer`], [`schedule`], [`random`]
-//!   and [`reduce`]: the work of an owner of a parameter shard, and additions in an order that
-//!   never depends on the members.
+//!   gradient.* [`device`] chooses the device, and [`precision`] says how it stores numbers. Beside
+//!   it [`optimizer`], [`schedule`], [`random`] and [`reduce`]: the work of an owner of a parameter
+//!   shard, and additions in an order that never depends on the members.
 //!
 //! This crate knows no workers, generations or networks.
 
@@ -21,6 +21,7 @@ pub mod layers;
 pub mod layout;
 pub mod models;
 pub mod optimizer;
+pub mod precision;
 pub mod random;
 pub mod reduce;
 pub mod schedule;

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use crate::backend::{Backend, DeviceError, Indices, Sizes, View};
 use crate::compute::Compute;
-use crate::layers::Plan;
+use crate::layers::MemoryPlan;
 use crate::layout::Layout;
 
 mod gpt;
@@ -21,7 +21,7 @@ pub use mlp::{Mlp, MlpConfig};
 pub use on_backend::OnBackend;
 
 /// What a model calls with a range of the flat parameter vector, between two layers.
-pub type Boundary<'a> = dyn FnMut(&mut dyn Backend, Range<usize>) + 'a;
+pub type LayerHook<'a> = dyn FnMut(&mut dyn Backend, Range<usize>) + 'a;
 
 /// A model that turns tokens into logits.
 pub trait Model: Send + Sized {
@@ -29,24 +29,29 @@ pub trait Model: Send + Sized {
     type Config;
 
     /// Plans parameters and activations.
-    fn new(plan: &mut Plan, config: Self::Config) -> Result<Self, ConfigError>;
+    fn new(plan: &mut MemoryPlan, config: Self::Config) -> Result<Self, ConfigError>;
 
     /// The shape of a batch.
     fn shape(&self) -> BatchShape;
 
-    /// Computes logits, one row for each target. Calls `need` before it reads parameters that it
-    /// has not requested yet.
-    fn forward(&self, device: &mut dyn Backend, input: Sequences, need: &mut Boundary<'_>) -> View;
+    /// Computes logits, one row for each target. Calls `await_parameters` before it reads
+    /// parameters that it has not requested yet.
+    fn forward(
+        &self,
+        device: &mut dyn Backend,
+        input: Sequences,
+        await_parameters: &mut LayerHook<'_>,
+    ) -> View;
 
-    /// The backward pass to the forward pass just done. It adds to all gradients. It calls `ready`
-    /// as soon as nothing more will be added to a range, last layers first. The ranges cover the
-    /// parameters exactly.
+    /// The backward pass to the forward pass just done. It adds to all gradients. It calls
+    /// `publish_gradient` as soon as nothing more will be added to a range, last layers first. The
+    /// ranges cover the parameters exactly.
     fn backward(
         &self,
         device: &mut dyn Backend,
         input: Sequences,
         d_logits: View,
-        ready: &mut Boundary<'_>,
+        publish_gradient: &mut LayerHook<'_>,
     );
 
     /// The floating-point operations that training on one sample takes at least, forward and
@@ -81,7 +86,7 @@ pub struct ModelPlan {
 impl ModelPlan {
     /// The plan of a model that is already built.
     pub fn of(compute: &dyn Compute) -> Self {
-        let (sizes, device_bytes) = (compute.sizes(), compute.device_bytes());
+        let (sizes, device_bytes) = (compute.report().sizes, compute.device_bytes());
         Self { layout: compute.layout().clone(), sizes, device_bytes }
     }
 }

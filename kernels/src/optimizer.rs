@@ -1,31 +1,65 @@
 //! Optimizers: what an owner does to a parameter shard once its step has committed.
 //!
 //! Input: a shard's [`ShardState`] (f32 master weights and moments), its reduced gradient, and the
-//! [`Apply`] that all owners agree on. Output: the state after the step. Every rule is elementwise,
-//! so the bits do not depend on the cut into shards or on the owners. Each rule has a file.
+//! [`UpdateInputs`] that all owners agree on. Output: the state after the step. Every
+//! [`UpdateRule`] is elementwise, so the bits do not depend on the cut into shards or on the
+//! owners. Each built-in rule has a file. A program may have rules of its own.
 //!
 //! Weight decay is decoupled from the gradient in every rule (Loshchilov, Hutter: "Decoupled Weight
 //! Decay Regularization", ICLR 2019). It comes first: `master *= 1 - learning_rate * weight_decay`,
 //! in those tensors that decay. This module knows no skipped steps, versions or peers.
 
-pub(crate) mod adamw;
+mod adamw;
 mod lion;
 mod sgd;
 
-use std::iter;
 use std::ops::Range;
+use std::sync::Arc;
+use std::{fmt, iter};
 
 use crate::layout::Layout;
 use crate::reduce;
 
 /// An optimizer with valid settings.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct Optimizer {
-    rule: Rule,
+    rule: Arc<dyn UpdateRule>,
+    /// The rule is the program's own: it gets gradients that are clipped, and its NaNs get the one
+    /// pattern of bits that all processors agree on.
+    is_own: bool,
     weight_decay: f32,
 }
 
-/// How a gradient becomes a change, with the settings of the rule.
+/// How a gradient becomes a change of the weights.
+///
+/// # Elementwise
+///
+/// The new value of an element may depend on the element's own weight, moments and gradient, and on
+/// the inputs of the step. It must not depend on other elements, nor on where the block begins or
+/// ends: another number of workers has other blocks, and must get the same bits. All owners run the
+/// same code, so a rule that uses a function of the platform's mathematics library, such as
+/// [`f32::exp`], has the same bits only on machines with the same library.
+pub trait UpdateRule: fmt::Debug + Send + Sync {
+    /// The number of moments: f32 vectors as long as the weights, which are zero before the first
+    /// step. It never changes.
+    fn moments(&self) -> usize;
+
+    /// Makes one step of a block. Weights that decay have already decayed.
+    fn update(&self, block: UpdateBlock<'_>, inputs: &UpdateInputs<'_>);
+}
+
+/// A part of a parameter shard. All slices have the same length.
+#[derive(Debug)]
+pub struct UpdateBlock<'a> {
+    /// The master weights.
+    pub weights: &'a mut [f32],
+    /// The moments of the rule, [`UpdateRule::moments`] of them.
+    pub moments: &'a mut [&'a mut [f32]],
+    /// The reduced gradient. A rule multiplies it by [`UpdateInputs::clip`].
+    pub gradient: &'a [f32],
+}
+
+/// A built-in rule with its settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Rule {
     /// Adam (Kingma, Ba: "Adam: A Method for Stochastic Optimization", ICLR 2015, algorithm 1).
@@ -70,7 +104,7 @@ pub struct InvalidSetting {
 pub struct ShardState {
     /// The weights. Members compute with these, or with them rounded.
     pub master: Vec<f32>,
-    /// [`Rule::moments`] vectors as long as the weights.
+    /// [`UpdateRule::moments`] vectors as long as the weights.
     pub moments: Vec<Vec<f32>>,
 }
 
@@ -87,12 +121,13 @@ pub struct Digests {
 
 /// One update of one parameter shard, with the values that its owners agree on.
 #[derive(Clone, Debug)]
-pub struct Apply<'a> {
+pub struct UpdateInputs<'a> {
     /// Counts the updates from 1, for rules that correct the bias of their first ones.
     pub step: u64,
     /// The schedule's rate at this step.
     pub learning_rate: f32,
-    /// The factor that multiplies the gradient first: [`clip_factor`], or 1.
+    /// The factor that multiplies the gradient first: [`clip_factor`], or 1. It is 1 in a rule of
+    /// the program's own, which gets clipped gradients.
     pub clip: f32,
     /// The tensors. It tells which of them decay.
     pub layout: &'a Layout,
@@ -105,7 +140,18 @@ impl Optimizer {
     pub fn new(rule: Rule, weight_decay: f32) -> Result<Self, InvalidSetting> {
         rule.validate()?;
         at_least_zero("weight_decay", weight_decay)?;
-        Ok(Self { rule, weight_decay })
+        Ok(Self { rule: Arc::new(rule), is_own: false, weight_decay })
+    }
+
+    /// An optimizer of a rule of the program's own, with decoupled weight decay.
+    pub fn of(rule: Arc<dyn UpdateRule>, weight_decay: f32) -> Result<Self, InvalidSetting> {
+        at_least_zero("weight_decay", weight_decay)?;
+        Ok(Self { rule, is_own: true, weight_decay })
+    }
+
+    /// The number of vectors that an owner holds: the master weights and the moments.
+    pub fn state_vectors(&self) -> usize {
+        1 + self.rule.moments()
     }
 
     /// The state before the first step: these weights, and moments of zero.
@@ -116,7 +162,7 @@ impl Optimizer {
 
     /// Bytes that an owner holds for each parameter: master weight and moments, four each.
     pub fn bytes_per_parameter(&self) -> usize {
-        size_of::<f32>() * (1 + self.rule.moments())
+        size_of::<f32>() * self.state_vectors()
     }
 
     /// Makes one step. Block by block, while a block is in the cache, it also takes the digests of
@@ -132,11 +178,11 @@ impl Optimizer {
         &self,
         state: &mut ShardState,
         gradient: &[f32],
-        apply: &Apply,
+        inputs: &UpdateInputs,
         [before, after]: [u64; 2],
         wrote: &mut dyn FnMut(usize, &[f32]),
     ) -> Digests {
-        let length = apply.range.len();
+        let length = inputs.range.len();
         assert_eq!(state.master.len(), length, "weights of the shard's length");
         assert_eq!(gradient.len(), length, "a gradient of the shard's length");
         assert_eq!(state.moments.len(), self.rule.moments(), "the moments of the rule");
@@ -146,7 +192,7 @@ impl Optimizer {
             let gradient = &gradient[block.clone()];
             digests.before = state.digest_block(digests.before, block.clone());
             digests.gradient = reduce::digest(digests.gradient, gradient);
-            self.update_block(state, gradient, block.clone(), apply);
+            self.update_block(state, gradient, block.clone(), inputs);
             digests.after = state.digest_block(digests.after, block.clone());
             wrote(block.start, &state.master[block]);
         }
@@ -159,53 +205,40 @@ impl Optimizer {
         state: &mut ShardState,
         gradient: &[f32],
         block: Range<usize>,
-        shard: &Apply,
+        shard: &UpdateInputs,
     ) {
         let start = shard.range.start;
-        let apply = Apply { range: start + block.start..start + block.end, ..*shard };
-        let weights = &mut state.master[block.clone()];
-        self.decay(weights, &apply);
-        match (self.rule, state.moments.as_mut_slice()) {
-            (Rule::AdamW { beta1, beta2, epsilon }, [mean, square]) => {
-                adamw::Step::new([beta1, beta2], epsilon, &apply)
-                    .update([weights, &mut mean[block.clone()], &mut square[block]], gradient);
-            }
-            (Rule::Sgd { momentum }, [velocity]) => {
-                let velocity = &mut velocity[block];
-                sgd::update_with_momentum((weights, velocity), gradient, momentum, &apply);
-            }
-            (Rule::Sgd { .. }, _) => sgd::update(weights, gradient, &apply),
-            (Rule::Lion { beta1, beta2 }, [mean]) => {
-                lion::update((weights, &mut mean[block]), gradient, (beta1, beta2), &apply);
-            }
-            _ => unreachable!("the number of moments was checked"),
+        let inputs = UpdateInputs { range: start + block.start..start + block.end, ..*shard };
+        let ShardState { master, moments } = state;
+        let weights = &mut master[block.clone()];
+        self.decay(weights, &inputs);
+        let mut moments: Vec<&mut [f32]> =
+            moments.iter_mut().map(|moment| &mut moment[block.clone()]).collect();
+        if !self.is_own {
+            let block = UpdateBlock { weights, moments: &mut moments, gradient };
+            return self.rule.update(block, &inputs);
         }
-    }
-
-    /// The rule with its settings.
-    pub(crate) fn rule(&self) -> Rule {
+        let clipped: Vec<f32> = gradient.iter().map(|value| value * inputs.clip).collect();
+        let inputs = UpdateInputs { clip: 1.0, ..inputs };
         self.rule
+            .update(UpdateBlock { weights, moments: &mut moments, gradient: &clipped }, &inputs);
+        canonicalize(&mut master[block.clone()]);
+        state.moments.iter_mut().for_each(|moment| canonicalize(&mut moment[block.clone()]));
     }
 
-    /// The factor for decaying weights at each step.
-    pub(crate) fn kept(&self, learning_rate: f32) -> f32 {
-        1.0 - learning_rate * self.weight_decay
-    }
-
-    fn decay(&self, master: &mut [f32], apply: &Apply) {
-        let kept = self.kept(apply.learning_rate);
-        for (tensor, part) in apply.layout.parts(apply.range.clone()) {
+    fn decay(&self, master: &mut [f32], inputs: &UpdateInputs) {
+        let kept = 1.0 - inputs.learning_rate * self.weight_decay;
+        for (tensor, part) in inputs.layout.parts(inputs.range.clone()) {
             if tensor.decay {
-                let start = apply.range.start;
+                let start = inputs.range.start;
                 master[part.start - start..part.end - start].iter_mut().for_each(|w| *w *= kept);
             }
         }
     }
 }
 
-impl Rule {
-    /// The number of moments of a parameter.
-    pub fn moments(&self) -> usize {
+impl UpdateRule for Rule {
+    fn moments(&self) -> usize {
         match self {
             Self::AdamW { .. } => 2,
             Self::Sgd { momentum: 0.0 } => 0,
@@ -213,6 +246,26 @@ impl Rule {
         }
     }
 
+    fn update(&self, block: UpdateBlock<'_>, inputs: &UpdateInputs<'_>) {
+        let UpdateBlock { weights, moments, gradient } = block;
+        match (*self, moments) {
+            (Self::AdamW { beta1, beta2, epsilon }, [mean, square]) => {
+                adamw::Step::new([beta1, beta2], epsilon, inputs)
+                    .update([weights, mean, square], gradient);
+            }
+            (Self::Sgd { momentum }, [velocity]) => {
+                sgd::update_with_momentum((weights, velocity), gradient, momentum, inputs);
+            }
+            (Self::Sgd { .. }, _) => sgd::update(weights, gradient, inputs),
+            (Self::Lion { beta1, beta2 }, [mean]) => {
+                lion::update((weights, mean), gradient, (beta1, beta2), inputs);
+            }
+            _ => unreachable!("the number of moments was checked"),
+        }
+    }
+}
+
+impl Rule {
     fn validate(&self) -> Result<(), InvalidSetting> {
         match *self {
             Self::AdamW { beta1, beta2, epsilon } => {
@@ -241,6 +294,11 @@ impl ShardState {
         let parts = iter::once(&self.master).chain(&self.moments);
         parts.fold(seed, |seed, values| reduce::digest(seed, &values[block.clone()]))
     }
+}
+
+/// Gives every NaN the one pattern of bits that all processors agree on.
+fn canonicalize(values: &mut [f32]) {
+    values.iter_mut().for_each(|value| *value = reduce::canonical(*value));
 }
 
 /// The blocks of a shard of `length` elements.

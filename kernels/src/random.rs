@@ -60,11 +60,6 @@ impl Philox {
         normal_quantile(probability) as f32
     }
 
-    /// The seed, and the upper half of the counter: a device needs no more to make these numbers.
-    pub(crate) fn words(&self) -> [u64; 2] {
-        [self.key, self.stream].map(|[low, high]| u64::from(high) << 32 | u64::from(low))
-    }
-
     #[inline(always)]
     fn block(&self, index: u64) -> [u32; 4] {
         let [low, high] = halves(index);

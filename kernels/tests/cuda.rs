@@ -1,5 +1,5 @@
 //! The kernels for GPUs, run on the CPU. Compares every operation and whole models with the f64
-//! reference, and the owners' work with the bits of the CPU.
+//! reference, and the rounding of parameters with the bits of the CPU.
 //!
 //! The `.cu` files are compiled as C++ and run under an emulation (`cuda/emulation.h`). Nothing
 //! here has run on a GPU. Without a C++ compiler the tests skip all of it, loudly.
@@ -8,7 +8,7 @@ mod cuda {
     pub mod emulated;
     mod fetches;
     mod models;
-    mod owners;
+    mod rounding;
     mod stub;
 }
 #[macro_use]
@@ -21,8 +21,9 @@ mod operations {
 }
 
 use cuda::emulated::Emulated;
-use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, Precision};
+use everstep_kernels::backend::cuda::{AttentionKernels, Cuda};
 use everstep_kernels::backend::{Arena, Sizes, View};
+use everstep_kernels::precision::Precision;
 use operations::check::Subject;
 use operations::precisions::subject;
 

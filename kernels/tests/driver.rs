@@ -22,11 +22,12 @@ use std::path::Path;
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use everstep_kernels::backend::cuda::gpu::{Gpu, nvrtc};
+use everstep_kernels::backend::cuda::gpu::{CudaDriver, nvrtc};
 use everstep_kernels::backend::cuda::{
-    Address, Cuda, Delivery, Driver, KERNELS, Kernel, Launch, Precision, SOURCES, Source,
+    Address, Cuda, Delivery, Driver, KERNELS, Kernel, Launch, SOURCES, Source,
 };
 use everstep_kernels::backend::{Arena, Backend, Sizes, View};
+use everstep_kernels::precision::Precision;
 use libloading::Library;
 use operations::check::Subject;
 use operations::{checks, precisions};
@@ -40,13 +41,13 @@ const FILES: [&str; 4] = ["add.cu", "bias.cu", "cast.cu", "gelu.cu"];
 const PRECISIONS: [Precision; 3] = [Precision::F32, Precision::Bf16, Precision::Fp16];
 
 /// A GPU without kernels.
-fn gpu() -> Option<(Gpu, MutexGuard<'static, ()>)> {
+fn gpu() -> Option<(CudaDriver, MutexGuard<'static, ()>)> {
     let alone = alone(Precision::F32)?;
     Some((open(Precision::F32, &[]), alone))
 }
 
-fn open(precision: Precision, sources: &[&'static Source]) -> Gpu {
-    Gpu::open(0, precision, sources).expect("an emulated GPU")
+fn open(precision: Precision, sources: &[&'static Source]) -> CudaDriver {
+    CudaDriver::open(0, precision, sources).expect("an emulated GPU")
 }
 
 /// The CUDA of our own, with kernels in this precision. Only one test at a time may use it, since
@@ -295,7 +296,7 @@ fn parameters_are_those_that_were_written_last_before_they_are_used_however_late
     assert_eq!(*device.read_back(last).expect("nothing fails"), [77.0]);
 }
 
-fn device(precision: Precision, sizes: Sizes) -> Cuda<Gpu> {
+fn device(precision: Precision, sizes: Sizes) -> Cuda<CudaDriver> {
     Cuda::new(open(precision, &files(&FILES)), sizes).expect("memory")
 }
 
@@ -347,7 +348,7 @@ const WEIGHT: usize = 64;
 const BIAS: usize = 8;
 
 /// `x` of ones, GELU's input and its output, and a device with all of it in place.
-fn linear_layer() -> (Cuda<Gpu>, [View; 3]) {
+fn linear_layer() -> (Cuda<CudaDriver>, [View; 3]) {
     let sizes = Sizes { parameters: WEIGHT + BIAS + MANY, activations: 96, ..Sizes::default() };
     let mut device = device(Precision::F32, sizes);
     let views = [0, 32, 64].map(|at| View::new(Arena::Activations, at, 1, 8));

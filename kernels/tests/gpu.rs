@@ -15,8 +15,9 @@ mod operations {
 use std::io::Write as _;
 use std::sync::LazyLock;
 
-use everstep_kernels::backend::cuda::gpu::{Gpu, devices};
-use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, OPERATIONS, Precision};
+use everstep_kernels::backend::cuda::gpu::{CudaDriver, devices};
+use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, SOURCES};
+use everstep_kernels::precision::Precision;
 use operations::check::Subject;
 use operations::precisions::subject;
 
@@ -34,7 +35,8 @@ fn on_gpu(precision: Precision, attention: AttentionKernels) -> Option<Subject> 
         return None;
     }
     let open = Box::new(move |sizes| {
-        let driver = Gpu::open(0, precision, OPERATIONS).unwrap_or_else(|error| panic!("{error}"));
+        let driver =
+            CudaDriver::open(0, precision, SOURCES).unwrap_or_else(|error| panic!("{error}"));
         let cuda = Cuda::new(driver, sizes).unwrap_or_else(|error| panic!("{error}"));
         Box::new(cuda.with_attention(attention)) as _
     });

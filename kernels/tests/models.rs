@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use everstep_kernels::backend::{Arena, Backend, Cpu, Fetched, Reference, Sizes, View};
-use everstep_kernels::compute::{Batch, Collect, Compute, ComputeError, Exchange, Pass};
+use everstep_kernels::compute::{
+    Batch, Compute, ComputeError, GradientCollector, GradientSink, ParameterSource, Pass,
+};
 use everstep_kernels::models::{ConfigError, Gpt, GptConfig, Mlp, MlpConfig, Model, OnBackend};
 use everstep_kernels::random::Philox;
 
@@ -36,7 +38,7 @@ const BYTE_GPT: GptConfig = GptConfig {
     recompute: false,
 };
 
-fn gpt(config: GptConfig) -> OnBackend<Gpt, Cpu> {
+fn gpt(config: GptConfig) -> OnBackend<Gpt> {
     initialised(config, Cpu::new)
 }
 
@@ -44,8 +46,8 @@ fn gpt(config: GptConfig) -> OnBackend<Gpt, Cpu> {
 fn initialised<M: Model, B: Backend + 'static>(
     config: M::Config,
     open: impl FnOnce(Sizes) -> B,
-) -> OnBackend<M, B> {
-    let mut model = OnBackend::<M, B>::new(config, open).expect("a valid configuration");
+) -> OnBackend<M> {
+    let mut model = OnBackend::<M>::new(config, open).expect("a valid configuration");
     let parameters = initial_parameters(&model);
     model.load(0, &parameters);
     model
@@ -86,7 +88,7 @@ fn mlp_batch(config: &MlpConfig) -> Batch {
 }
 
 fn gradient_of(model: &mut dyn Compute, batch: &Batch, pass: Pass) -> (f64, Vec<f32>) {
-    let mut exchange = Collect::default();
+    let mut exchange = GradientCollector::default();
     let loss = model.gradient(batch, pass, &mut exchange).expect("a valid batch");
     (loss, exchange.gradient)
 }
@@ -206,7 +208,7 @@ fn micro_batches_add_up() {
         targets: whole.targets[range].to_vec(),
         features: Vec::new(),
     };
-    let mut exchange = Collect::default();
+    let mut exchange = GradientCollector::default();
     let pass = Pass { first: true, last: false, scale: 0.5 };
     model.gradient(&half(0..32), pass, &mut exchange).unwrap();
     assert!(exchange.gradient.is_empty(), "nothing is final before the last pass");
@@ -224,13 +226,15 @@ struct Recorder {
     ready: Vec<Range<usize>>,
 }
 
-impl Exchange for Recorder {
-    fn need(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32])) {
+impl ParameterSource for Recorder {
+    fn await_parameters(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32])) {
         write(range.start, &self.parameters[range.clone()]);
         self.needed.push(range);
     }
+}
 
-    fn ready(&mut self, range: Range<usize>, gradient: &[f32]) {
+impl GradientSink for Recorder {
+    fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]) {
         assert_eq!(range.len(), gradient.len());
         self.ready.push(range);
     }
@@ -258,9 +262,9 @@ fn check_announcements(mut model: impl Compute, mut empty: impl Compute, batch: 
 
 #[test]
 fn ranges_cover_the_vector_exactly_once() {
-    let empty = OnBackend::<Gpt, _>::new(BYTE_GPT, Cpu::new).unwrap();
+    let empty = OnBackend::<Gpt>::new(BYTE_GPT, Cpu::new).unwrap();
     check_announcements(gpt(BYTE_GPT), empty, &gpt_batch(&BYTE_GPT));
-    let empty = OnBackend::<Mlp, _>::new(TINY_MLP, Cpu::new).unwrap();
+    let empty = OnBackend::<Mlp>::new(TINY_MLP, Cpu::new).unwrap();
     check_announcements(initialised::<Mlp, _>(TINY_MLP, Cpu::new), empty, &mlp_batch(&TINY_MLP));
 }
 
@@ -368,7 +372,7 @@ fn a_batch_of_another_shape_is_refused() {
     let mut refuse = |change: &dyn Fn(&mut Batch)| {
         let mut batch = good.clone();
         change(&mut batch);
-        let result = model.gradient(&batch, WHOLE, &mut Collect::default());
+        let result = model.gradient(&batch, WHOLE, &mut GradientCollector::default());
         assert!(matches!(result, Err(ComputeError::Batch(_))), "{batch:?}");
         assert!(model.evaluate(&batch).is_err());
     };
@@ -384,10 +388,10 @@ fn a_batch_of_another_shape_is_refused() {
 #[test]
 fn impossible_models_are_refused() {
     let heads = GptConfig { heads: 3, ..TINY_GPT };
-    let error = OnBackend::<Gpt, _>::new(heads, Cpu::new).err();
+    let error = OnBackend::<Gpt>::new(heads, Cpu::new).err();
     assert_eq!(error, Some(ConfigError::Heads { width: 8, heads: 3 }));
     let none = MlpConfig { layers: 0, ..TINY_MLP };
-    let error = OnBackend::<Mlp, _>::new(none, Cpu::new).err();
+    let error = OnBackend::<Mlp>::new(none, Cpu::new).err();
     assert_eq!(error, Some(ConfigError::Zero("layers")));
 }
 
@@ -397,7 +401,7 @@ fn whole_step(config: GptConfig) -> (Vec<f64>, Vec<u32>) {
     let mut model = gpt(config);
     let parameters = random_parameters(&model);
     model.load(0, &parameters);
-    let (whole, mut exchange) = (gpt_batch(&config), Collect::default());
+    let (whole, mut exchange) = (gpt_batch(&config), GradientCollector::default());
     let small = gpt_batch(&GptConfig { micro_batch: config.micro_batch.div_ceil(2), ..config });
     let pass = Pass { first: true, last: false, scale: 0.5 };
     let first = model.gradient(&small, pass, &mut exchange).expect("a valid batch");

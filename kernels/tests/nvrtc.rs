@@ -13,7 +13,8 @@ use std::{fs, thread};
 
 use everstep_kernels::backend::cuda::gpu::nvrtc::{self, Architecture};
 use everstep_kernels::backend::cuda::gpu::{Cache, CudaError};
-use everstep_kernels::backend::cuda::{Precision, SOURCES, Source};
+use everstep_kernels::backend::cuda::{SOURCES, Source};
+use everstep_kernels::precision::Precision;
 
 /// Ampere, Hopper, Blackwell.
 const ARCHITECTURES: [Architecture; 3] = [

@@ -4,16 +4,16 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, Precision, ScheduleKind,
 };
 use everstep_transport::protocol::{Encoding, MetricsLine, Rounding, RunSpec};
 use serde_json::json;
 
-use super::stages::{self, Times, train_traced, without};
+use super::stages::{self, StageTimes, train_traced, without};
 use super::vector::{NAME, UNIT};
 use super::{quantile, sorted, train};
 use crate::cli::AllReduceFlags;
-use crate::cluster::{Options, Report};
+use crate::cluster::{ClusterOptions, Report};
 use crate::failure::Failure;
 use crate::{output, scratch};
 
@@ -35,7 +35,7 @@ struct Stages {
 pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
     let folder = scratch::folder()?;
     let wait = Duration::from_secs(flags.wait.into());
-    let options = Options { wait, ..Options::new(flags.workers) };
+    let options = ClusterOptions { wait, ..ClusterOptions::new(flags.workers) };
     let (report, lines, stages) = if flags.stages {
         let (report, lines, workers) = train_traced(folder.path(), &spec(flags), options)?;
         let stages = Stages::of(&workers, &lines);
@@ -75,7 +75,7 @@ pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
 }
 
 impl Stages {
-    fn of(workers: &[Times], lines: &[MetricsLine]) -> Self {
+    fn of(workers: &[StageTimes], lines: &[MetricsLine]) -> Self {
         let steps = WARM_UP as u64 + 1..=lines.len() as u64;
         Self {
             exchange_ms: without(&BEYOND, workers, lines, &steps),
@@ -119,19 +119,25 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
             heads: 1,
             width: 1,
             context: units,
+            vocabulary: ModelSpec::VOCABULARY,
             precision: Precision::F32,
             recompute: false,
+            options: OptionMap::default(),
         },
-        data: DataSpec { kind: NAME.into(), path: String::new(), validation: 0.0 },
+        data: DataSpec { kind: NAME.into(), path: String::new(), validation: 0.0, dtype: None },
         batch: BatchSpec { data_shards: flags.workers, micro_batch: 1, accumulate: 1 },
         optimizer: OptimizerSpec {
-            kind: OptimizerKind::Sgd,
+            kind: "sgd".into(),
             learning_rate: 0.0,
             warmup_steps: 0,
             schedule: ScheduleKind::Constant,
             floor: OptimizerSpec::FLOOR,
             weight_decay: 0.0,
             clip_norm: None,
+            betas: None,
+            epsilon: None,
+            momentum: None,
+            options: OptionMap::default(),
         },
         all_gather: Encoding::F32,
         rounding: Rounding::Nearest,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::{quantile, sorted};
 use crate::cli::{ChurnFlags, Overrides};
-use crate::cluster::{self, Cluster, Directory, Options, Progress, Report, generations};
+use crate::cluster::{self, Cluster, ClusterOptions, Directory, Progress, Report, generations};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
@@ -21,9 +21,9 @@ const ENDLESS: u64 = 1 << 40;
 /// Steps after which a generation counts as settled in.
 const SETTLED: usize = 3;
 /// The longest time before the next event in a cluster that is whole.
-const LONGEST_PAUSE: Duration = Duration::from_millis(500);
+const MAX_EVENT_GAP: Duration = Duration::from_millis(500);
 /// How often the benchmark reports its progress.
-const PACE: Duration = Duration::from_secs(10);
+const CHURN_REPORT_INTERVAL: Duration = Duration::from_secs(10);
 /// Philox's purpose for these random numbers.
 const CHURN: u32 = Philox::USER + 2;
 
@@ -45,7 +45,7 @@ pub(super) struct Churn {
 pub(super) fn run<T>(
     flags: &ChurnFlags,
     registry: &Registry,
-    options: Options,
+    options: ClusterOptions,
     work: impl AsyncFnOnce(&mut Churn) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     run_for(ENDLESS, flags, registry, options, work)
@@ -56,7 +56,7 @@ pub(super) fn run_for<T>(
     steps: u64,
     flags: &ChurnFlags,
     registry: &Registry,
-    options: Options,
+    options: ClusterOptions,
     work: impl AsyncFnOnce(&mut Churn) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let workers = Some(flags.workers);
@@ -74,7 +74,7 @@ pub(super) fn run_for<T>(
     let text = RunText::find(&resolved)?;
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
     let patience = Duration::from_secs(flags.wait.into());
-    let options = Options { workers: flags.workers, wait: patience, ..options };
+    let options = ClusterOptions { workers: flags.workers, wait: patience, ..options };
     let directory = Directory::claim_new(folder.path(), &resolved.run)?;
     cluster::block_on(async {
         let mut cluster = Cluster::start(directory, &options).await?;
@@ -158,7 +158,7 @@ impl Churn {
     pub(super) async fn until_whole(&mut self) -> Result<(), Failure> {
         let workers = self.workers;
         self.until("whole", |progress| is_whole(progress, workers).then_some(())).await?;
-        let pause = LONGEST_PAUSE.mul_f64(self.unit());
+        let pause = MAX_EVENT_GAP.mul_f64(self.unit());
         self.rest(pause).await
     }
 
@@ -178,7 +178,7 @@ impl Churn {
 
     /// Reports the progress of the benchmark now and then.
     pub(super) fn say(&mut self, done: u32, of: u32, what: &str) {
-        if self.said_at.elapsed() >= PACE {
+        if self.said_at.elapsed() >= CHURN_REPORT_INTERVAL {
             self.said_at = Instant::now();
             output::say(format_args!("{done} of {of} {what}"));
         }
@@ -256,11 +256,11 @@ pub(super) fn step_ms(progress: &Progress) -> f64 {
 }
 
 /// How much longer than the median step undisturbed steps took. This much of a stall is noise.
-pub(super) fn calm(progress: &Progress) -> Times {
+pub(super) fn calm(progress: &Progress) -> TimeSamples {
     let usual = step_ms(progress);
     let pairs = progress.lines.windows(2).filter(|pair| pair[0].generation == pair[1].generation);
     let times = pairs.map(|pair| pair[1].unix_ms as f64 - pair[0].unix_ms as f64);
-    Times::new(times.map(|time| (time - usual).max(0.0)))
+    TimeSamples::new(times.map(|time| (time - usual).max(0.0)))
 }
 
 /// Wall clock, milliseconds of Unix time, with fractions.
@@ -270,9 +270,9 @@ pub(super) fn unix_ms() -> f64 {
 }
 
 /// Measured times of one kind, milliseconds.
-pub(super) struct Times(Vec<f64>);
+pub(super) struct TimeSamples(Vec<f64>);
 
-impl Times {
+impl TimeSamples {
     /// The times in ascending order. At least one.
     pub(super) fn new(times: impl Iterator<Item = f64>) -> Self {
         Self(sorted(times))

@@ -16,9 +16,9 @@ use everstep_worker::registry::Registry;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use super::churn::{self, Churn, Times};
+use super::churn::{self, Churn, TimeSamples};
 use crate::cli::{FailoversFlags, Overrides};
-use crate::cluster::{Options, Progress, Report};
+use crate::cluster::{ClusterOptions, Progress, Report};
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::{config, demo, output, scratch};
@@ -37,15 +37,15 @@ struct Failover {
 }
 
 /// The results of a whole benchmark.
-struct Outcome {
+struct FailoversResult {
     failovers: Vec<Failover>,
     /// The longest time between two commits in the second after each kill, or until a new leader,
     /// less the median step.
-    gaps: Times,
+    gaps: TimeSamples,
     /// The same in the second after each leader that stood still goes on.
-    wakes: Option<Times>,
+    wakes: Option<TimeSamples>,
     /// The same in the second before each kill.
-    calm: Times,
+    calm: TimeSamples,
     step_ms: f64,
     report: Report,
     undisturbed: String,
@@ -53,13 +53,13 @@ struct Outcome {
 
 /// How long the benchmark examines steps: before a kill, after it, and after a leader that stood
 /// still goes on.
-const LOOK: Duration = Duration::from_secs(1);
+const STEP_WINDOW: Duration = Duration::from_secs(1);
 /// The same in milliseconds.
-const LOOK_MS: f64 = 1_000.0;
+const STEP_WINDOW_MS: f64 = 1_000.0;
 /// About how long one failover takes, with the time before it. It sets the length of the run.
-const ROUND: Duration = Duration::from_secs(3);
+const FAILOVER_TIME: Duration = Duration::from_secs(3);
 /// The time of the run besides the failovers.
-const REST: Duration = Duration::from_secs(5);
+const RUN_TIME_MARGIN: Duration = Duration::from_secs(5);
 /// Commits after a failover before the next one.
 const SETTLED: u64 = 3;
 
@@ -76,7 +76,7 @@ pub(super) fn run(flags: &FailoversFlags, registry: &Registry) -> Result<(), Fai
     let folder = scratch::folder()?;
     let resolved = resolved(flags, registry)?;
     run.data = RunText::find(&resolved)?.listed_in(folder.path(), &resolved.run.data)?;
-    let (report, _) = super::train(folder.path(), &run, &Options::new(flags.churn.workers))?;
+    let (report, _) = super::train(folder.path(), &run, &ClusterOptions::new(flags.churn.workers))?;
     outcome.undisturbed = report.state_hash;
     print(flags, &outcome)?;
     outcome.must_be_unnoticed(flags)
@@ -87,11 +87,11 @@ fn measure(
     steps: u64,
     flags: &FailoversFlags,
     registry: &Registry,
-) -> Result<Option<(RunSpec, Outcome)>, Failure> {
-    let options = Options {
+) -> Result<Option<(RunSpec, FailoversResult)>, Failure> {
+    let options = ClusterOptions {
         coordinators: flags.replicas,
         respawn: flags.with_worker,
-        ..Options::new(flags.churn.workers)
+        ..ClusterOptions::new(flags.churn.workers)
     };
     churn::run_for(steps, &flags.churn, registry, options, async |churn| {
         let mut failovers = Vec::new();
@@ -107,12 +107,15 @@ fn measure(
         let (progress, run) = (churn.progress(), churn.spec().clone());
         let step_ms = churn::step_ms(progress);
         let longer = |window| (longest(&progress.lines, window) - step_ms).max(0.0);
-        let gaps = Times::new(failovers.iter().map(|it| longer(it.after())));
+        let gaps = TimeSamples::new(failovers.iter().map(|it| longer(it.after())));
         let wakes: Option<Vec<_>> = failovers.iter().map(|it| it.awake().map(longer)).collect();
-        let wakes = wakes.map(|times| Times::new(times.into_iter()));
+        let wakes = wakes.map(|times| TimeSamples::new(times.into_iter()));
         let calm = failovers.iter().map(|it| longer(it.before(&progress.lines)));
-        let (calm, undisturbed) = (Times::new(calm), String::new());
-        Ok(Some((run, Outcome { failovers, gaps, wakes, calm, step_ms, report, undisturbed })))
+        let (calm, undisturbed) = (TimeSamples::new(calm), String::new());
+        Ok(Some((
+            run,
+            FailoversResult { failovers, gaps, wakes, calm, step_ms, report, undisturbed },
+        )))
     })
 }
 
@@ -125,8 +128,8 @@ fn resolved(flags: &FailoversFlags, registry: &Registry) -> Result<config::Resol
 /// The number of steps of the run.
 fn steps(flags: &FailoversFlags, registry: &Registry) -> Result<u64, Failure> {
     let resolved = resolved(flags, registry)?;
-    let round = ROUND + flags.stop.map_or(Duration::ZERO, |time| time + LOOK);
-    demo::steps_within(round * flags.kills + REST, &resolved, &RunText::find(&resolved)?)
+    let round = FAILOVER_TIME + flags.stop.map_or(Duration::ZERO, |time| time + STEP_WINDOW);
+    demo::steps_within(round * flags.kills + RUN_TIME_MARGIN, &resolved, &RunText::find(&resolved)?)
 }
 
 /// Takes a coordinator from a cluster that is whole. Waits until a coordinator leads and training
@@ -137,7 +140,7 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
         true => churn.until_followed().await?,
         false => churn.until_led().await?,
     };
-    churn.rest(LOOK).await?;
+    churn.rest(STEP_WINDOW).await?;
     let victim = if flags.with_worker { churn.victim() } else { None };
     let event = churn.progress().events.last().map_or(0, |event| event.number);
     let (killed_at, began) = (churn::unix_ms(), Instant::now());
@@ -156,7 +159,7 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
     }
     let step = churn.progress().step().0;
     churn.until("going on", |progress| (progress.step().0 >= step + SETTLED).then_some(())).await?;
-    churn.rest(LOOK.saturating_sub(last.elapsed())).await?;
+    churn.rest(STEP_WINDOW.saturating_sub(last.elapsed())).await?;
     let stall = match victim {
         Some((victim, _)) => {
             let look = |progress: &Progress| stall(progress, event, victim, killed_at);
@@ -185,19 +188,19 @@ fn send(process: u32, signal: Signal) -> Result<(), Failure> {
 impl Failover {
     /// The second after the kill, or more until a new coordinator leads.
     fn after(&self) -> Range<f64> {
-        self.killed_at..self.killed_at + self.back.max(LOOK_MS)
+        self.killed_at..self.killed_at + self.back.max(STEP_WINDOW_MS)
     }
 
     /// The second after the leader went on again.
     fn awake(&self) -> Option<Range<f64>> {
-        self.woken_at.map(|at| at..at + LOOK_MS)
+        self.woken_at.map(|at| at..at + STEP_WINDOW_MS)
     }
 
     /// The second before the kill. It ends with a commit, since the next step was not undisturbed.
     fn before(&self, lines: &[MetricsLine]) -> Range<f64> {
         let ends = lines.iter().map(|line| line.unix_ms as f64);
         let last = ends.take_while(|end| *end < self.killed_at).last().unwrap_or(self.killed_at);
-        last - LOOK_MS..last
+        last - STEP_WINDOW_MS..last
     }
 }
 
@@ -213,7 +216,7 @@ fn steps_in(lines: &[MetricsLine], window: Range<f64>) -> impl Iterator<Item = f
     })
 }
 
-impl Outcome {
+impl FailoversResult {
     /// Fails if a failover cost more than it may.
     fn must_be_unnoticed(&self, flags: &FailoversFlags) -> Result<(), Failure> {
         let Report { state_hash, steps_redone, steps_lost, generations, .. } = &self.report;
@@ -235,11 +238,11 @@ impl Outcome {
     }
 }
 
-fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
-    let Outcome { failovers, gaps, wakes, calm, step_ms, report, undisturbed } = outcome;
-    let back = Times::new(failovers.iter().map(|failover| failover.back));
+fn print(flags: &FailoversFlags, outcome: &FailoversResult) -> Result<(), Failure> {
+    let FailoversResult { failovers, gaps, wakes, calm, step_ms, report, undisturbed } = outcome;
+    let back = TimeSamples::new(failovers.iter().map(|failover| failover.back));
     let stalls: Vec<f64> = failovers.iter().filter_map(|failover| failover.stall).collect();
-    let stall = (!stalls.is_empty()).then(|| Times::new(stalls.into_iter()));
+    let stall = (!stalls.is_empty()).then(|| TimeSamples::new(stalls.into_iter()));
     let equal = report.state_hash == *undisturbed;
     let (count, replicas, redone) = (failovers.len(), flags.replicas, report.steps_redone);
     if flags.churn.json {
@@ -248,7 +251,7 @@ fn print(flags: &FailoversFlags, outcome: &Outcome) -> Result<(), Failure> {
             "followers": flags.follower, "step_ms": step_ms,
             "stopped_seconds": flags.stop.map(|time| time.as_secs_f64()),
             "back_ms": back.json(), "gap_ms": gaps.json(), "calm_ms": calm.json(),
-            "wake_ms": wakes.as_ref().map(Times::json),
+            "wake_ms": wakes.as_ref().map(TimeSamples::json),
             "stall_ms": stall.map(|stall| stall.json()), "steps": report.steps,
             "steps_redone": redone, "steps_lost": report.steps_lost,
             "samples_lost": report.samples_lost, "samples_repeated": report.samples_repeated,

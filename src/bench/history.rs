@@ -14,7 +14,9 @@ use std::time::{Duration, Instant};
 use everstep_coordinator::line_file::LineFiles;
 use everstep_coordinator::lines::{LineRecord, LineSums};
 use everstep_coordinator::state::LineHistory;
-use everstep_transport::protocol::{Generation, Lineage, MetricsLine, RunId, RunSpec, Step, Wish};
+use everstep_transport::protocol::{
+    Generation, Lineage, MetricsLine, OperatorCommand, RunId, RunSpec, Step,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
@@ -38,7 +40,7 @@ struct Coordinator {
 }
 
 /// The measurements.
-struct Figures {
+struct HistoryFigures {
     file_bytes: u64,
     restart_ms: f64,
     last_page_ms: f64,
@@ -50,7 +52,7 @@ pub(super) fn run(flags: &HistoryFlags) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.map_err(|error| failed("no runtime", error))?;
     let figures = runtime.block_on(measure(&folder.path().join("home"), flags.steps))?;
-    let Figures { file_bytes, restart_ms, last_page_ms, peak_rss_mib } = figures;
+    let HistoryFigures { file_bytes, restart_ms, last_page_ms, peak_rss_mib } = figures;
     let steps = flags.steps;
     if flags.json {
         return output::print(json!({
@@ -67,11 +69,14 @@ pub(super) fn run(flags: &HistoryFlags) -> Result<(), Failure> {
     ))
 }
 
-async fn measure(home: &Path, steps: u64) -> Result<Figures, Failure> {
+async fn measure(home: &Path, steps: u64) -> Result<HistoryFigures, Failure> {
     let coordinator = Coordinator::start(home, &["--bootstrap"])?;
     let mut operator = coordinator.operator(home)?;
     let spec = RunSpec { steps: steps.saturating_add(1), ..all_reduce::smallest_run() };
-    let run = operator.wish(Wish::Submit(spec)).await.map_err(|e| failed("no run", e))?;
+    let run = operator
+        .command(OperatorCommand::Submit(spec.into()))
+        .await
+        .map_err(|e| failed("no run", e))?;
     let run = run.ok_or_else(|| failed("no run", "the coordinator names none"))?;
     operator.close().await;
     coordinator.stop()?;
@@ -97,7 +102,7 @@ async fn measure(home: &Path, steps: u64) -> Result<Figures, Failure> {
     let peak_rss_mib = coordinator.peak_rss_mib()?;
     let restart_ms = coordinator.started.as_secs_f64() * 1e3;
     coordinator.stop()?;
-    Ok(Figures { file_bytes, restart_ms, last_page_ms, peak_rss_mib })
+    Ok(HistoryFigures { file_bytes, restart_ms, last_page_ms, peak_rss_mib })
 }
 
 /// Writes the lines of `steps` steps behind the head of the run's file.

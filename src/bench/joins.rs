@@ -5,9 +5,9 @@ use everstep_transport::protocol::WorkerId;
 use everstep_worker::registry::Registry;
 use serde_json::json;
 
-use super::churn::{self, Churn, Times};
+use super::churn::{self, Churn, TimeSamples};
 use crate::cli::JoinsFlags;
-use crate::cluster::Options;
+use crate::cluster::ClusterOptions;
 use crate::failure::Failure;
 use crate::output;
 
@@ -23,7 +23,7 @@ struct Visit {
 }
 
 pub(super) fn run(flags: &JoinsFlags, registry: &Registry) -> Result<(), Failure> {
-    let options = Options::new(flags.churn.workers);
+    let options = ClusterOptions::new(flags.churn.workers);
     let (visits, step_ms, calm) = churn::run(&flags.churn, registry, options, async |churn| {
         let mut visits = Vec::new();
         while (visits.len() as u32) < flags.joins {
@@ -64,9 +64,9 @@ async fn visit(churn: &mut Churn) -> Result<Visit, Failure> {
 fn print(
     flags: &JoinsFlags,
     visits: &[Visit],
-    (step_ms, calm): (f64, Times),
+    (step_ms, calm): (f64, TimeSamples),
 ) -> Result<(), Failure> {
-    let times = |time: fn(&Visit) -> f64| Times::new(visits.iter().map(time));
+    let times = |time: fn(&Visit) -> f64| TimeSamples::new(visits.iter().map(time));
     let [join, arrival, leave] = [times(|v| v.join), times(|v| v.arrival), times(|v| v.leave)];
     let (workers, count) = (flags.churn.workers, visits.len());
     if flags.churn.json {

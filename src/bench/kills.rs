@@ -11,9 +11,9 @@ use everstep_worker::registry::Registry;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 
-use super::churn::{self, Churn, Times};
+use super::churn::{self, Churn, TimeSamples};
 use crate::cli::KillsFlags;
-use crate::cluster::{Options, Progress};
+use crate::cluster::{ClusterOptions, Progress};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -31,16 +31,16 @@ struct Kill {
 }
 
 /// The results of a whole benchmark.
-struct Outcome {
+struct KillsResult {
     kills: Vec<Kill>,
     step_ms: f64,
-    calm: Times,
-    losses: Losses,
+    calm: TimeSamples,
+    losses: KillCosts,
 }
 
 /// Costs that a kill must not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Losses {
+struct KillCosts {
     /// Steps before the last one that have no line.
     steps: u64,
     samples_lost: u64,
@@ -50,7 +50,7 @@ struct Losses {
 
 pub(super) fn run(flags: &KillsFlags, registry: &Registry) -> Result<(), Failure> {
     let (by_hand, respawn) = (flags.by_hand, !flags.by_hand);
-    let options = Options { by_hand, respawn, ..Options::new(flags.churn.workers) };
+    let options = ClusterOptions { by_hand, respawn, ..ClusterOptions::new(flags.churn.workers) };
     let outcome = churn::run(&flags.churn, registry, options, async |churn| {
         let mut kills = Vec::new();
         while (kills.len() as u32) < flags.kills {
@@ -63,7 +63,7 @@ pub(super) fn run(flags: &KillsFlags, registry: &Registry) -> Result<(), Failure
         }
         let progress = churn.progress();
         let (step_ms, calm) = (churn::step_ms(progress), churn::calm(progress));
-        Ok(Outcome { kills, step_ms, calm, losses: Losses::of(progress) })
+        Ok(KillsResult { kills, step_ms, calm, losses: KillCosts::of(progress) })
     })?;
     print(flags, &outcome)?;
     outcome.losses.must_be_none()
@@ -105,7 +105,7 @@ fn noticed_at(progress: &Progress, victim: WorkerId) -> Option<f64> {
     })
 }
 
-impl Losses {
+impl KillCosts {
     /// The losses of the whole run, including undone steps.
     fn of(progress: &Progress) -> Self {
         let lines = || progress.undone.iter().chain(&progress.lines);
@@ -135,9 +135,9 @@ impl Losses {
     }
 }
 
-fn print(flags: &KillsFlags, outcome: &Outcome) -> Result<(), Failure> {
-    let Outcome { kills, step_ms, calm, losses } = outcome;
-    let times = |time: fn(&Kill) -> f64| Times::new(kills.iter().map(time));
+fn print(flags: &KillsFlags, outcome: &KillsResult) -> Result<(), Failure> {
+    let KillsResult { kills, step_ms, calm, losses } = outcome;
+    let times = |time: fn(&Kill) -> f64| TimeSamples::new(kills.iter().map(time));
     let [stall, detect, record, resume] =
         [times(|k| k.stall), times(|k| k.detect), times(|k| k.record), times(|k| k.resume)];
     let (workers, count, by_hand) = (flags.churn.workers, kills.len(), flags.by_hand);

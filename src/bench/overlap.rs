@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::{quantile, sorted, train};
 use crate::cli::{OverlapFlags, Overrides};
-use crate::cluster::{Options, Report};
+use crate::cluster::{ClusterOptions, Report};
 use crate::failure::Failure;
 use crate::text::RunText;
 use crate::{config, output, scratch};
@@ -18,7 +18,7 @@ use crate::{config, output, scratch};
 const WARM_UP: usize = 3;
 
 /// The figures of one run.
-struct Figures {
+struct OverlapFigures {
     step_ms: f64,
     exposed_ms: f64,
 }
@@ -36,7 +36,7 @@ pub(super) fn run(flags: &OverlapFlags, registry: &Registry) -> Result<(), Failu
     let text = RunText::find(&resolved)?;
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
     let wait = Duration::from_secs(flags.wait.into());
-    let options = |overlap| Options { wait, overlap, ..Options::new(flags.workers) };
+    let options = |overlap| ClusterOptions { wait, overlap, ..ClusterOptions::new(flags.workers) };
     let mut pairs = Vec::new();
     for pair in 0..flags.pairs {
         // The order alternates, so that a drift of the machine favours neither.
@@ -48,10 +48,14 @@ pub(super) fn run(flags: &OverlapFlags, registry: &Registry) -> Result<(), Failu
     print(flags, &pairs)
 }
 
-fn measure(folder: &Path, run: &RunSpec, options: &Options) -> Result<Figures, Failure> {
+fn measure(
+    folder: &Path,
+    run: &RunSpec,
+    options: &ClusterOptions,
+) -> Result<OverlapFigures, Failure> {
     let (report, lines) = train(folder, run, options)?;
     let seconds = sorted(lines[WARM_UP..].iter().map(|line| line.seconds));
-    Ok(Figures { step_ms: 1e3 * quantile(&seconds, 0.5), exposed_ms: exposed_ms(&report) })
+    Ok(OverlapFigures { step_ms: 1e3 * quantile(&seconds, 0.5), exposed_ms: exposed_ms(&report) })
 }
 
 /// For each step, the waiting time of the device that waited longest.
@@ -60,8 +64,8 @@ fn exposed_ms(report: &Report) -> f64 {
     1e3 * waiting.fold(0.0, f64::max) / report.steps as f64
 }
 
-fn print(flags: &OverlapFlags, pairs: &[(Figures, Figures)]) -> Result<(), Failure> {
-    let median = |value: &dyn Fn(&(Figures, Figures)) -> f64| {
+fn print(flags: &OverlapFlags, pairs: &[(OverlapFigures, OverlapFigures)]) -> Result<(), Failure> {
+    let median = |value: &dyn Fn(&(OverlapFigures, OverlapFigures)) -> f64| {
         quantile(&sorted(pairs.iter().map(value)), 0.5)
     };
     let (with, without) = (median(&|pair| pair.0.step_ms), median(&|pair| pair.1.step_ms));

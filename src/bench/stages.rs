@@ -16,7 +16,7 @@ use serde_json::json;
 
 use super::{quantile, sorted, train_in};
 use crate::cli::{Overrides, StagesFlags};
-use crate::cluster::{Directory, Options, Report};
+use crate::cluster::{ClusterOptions, Directory, Report};
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::{config, output, scratch};
@@ -58,7 +58,7 @@ struct Arguments {
 }
 
 /// Milliseconds by step and stage.
-pub(super) type Times = BTreeMap<(u64, String), f64>;
+pub(super) type StageTimes = BTreeMap<(u64, String), f64>;
 
 pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failure> {
     let overrides = Overrides {
@@ -72,7 +72,7 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
     let text = RunText::find(&resolved)?;
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
     let wait = Duration::from_secs(flags.wait.into());
-    let options = Options { wait, ..Options::new(flags.workers) };
+    let options = ClusterOptions { wait, ..ClusterOptions::new(flags.workers) };
     let (_, lines, workers) = train_traced(folder.path(), &resolved.run, options)?;
 
     let counted = WARM_UP + 1..=WARM_UP + u64::from(flags.steps);
@@ -87,18 +87,18 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
 pub(super) fn train_traced(
     folder: &Path,
     run: &RunSpec,
-    options: Options,
-) -> Result<(Report, Vec<MetricsLine>, Vec<Times>), Failure> {
-    let options = Options { trace: true, ..options };
+    options: ClusterOptions,
+) -> Result<(Report, Vec<MetricsLine>, Vec<StageTimes>), Failure> {
+    let options = ClusterOptions { trace: true, ..options };
     let directory = Directory::claim_new(folder, run)?;
     let traces: Result<Vec<_>, _> =
         (1..=options.workers).map(|worker| directory.trace(worker)).collect();
     let (report, lines) = train_in(directory, run, &options)?;
-    let workers: Result<Vec<Times>, _> = traces?.iter().map(|trace| read(trace)).collect();
+    let workers: Result<Vec<StageTimes>, _> = traces?.iter().map(|trace| read(trace)).collect();
     Ok((report, lines, workers?))
 }
 
-fn read(path: &Path) -> Result<Times, Failure> {
+fn read(path: &Path) -> Result<StageTimes, Failure> {
     let unreadable = |why: String| {
         Failure::new(Exit::Failed, "a worker's trace cannot be read")
             .at(path.display())
@@ -112,7 +112,7 @@ fn read(path: &Path) -> Result<Times, Failure> {
 }
 
 /// The part of each step that no stage takes.
-fn rest(workers: &[Times], lines: &[MetricsLine], steps: &RangeInclusive<u64>) -> f64 {
+fn rest(workers: &[StageTimes], lines: &[MetricsLine], steps: &RangeInclusive<u64>) -> f64 {
     without(&STAGES.map(|(stage, _)| stage), workers, lines, steps)
 }
 
@@ -120,7 +120,7 @@ fn rest(workers: &[Times], lines: &[MetricsLine], steps: &RangeInclusive<u64>) -
 /// so it counts in the time of the next step.
 pub(super) fn without(
     stages: &[&str],
-    workers: &[Times],
+    workers: &[StageTimes],
     lines: &[MetricsLine],
     steps: &RangeInclusive<u64>,
 ) -> f64 {
@@ -137,12 +137,12 @@ pub(super) fn without(
 }
 
 /// The own time of each stage in each step, without the stages within it.
-fn own_times(mut spans: Vec<Event>) -> Times {
+fn own_times(mut spans: Vec<Event>) -> StageTimes {
     spans.retain(|event| event.ph == 'X');
     // Of two spans that begin at the same moment, the longer one is the outer one.
     let place = |span: &Event| (span.tid, span.ts, -span.dur);
     spans.sort_by(|a, b| place(a).partial_cmp(&place(b)).expect("times are numbers"));
-    let mut times = Times::new();
+    let mut times = StageTimes::new();
     let mut around: Vec<Event> = Vec::new();
     for span in spans {
         around.retain(|it| it.tid == span.tid && span.ts < it.ts + it.dur);
@@ -160,11 +160,11 @@ fn own_times(mut spans: Vec<Event>) -> Times {
 }
 
 /// The median over steps of the mean over workers.
-pub(super) fn median(workers: &[Times], steps: &RangeInclusive<u64>, stage: &str) -> f64 {
+pub(super) fn median(workers: &[StageTimes], steps: &RangeInclusive<u64>, stage: &str) -> f64 {
     quantile(&sorted(steps.clone().map(|step| mean(workers, step, stage))), 0.5)
 }
 
-fn mean(workers: &[Times], step: u64, stage: &str) -> f64 {
+fn mean(workers: &[StageTimes], step: u64, stage: &str) -> f64 {
     let took = workers.iter().filter_map(|times| times.get(&(step, stage.to_string())));
     took.fold(0.0, |sum, took| sum + took) / workers.len() as f64
 }

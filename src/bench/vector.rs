@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass};
+use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, GradientSink, Pass};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_transport::protocol::RunSpec;
-use everstep_worker::data::Dataset;
+use everstep_worker::data::{DataError, Dataset};
 use everstep_worker::registry::Registry;
 
 /// The name under which every program knows the model and its data. Users do not see it.
@@ -46,12 +46,12 @@ impl Compute for Vector {
         &mut self,
         _batch: &Batch,
         pass: Pass,
-        exchange: &mut dyn Exchange,
+        exchange: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError> {
         let all = 0..self.layout.count();
-        exchange.need(all.clone(), &mut |_, _| {});
+        exchange.await_parameters(all.clone(), &mut |_, _| {});
         if pass.last {
-            exchange.ready(all, &self.gradient);
+            exchange.publish_gradient(all, &self.gradient);
         }
         Ok(0.0)
     }
@@ -77,13 +77,16 @@ impl Dataset for Nothing {
         [0; 32]
     }
 
-    fn fill(&self, _index: u64, batch: &mut Batch) {
+    fn fill(&self, _index: u64, batch: &mut Batch) -> Result<(), DataError> {
         batch.rows += 1;
+        Ok(())
     }
 
     fn validation_len(&self) -> u64 {
         0
     }
 
-    fn fill_validation(&self, _index: u64, _batch: &mut Batch) {}
+    fn fill_validation(&self, _index: u64, _batch: &mut Batch) -> Result<(), DataError> {
+        Ok(())
+    }
 }

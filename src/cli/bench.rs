@@ -11,21 +11,21 @@ use super::demo::duration;
 /// What `everstep bench` measures.
 #[derive(Subcommand, Clone, Debug)]
 pub enum Bench {
-    /// Sum a vector over worker processes on this machine, and give everyone the result
+    /// Sum a vector over worker processes on this machine, and give each of them the result
     AllReduce(AllReduceFlags),
-    /// Train the same run with and without communication behind compute, and compare
+    /// Train the same run with and without sending while computing, and compare
     Overlap(OverlapFlags),
-    /// Train a run, and say what each stage of a step takes
+    /// Train a run, and print how long each stage of a step takes
     Stages(StagesFlags),
-    /// Kill random workers at random moments, and measure how long training stands still
+    /// Kill random workers at random moments, and measure how long training stalls
     Kills(KillsFlags),
-    /// Kill the coordinator that leads, again and again, and measure how soon another one does and
+    /// Kill the leading coordinator, again and again, and measure how soon another one leads and
     /// whether training notices
     Failovers(FailoversFlags),
-    /// Start a coordinator on the history of a long run, and measure how long that takes, and its
-    /// memory (Linux)
+    /// Start a coordinator on the history of a long run, and measure its start and its memory
+    /// (Linux)
     History(HistoryFlags),
-    /// Let workers join and leave, and measure how long the others stand still
+    /// Let workers join and leave, and measure how long the others stall
     Joins(JoinsFlags),
 }
 
@@ -40,14 +40,15 @@ pub struct AllReduceFlags {
     #[arg(long, value_name = "M", env = "EVERSTEP_MB", default_value_t = 16,
         value_parser = clap::value_parser!(u32).range(1..=65_536))]
     pub mb: u32,
-    /// How often; the median counts
+    /// How many times to sum; the median counts
     #[arg(long, value_name = "N", env = "EVERSTEP_ITERATIONS", default_value_t = 10,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub iterations: u32,
-    /// Say also what a step's exchange takes of it; the traces for that cost some time themselves
+    /// Print also the time of the exchange in a step. The traces for this cost some time themselves
     #[arg(long, env = "EVERSTEP_STAGES", value_parser = BoolishValueParser::new())]
     pub stages: bool,
-    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    /// How long to wait for workers that have not registered yet. After that time the exit code is
+    /// 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,
@@ -59,7 +60,7 @@ pub struct AllReduceFlags {
 /// The flags of `everstep bench overlap`.
 #[derive(Args, Clone, Debug)]
 pub struct OverlapFlags {
-    /// The run to measure, a TOML file; without it, the small GPT on the default text
+    /// The run to measure, a TOML file. Without it, the small GPT of `everstep train`
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,
     /// How many worker processes take part
@@ -74,7 +75,8 @@ pub struct OverlapFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_PAIRS", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub pairs: u32,
-    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    /// How long to wait for workers that have not registered yet. After that time the exit code is
+    /// 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,
@@ -86,18 +88,19 @@ pub struct OverlapFlags {
 /// The flags of `everstep bench stages`.
 #[derive(Args, Clone, Debug)]
 pub struct StagesFlags {
-    /// The run to measure, a TOML file; without it, the small GPT on the default text
+    /// The run to measure, a TOML file. Without it, the small GPT of `everstep train`
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,
     /// How many worker processes take part
     #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub workers: u32,
-    /// Steps that count; of each stage, their median
+    /// How many steps are measured. The median of each stage counts
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS", default_value_t = 20,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub steps: u32,
-    /// How long to wait for workers that have not registered yet; then the exit code is 3
+    /// How long to wait for workers that have not registered yet. After that time the exit code is
+    /// 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,
@@ -113,8 +116,8 @@ pub struct KillsFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_KILLS", default_value_t = 500,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub kills: u32,
-    /// Start coordinator and workers as one would by hand: nobody tells the coordinator that a
-    /// process has ended, so it is measured what the cluster notices by itself (Linux)
+    /// Start coordinator and workers without a launcher, which would report the end of a process.
+    /// This measures what the cluster notices by itself (Linux)
     #[arg(long, env = "EVERSTEP_BY_HAND", value_parser = BoolishValueParser::new())]
     pub by_hand: bool,
     /// The cluster.
@@ -133,18 +136,18 @@ pub struct FailoversFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_REPLICAS", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(3..=5))]
     pub replicas: u32,
-    /// Let the leader stand still for this long, as in 10s, instead of killing it; steps are
-    /// looked at in the second after it stops, and apart in the second after it goes on
+    /// Let the leader stand still for this long, as in 10s, instead of killing it. Steps are
+    /// measured in the second after it stops, and in the second after it goes on
     #[arg(long, value_name = "TIME", env = "EVERSTEP_STOP", value_parser = duration)]
     pub stop: Option<Duration>,
-    /// Take one that follows: what training notices of this is the process, not the leadership
+    /// Kill a follower instead of the leader, to see what the loss of any process costs
     #[arg(long, env = "EVERSTEP_FOLLOWER", value_parser = BoolishValueParser::new())]
     pub follower: bool,
-    /// Kill a worker at the same moment; another one is started
+    /// Kill a worker at the same moment. Another one is started
     #[arg(long, env = "EVERSTEP_WITH_WORKER", value_parser = BoolishValueParser::new())]
     pub with_worker: bool,
-    /// How many steps the run has [default: as many as take so long, measured first];
-    /// twice as many if it is over too soon
+    /// How many steps the run has, twice as many if it is over too soon [default: enough for the
+    /// kills, by a measurement]
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS",
         value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
@@ -156,7 +159,7 @@ pub struct FailoversFlags {
 /// The flags of `everstep bench history`.
 #[derive(Args, Clone, Debug)]
 pub struct HistoryFlags {
-    /// How many steps the run has: of each, a line is on the disk
+    /// How many steps the run has. Each has a line on the disk
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS", default_value_t = 10_000_000,
         value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     pub steps: u64,
@@ -180,17 +183,17 @@ pub struct JoinsFlags {
 /// The cluster of a benchmark during which workers come and go.
 #[derive(Args, Clone, Debug)]
 pub struct ChurnFlags {
-    /// The run to train meanwhile, a TOML file; without it, the small GPT on the default text
+    /// The run to train meanwhile, a TOML file. Without it, the small GPT of `everstep train`
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,
     /// How many workers there are while nothing happens
     #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 3,
         value_parser = clap::value_parser!(u32).range(1..=64))]
     pub workers: u32,
-    /// What happens to whom, and when, follows from it
+    /// The seed of which worker is killed, or joins, and when
     #[arg(long, value_name = "N", env = "EVERSTEP_SEED", default_value_t = 1)]
     pub seed: u64,
-    /// How long to wait for workers that the run needs; then the exit code is 3
+    /// How long to wait for workers that the run needs. After that time the exit code is 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,

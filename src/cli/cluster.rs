@@ -11,8 +11,8 @@ pub struct ClusterFlags {
     /// The directory of a run, or of one of its coordinators [default: the newest under `runs`]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
-    /// Where coordinators listen, if that is not as DIR says; the credentials are still those in
-    /// DIR (a copy of a coordinator's `operator` folder will do)
+    /// Where coordinators listen, if not where DIR says. The credentials are those in DIR, which
+    /// may be a directory with a copy of a coordinator's `operator` folder
     #[arg(
         long,
         value_name = "HOST:PORT,...",
@@ -22,7 +22,7 @@ pub struct ClusterFlags {
     pub coordinators: Vec<String>,
 }
 
-/// Whom an operator asks, and how the answer is printed.
+/// The cluster that an operator asks, and how the answer is printed.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AskFlags {
     /// The cluster.
@@ -36,8 +36,8 @@ pub struct AskFlags {
 /// What a daemon's file and log are.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct DaemonFlags {
-    /// A TOML file that states in its section `coordinator` or `worker` what neither a flag nor a
-    /// variable does
+    /// A TOML file whose section `coordinator` or `worker` has what neither a flag nor a variable
+    /// states
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,
     /// How the log on stderr is written

@@ -25,10 +25,11 @@ pub enum CoordinatorVerb {
 /// The flags of `everstep coordinator`.
 #[derive(Args, Clone, Debug)]
 pub struct CoordinatorFlags {
-    /// Where its keys, its log and the join tokens are kept
+    /// The coordinator's directory: keys, log, history, join tokens
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: PathBuf,
-    /// The address that the others reach it at (UDP); port 0 takes a free one
+    /// The address at which workers and the other coordinators reach this one (UDP). Port 0 takes a
+    /// free port
     #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
     /// Found a new cluster in DIR
@@ -37,9 +38,9 @@ pub struct CoordinatorFlags {
     /// The cluster is there for one run: its workers are dismissed afterwards.
     #[arg(long, hide = true, requires = "bootstrap")]
     pub ephemeral: bool,
-    /// Become one of a cluster's coordinators: @FILE with a token for coordinators (another one's
-    /// DIR/coordinator.token), or @- to read it from stdin. The token itself will do, but other
-    /// users may see it while the program starts
+    /// Become a coordinator of a cluster, by a token for coordinators: @FILE, or @- to read the
+    /// token from stdin. `everstep coordinator add` prints the whole command. The token itself in
+    /// place of @FILE works too, but other users may see it while the program starts
     #[arg(
         long,
         value_name = "@FILE|@-",
@@ -68,17 +69,17 @@ pub struct CoordinatorFlags {
 /// What an operator does with the coordinators of a cluster.
 #[derive(Subcommand, Clone, Debug)]
 pub enum CoordinatorTask {
-    /// Say who the coordinators are, which of them leads, and whether all are there
+    /// List the coordinators, which of them leads, and how many may be lost
     Status(AskFlags),
     /// Let another coordinator lead
     TransferLeader(TransferFlags),
-    /// Make a token with which one more coordinator joins, and print the command that it takes
+    /// Make a token for one more coordinator, and print the command with which that coordinator
+    /// joins
     Add(AddFlags),
-    /// Go on without a coordinator, for good: its process ends, and then its machine may be
-    /// switched off
+    /// Remove a coordinator for good: its process ends, and then its machine may be switched off
     Remove(RemoveFlags),
-    /// Go on from one coordinator's directory when most of the coordinators are lost for good: what
-    /// only the others had is lost
+    /// Make a cluster of one coordinator's directory when most coordinators are lost for good.
+    /// Entries that only the others had are lost
     Recover(RecoverFlags),
 }
 
@@ -96,7 +97,7 @@ pub struct TransferFlags {
 /// The flags of `everstep coordinator add`.
 #[derive(Args, Clone, Debug)]
 pub struct AddFlags {
-    /// For how long the token admits it
+    /// How long the token is valid
     #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
         value_parser = duration)]
     pub ttl: Duration,
@@ -108,10 +109,10 @@ pub struct AddFlags {
 /// The flags of `everstep coordinator remove`.
 #[derive(Args, Clone, Debug)]
 pub struct RemoveFlags {
-    /// The coordinator's id, as `everstep coordinator status` tells it
+    /// The coordinator's id in `everstep coordinator status`
     #[arg(value_name = "ID")]
     pub coordinator: u64,
-    /// Return as soon as the coordinators have agreed, not when they do without it
+    /// Return when the coordinators have agreed, and do not wait until the coordinator is shut out
     #[arg(long, env = "EVERSTEP_NO_WAIT", value_parser = BoolishValueParser::new())]
     pub no_wait: bool,
     /// The cluster to ask.
@@ -122,14 +123,14 @@ pub struct RemoveFlags {
 /// The flags of `everstep coordinator recover`.
 #[derive(Args, Clone, Debug)]
 pub struct RecoverFlags {
-    /// The directory of the coordinator from which the cluster is to go on; it must not run
+    /// The directory of the coordinator that is left. The coordinator must not run
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: PathBuf,
-    /// Accept that entries of the log that only the lost coordinators had are lost; without this
-    /// flag nothing changes, and what the directory holds is told
+    /// Accept the loss of entries that only the lost coordinators had. Without this flag nothing
+    /// changes, and the program prints what the directory holds
     #[arg(long, env = "EVERSTEP_ACCEPT_LOST_ENTRIES", value_parser = BoolishValueParser::new())]
     pub accept_lost_entries: bool,
-    /// Print JSON
+    /// Print the answer as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
 }

@@ -11,24 +11,26 @@ use super::Overrides;
 /// The flags of `everstep demo`.
 #[derive(Args, Clone, Debug)]
 pub struct DemoFlags {
-    /// The configuration, a TOML file; without it, a small GPT is trained on the default text
+    /// The configuration, a TOML file. Without it, a small GPT is trained on the sources of the
+    /// Rust packages that Everstep was built from
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,
-    /// What wins over the configuration.
+    /// The flags that win over the configuration.
     #[command(flatten)]
     pub overrides: Overrides,
-    /// Kill a random worker about this often, as in mtbf=20s, and start a new one for each
+    /// Kill a random worker about this often, as in mtbf=20s, and start a new one for each (MTBF:
+    /// mean time between failures)
     #[arg(long, value_name = "mtbf=TIME", env = "EVERSTEP_CHAOS", value_parser = Chances::parse)]
     pub chaos: Option<Chances>,
     /// Take about this long, as in 3m, instead of a number of steps: half of it with faults, half
-    /// undisturbed; some steps are measured first
+    /// undisturbed. Some steps are measured before
     #[arg(long = "for", value_name = "TIME", env = "EVERSTEP_FOR", value_parser = duration,
         conflicts_with = "steps")]
     pub duration: Option<Duration>,
     /// Where the run's files go [default: a new directory under `runs`]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
-    /// How long to wait for workers that the run needs; then the exit code is 3
+    /// How long to wait for workers that the run needs. After that time the exit code is 3
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,

@@ -7,10 +7,10 @@ use super::AskFlags;
 /// What an operator does with operators.
 #[derive(Subcommand, Clone, Debug)]
 pub enum OperatorTask {
-    /// Say which operator DIR makes this one, and list the workers and operators that are revoked
+    /// Print the operator's name that DIR has, and list the workers and operators that are revoked
     Ls(AskFlags),
-    /// Let an operator in no more: its links are closed at once, and the folder of a coordinator
-    /// gets credentials of another name
+    /// Shut an operator out: its links are closed at once, and the coordinator with that name in
+    /// its `operator` folder makes credentials of another name
     Revoke(RevokeOperatorFlags),
 }
 

@@ -9,16 +9,16 @@ use super::AskFlags;
 /// What an operator does with runs.
 #[derive(Subcommand, Clone, Debug)]
 pub enum RunTask {
-    /// Have a cluster train a run; it trains one at a time
+    /// Submit a run to a cluster, which trains one run at a time
     Submit(SubmitFlags),
-    /// List the runs that a cluster has trained, and the one that it trains
+    /// List the runs of a cluster: those that are over, and the one under way
     Ls(AskFlags),
-    /// Say how the newest run does, and what it waits for; how it ended, if it has
+    /// Print how the newest run does and what it waits for, or how it ended
     Status(AskFlags),
-    /// Follow the newest run to its end: loss, tokens/s, ETA and trouble, as they come; exits with
-    /// 0 when the run is complete, with 1 when it has failed
+    /// Follow the newest run to its end: loss, tokens/s, ETA and trouble, as they come. Exits with
+    /// 0 when the run is complete, and with 1 when it has failed
     Watch(AskFlags),
-    /// End the run that is trained: it has failed then, and its workers wait for the next
+    /// End the run under way: it counts as failed, and its workers wait for the next run
     Cancel(AskFlags),
     /// Let the run go back to a checkpoint, and train again from there: gives up what silent
     /// workers hold, where a run waits for them
@@ -39,8 +39,8 @@ pub struct RollbackFlags {
 /// The flags of `everstep run submit`.
 #[derive(Args, Clone, Debug)]
 pub struct SubmitFlags {
-    /// The run: a TOML file as `everstep train` takes it, or another run's run.json. Its data path
-    /// is looked for on the workers' machines, not on this one
+    /// The run: a TOML file as for `everstep train --config`, or another run's run.json. Its data
+    /// path is one of the workers' machines
     #[arg(value_name = "FILE")]
     pub file: PathBuf,
     /// The cluster to ask.

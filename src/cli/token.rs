@@ -11,25 +11,25 @@ use super::demo::duration;
 /// What an operator does with tokens.
 #[derive(Subcommand, Clone, Debug)]
 pub enum TokenTask {
-    /// Make a token with which nodes join; it is shown once, and kept nowhere
+    /// Make a token with which nodes join. It is printed once, and kept nowhere
     Create(CreateFlags),
-    /// List the tokens that admit nodes, without what it takes to use them
+    /// List the tokens that admit nodes, without their secrets
     Ls(AskFlags),
-    /// Admit nobody with a token any more; whom it has admitted stays
+    /// Revoke a token: it admits no node any more. The nodes that it has admitted stay
     Revoke(RevokeFlags),
 }
 
 /// The flags of `everstep token create`.
 #[derive(Args, Clone, Debug)]
 pub struct CreateFlags {
-    /// What whoever joins with it becomes
+    /// The role of the nodes that join with the token
     #[arg(long, value_name = "ROLE", env = "EVERSTEP_ROLE")]
     pub role: Joiner,
-    /// How many nodes it admits
+    /// How many nodes the token admits
     #[arg(long, value_name = "N", env = "EVERSTEP_USES", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub uses: u32,
-    /// For how long it admits them
+    /// How long the token is valid
     #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
         value_parser = duration)]
     pub ttl: Duration,
@@ -41,7 +41,7 @@ pub struct CreateFlags {
 /// The flags of `everstep token revoke`.
 #[derive(Args, Clone, Debug)]
 pub struct RevokeFlags {
-    /// The token's id, as `everstep token ls` tells it
+    /// The token's id in `everstep token ls`
     #[arg(value_name = "ID", allow_hyphen_values = true)]
     pub token: String,
     /// The cluster to ask.
@@ -52,9 +52,9 @@ pub struct RevokeFlags {
 /// What a token may make of a node.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joiner {
-    /// One that computes.
+    /// A node that computes for runs.
     Worker,
-    /// One of those that decide.
+    /// A node that decides which workers take part.
     Coordinator,
 }
 

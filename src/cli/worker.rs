@@ -35,8 +35,9 @@ pub struct WorkerFlags {
         env = "EVERSTEP_COORDINATORS"
     )]
     pub coordinators: Vec<String>,
-    /// @FILE with the cluster's join token (a run's DIR/join.token), or @- to read it from stdin.
-    /// The token itself will do, too, but other users may see it while the program starts
+    /// @FILE with a token for workers (such as a run's DIR/join.token), or @- to read the token
+    /// from stdin. The token itself in place of @FILE works too, but other users may see it while
+    /// the program starts
     #[arg(
         long,
         value_name = "@FILE|@-",
@@ -45,36 +46,37 @@ pub struct WorkerFlags {
         hide_env_values = true
     )]
     pub join: OsString,
-    /// The address that other workers reach it at (UDP); port 0 takes a free one
+    /// The address at which other workers reach this one (UDP). Port 0 takes a free port. Other
+    /// machines do not reach the default
     #[arg(long, value_name = "HOST:PORT", env = "EVERSTEP_LISTEN", default_value = "127.0.0.1:0")]
     pub listen: SocketAddr,
-    /// What its machine may fail together with (a rack, a host, a cloud's zone): 1 to 64 printable
-    /// characters; neighbouring copies of the same parameters are kept in different zones where
-    /// that can be
+    /// What the worker's machine may fail together with (a rack, a host, a cloud's zone), in 1 to
+    /// 64 printable characters. Neighbouring copies of the same parameters are kept in different
+    /// zones where possible
     #[arg(long, value_name = "LABEL", env = "EVERSTEP_ZONE", value_parser = zone)]
     pub zone: Option<Zone>,
-    /// Where it writes the trained model, if it is asked to [default: the run's directory, if the
-    /// token is read from there]
+    /// Where the worker writes the trained model, if the coordinator asks it to [default: the
+    /// directory from which the token is read]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
-    /// Where it computes: cpu; cuda:N, the GPU of that number; auto:N, that one if it can be used,
-    /// else the CPU. Without a number it is GPU 0, for each worker: name one for each
+    /// Where the worker computes: cpu, cuda:N (the GPU of that number), or auto:N (that GPU if it
+    /// can be used, else the CPU). Without a number it is GPU 0, so give each worker of a machine a
+    /// number
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
-    /// How long it waits after SIGTERM, at most, until other workers have copies of what only it
-    /// holds; then it leaves as things stand, which may cost the run all its steps. A second
-    /// SIGTERM does the same [default: as long as it takes: what would end the process otherwise
-    /// has a limit of its own]
+    /// How long the worker waits after SIGTERM, at most, until other workers have copies of what it
+    /// alone holds. After that time, or after a second SIGTERM, it leaves in any case, which may
+    /// cost the run all its steps [default: as long as it takes]
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_GRACE")]
     pub grace: Option<u64>,
-    /// Write when each stage of each step began and how long it took to this file, for Perfetto
+    /// Write the begin and the duration of each stage of each step to this file, for Perfetto
     /// (ui.perfetto.dev) or chrome://tracing
     #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]
     pub trace: Option<PathBuf>,
     /// Compute first and send afterwards: measures what sending meanwhile saves.
     #[arg(long, hide = true)]
     pub no_overlap: bool,
-    /// Its file and its log.
+    /// The flags of its file and its log.
     #[command(flatten)]
     pub daemon: DaemonFlags,
 }
@@ -82,14 +84,13 @@ pub struct WorkerFlags {
 /// What an operator does with a worker.
 #[derive(Subcommand, Clone, Debug)]
 pub enum WorkerTask {
-    /// Let a worker leave its run in good order: what it holds is handed over first
+    /// Let a worker leave in good order: it first hands over what it holds
     Drain(DrainFlags),
-    /// List the workers of a cluster, those that wait for a run too
+    /// List the workers of a cluster, also those that wait for a run
     Ls(AskFlags),
-    /// Print the command with which workers of other machines join
+    /// Make a token, and print the command with which workers of other machines join
     Add(WorkerAddFlags),
-    /// Let a worker in no more: its links are closed at once, and the run goes on without it if it
-    /// can
+    /// Shut a worker out: its links are closed at once, and the run goes on without it if it can
     Revoke(RevokeWorkerFlags),
 }
 
@@ -100,7 +101,7 @@ pub struct WorkerAddFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_USES", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub uses: u32,
-    /// For how long they may
+    /// How long the token is valid
     #[arg(long, value_name = "TIME", env = "EVERSTEP_TTL", default_value = "15m",
         value_parser = duration)]
     pub ttl: Duration,
@@ -112,7 +113,7 @@ pub struct WorkerAddFlags {
 /// The flags of `everstep worker revoke`.
 #[derive(Args, Clone, Debug)]
 pub struct RevokeWorkerFlags {
-    /// The worker's number, its id as `id:9`, or its name, as `everstep worker ls` tells them
+    /// The worker's number, its id as `id:9`, or its name, all as in `everstep worker ls`
     #[arg(value_name = "NUMBER|id:ID|NAME")]
     pub worker: String,
     /// The cluster to ask.
@@ -123,17 +124,17 @@ pub struct RevokeWorkerFlags {
 /// The flags of `everstep worker drain`.
 #[derive(Args, Clone, Debug)]
 pub struct DrainFlags {
-    /// The worker's number, its id as `id:9`, or its name, as `everstep worker ls` tells them; of a
-    /// run's directory also the label that its log is named after, worker-2 say
+    /// The worker's number, its id as `id:9`, or its name, all as in `everstep worker ls`. For a
+    /// local run also the name of its log, such as worker-2
     #[arg(value_name = "NUMBER|id:ID|NAME")]
     pub worker: String,
     /// Where the cluster is.
     #[command(flatten)]
     pub cluster: ClusterFlags,
-    /// Return as soon as the coordinators have agreed, not when the worker has left
+    /// Return when the coordinators have agreed, and do not wait until the worker has left
     #[arg(long, env = "EVERSTEP_NO_WAIT", value_parser = BoolishValueParser::new())]
     pub no_wait: bool,
-    /// Print what was done as JSON
+    /// Print the answer as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
 }

@@ -5,7 +5,7 @@
 //! cluster, as long as most of its coordinators are there. This module does not interpret their
 //! answers.
 
-mod seat;
+mod coordinator_process;
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -14,18 +14,18 @@ use std::time::{Duration, Instant};
 use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{
-    CoordinatorId, NodeName, RequestId, RunSpec, Step, Term, Wish, WorkerId,
+    CoordinatorId, NodeName, OperatorCommand, RequestId, RunSpec, Step, Term, WorkerId,
 };
 
 use super::Directory;
 use super::error::ClusterError;
 use super::process::{Daemons, Origin};
 use crate::operator::{Operator, OperatorError};
-pub(super) use seat::Seat;
+pub(super) use coordinator_process::CoordinatorProcess;
 
 /// The coordinators of a local cluster.
 pub(super) struct Coordinators {
-    seats: Vec<Seat>,
+    processes: Vec<CoordinatorProcess>,
     operator: Operator,
     daemons: Daemons,
     /// The term in which the leader last heard which processes have ended.
@@ -35,11 +35,11 @@ pub(super) struct Coordinators {
 }
 
 /// How often the launcher checks the processes while it waits for an answer.
-const LOOK: Duration = Duration::from_millis(5);
+const PROCESS_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long joining coordinators may take to get a vote.
-const FOUNDING: Duration = Duration::from_secs(30);
+const FOUNDING_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long the processes may take to end.
-const FAREWELL: Duration = Duration::from_secs(2);
+const COORDINATOR_EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 /// An operator's credentials, in a coordinator's directory.
 const CREDENTIALS: &str = "operator";
 
@@ -52,46 +52,53 @@ impl Coordinators {
         count: u32,
         wait: Duration,
     ) -> Result<Self, ClusterError> {
-        let (home, first) = Seat::start(directory, &daemons, 1, Origin::Bootstrap)?;
-        let founder = Seat::of(1, count, home, first.listening().await?);
+        let (home, first) = CoordinatorProcess::start(directory, &daemons, 1, Origin::Bootstrap)?;
+        let founder = CoordinatorProcess::of(1, count, home, first.listening().await?);
         let token = founder.home().join("coordinator.token");
         let join = Origin::Join { token: &token, founder: founder.address() };
         let joining: Result<Vec<_>, _> = (2..=count)
-            .map(|number| Seat::start(directory, &daemons, number, join.clone()))
+            .map(|number| CoordinatorProcess::start(directory, &daemons, number, join.clone()))
             .collect();
-        let mut seats = vec![founder];
+        let mut processes = vec![founder];
         for ((home, starting), number) in joining?.into_iter().zip(2..) {
-            seats.push(Seat::of(number, count, home, starting.listening().await?));
+            processes.push(CoordinatorProcess::of(
+                number,
+                count,
+                home,
+                starting.listening().await?,
+            ));
         }
-        let addresses: Vec<_> = seats.iter().map(Seat::address).collect();
-        let operator = Operator::new(&seats[0].home().join(CREDENTIALS), &addresses)?;
-        let mut coordinators = Self { seats, operator, daemons, told_in: Term(0), wait };
+        let addresses: Vec<_> = processes.iter().map(CoordinatorProcess::address).collect();
+        let operator = Operator::new(&processes[0].home().join(CREDENTIALS), &addresses)?;
+        let mut coordinators = Self { processes, operator, daemons, told_in: Term(0), wait };
         coordinators.until_all_vote(directory).await?;
         Ok(coordinators)
     }
 
     /// The directory of the first coordinator.
     pub(super) fn home(&self) -> &Path {
-        self.seats[0].home()
+        self.processes[0].home()
     }
 
     /// The address of the first coordinator's HTTP API, if it has one.
     pub(super) fn api(&self) -> Option<String> {
-        self.seats[0].api().map(str::to_string)
+        self.processes[0].api().map(str::to_string)
     }
 
     /// The addresses on which the coordinators listen. They never change.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
-        self.seats.iter().map(Seat::address).collect()
+        self.processes.iter().map(CoordinatorProcess::address).collect()
     }
 
     /// The coordinators of the cluster, each with its id, once that is known, and whether it leads.
-    pub(super) fn listed(&self) -> impl Iterator<Item = (&Seat, Option<CoordinatorId>, bool)> {
+    pub(super) fn listed(
+        &self,
+    ) -> impl Iterator<Item = (&CoordinatorProcess, Option<CoordinatorId>, bool)> {
         let (views, leader) = (self.operator.coordinators(), self.operator.leader());
-        self.seats.iter().filter(|seat| seat.is_there()).map(move |seat| {
-            let view = views.iter().find(|view| view.address == seat.address());
+        self.processes.iter().filter(|process| process.is_there()).map(move |process| {
+            let view = views.iter().find(|view| view.address == process.address());
             let id = view.map(|view| view.id);
-            (seat, id, id.is_some() && id == leader)
+            (process, id, id.is_some() && id == leader)
         })
     }
 
@@ -106,13 +113,17 @@ impl Coordinators {
     }
 
     fn pid_of(&self, leader: bool) -> Option<u32> {
-        self.listed().find(|(_, _, leads)| *leads == leader).and_then(|(seat, _, _)| seat.pid())
+        self.listed()
+            .find(|(_, _, leads)| *leads == leader)
+            .and_then(|(process, _, _)| process.pid())
     }
 
     /// Whether the launcher has a link to each of them, and one is known to lead.
     pub(super) fn are_whole(&self) -> bool {
-        let mut all = self.seats.iter().filter(|seat| seat.is_there());
-        let hears = |seat: &Seat| seat.pid().is_some() && self.operator.hears(seat.address());
+        let mut all = self.processes.iter().filter(|process| process.is_there());
+        let hears = |process: &CoordinatorProcess| {
+            process.pid().is_some() && self.operator.hears(process.address())
+        };
         self.leader_pid().is_some() && all.all(hears)
     }
 
@@ -120,7 +131,7 @@ impl Coordinators {
     /// that does not exist.
     pub(super) async fn agree(&mut self, directory: &Directory) -> Result<(), ClusterError> {
         let id = self.operator.next_id();
-        let nothing = Wish::RevokeToken(TokenId::default());
+        let nothing = OperatorCommand::RevokeToken(TokenId::default());
         match self.request(directory, id, nothing).await {
             Ok(()) | Err(ClusterError::Failed { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -129,7 +140,7 @@ impl Coordinators {
 
     /// How often any of them was started again.
     pub(super) fn restarts(&self) -> u32 {
-        self.seats.iter().map(Seat::restarts).sum()
+        self.processes.iter().map(CoordinatorProcess::restarts).sum()
     }
 
     /// Whether the term has changed since the last call.
@@ -163,7 +174,7 @@ impl Coordinators {
         worker: WorkerId,
     ) -> Result<(), ClusterError> {
         let id = self.operator.next_id();
-        self.request(directory, id, Wish::Drain(worker)).await
+        self.request(directory, id, OperatorCommand::Drain(worker)).await
     }
 
     /// Makes a request that changes something.
@@ -171,9 +182,9 @@ impl Coordinators {
         &mut self,
         directory: &Directory,
         id: RequestId,
-        wish: Wish,
+        command: OperatorCommand,
     ) -> Result<(), ClusterError> {
-        let request = async |operator: &mut Operator| operator.request(id, wish.clone()).await;
+        let request = async |operator: &mut Operator| operator.request(id, command.clone()).await;
         self.ask(directory, request).await.map(drop)
     }
 
@@ -194,29 +205,29 @@ impl Coordinators {
     /// Ends the processes in good order: each says goodbye.
     pub(super) async fn dismiss(&mut self) {
         self.operator.hang_up().await;
-        let seats = std::mem::take(&mut self.seats).into_iter();
-        let mut ending: Vec<_> = seats.filter_map(Seat::dismiss).collect();
-        let deadline = Instant::now() + FAREWELL;
+        let processes = std::mem::take(&mut self.processes).into_iter();
+        let mut ending: Vec<_> = processes.filter_map(CoordinatorProcess::dismiss).collect();
+        let deadline = Instant::now() + COORDINATOR_EXIT_TIMEOUT;
         while ending.iter_mut().any(|process| process.is_alive()) && Instant::now() < deadline {
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(PROCESS_CHECK_INTERVAL).await;
         }
     }
 
     async fn until_all_vote(&mut self, directory: &Directory) -> Result<(), ClusterError> {
         let began = Instant::now();
         loop {
-            let standing = async |operator: &mut Operator| operator.standing().await;
-            let there = self.ask(directory, standing).await?.coordinators;
+            let status = async |operator: &mut Operator| operator.status().await;
+            let there = self.ask(directory, status).await?.coordinators;
             let voters = there.iter().filter(|coordinator| coordinator.votes).count();
-            if voters == self.seats.len() {
+            if voters == self.processes.len() {
                 return Ok(());
             }
-            if began.elapsed() > FOUNDING {
-                let (all, waited) = (self.seats.len(), FOUNDING.as_secs());
+            if began.elapsed() > FOUNDING_TIMEOUT {
+                let (all, waited) = (self.processes.len(), FOUNDING_TIMEOUT.as_secs());
                 let reason = format!("{voters} of {all} coordinators have a vote after {waited} s");
                 return Err(ClusterError::Coordinator(reason));
             }
-            tokio::time::sleep(LOOK).await;
+            tokio::time::sleep(PROCESS_CHECK_INTERVAL).await;
         }
     }
 
@@ -230,18 +241,18 @@ impl Coordinators {
         let mut asked_in_vain = 0;
         loop {
             let members = self.members();
-            let Self { seats, operator, daemons, wait, .. } = self;
+            let Self { processes, operator, daemons, wait, .. } = self;
             let answer = tokio::select! {
                 answer = question(operator) => answer,
-                hopeless = attend(seats, &members, directory, (daemons, *wait)) => {
+                hopeless = supervise(processes, &members, directory, (daemons, *wait)) => {
                     return Err(hopeless);
                 }
             };
             let Err(OperatorError::Unanswered(reason)) = answer else { return Ok(answer?) };
             tracing::warn!(reason, "the coordinators are asked anew");
             asked_in_vain += 1;
-            let deaf = seats.iter_mut().filter(|seat| !operator.hears(seat.address()));
-            deaf.for_each(|seat| seat.doubt(asked_in_vain));
+            let deaf = processes.iter_mut().filter(|process| !operator.hears(process.address()));
+            deaf.for_each(|process| process.doubt(asked_in_vain));
         }
     }
 
@@ -252,19 +263,19 @@ impl Coordinators {
 }
 
 /// Looks after the processes. Fails when one of them dies again and again.
-async fn attend(
-    seats: &mut [Seat],
+async fn supervise(
+    processes: &mut [CoordinatorProcess],
     members: &[SocketAddr],
     directory: &Directory,
     (daemons, wait): (&Daemons, Duration),
 ) -> ClusterError {
     loop {
-        for seat in seats.iter_mut() {
-            let is_member = members.contains(&seat.address());
-            if let Err(error) = seat.attend(directory, (daemons, wait), is_member) {
+        for process in processes.iter_mut() {
+            let is_member = members.contains(&process.address());
+            if let Err(error) = process.supervise(directory, (daemons, wait), is_member) {
                 return error;
             }
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep(PROCESS_CHECK_INTERVAL).await;
     }
 }

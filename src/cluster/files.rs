@@ -17,15 +17,15 @@ use super::directory::text_of;
 use super::error::ClusterError;
 
 /// How often the launcher tries a troubled disk again.
-const AGAIN: Duration = Duration::from_millis(250);
+const DISK_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// How often the launcher checks that all files are still there.
-const LOOK: Duration = Duration::from_secs(1);
+const FILES_CHECK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The files of a run: see the module.
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    wholes: BTreeMap<&'static str, Whole>,
-    lines: BTreeMap<&'static str, Written>,
+    wholes: BTreeMap<&'static str, ReplacedFile>,
+    lines: BTreeMap<&'static str, LineFile>,
     /// The kinds of error that the user has heard of, while files lack something.
     trouble: Vec<io::ErrorKind>,
     tried_at: Option<Instant>,
@@ -34,14 +34,14 @@ pub(super) struct Files {
 
 /// A file that is replaced as a whole.
 #[derive(Debug)]
-struct Whole {
+struct ReplacedFile {
     text: String,
     is_written: bool,
 }
 
 /// What is in a file of lines.
 #[derive(Debug, Default)]
-struct Written {
+struct LineFile {
     lines: usize,
     bytes: u64,
     /// The file is not a beginning of what it should be.
@@ -50,7 +50,7 @@ struct Written {
     is_owed: bool,
 }
 
-impl Written {
+impl LineFile {
     /// Appends the lines of `all` that the file lacks. If the file has changed since the last
     /// write, writes all of it again. Returns its new length in bytes.
     fn bring<T: Serialize>(
@@ -85,7 +85,7 @@ impl Files {
             return;
         }
         match written.bring(directory, name, all) {
-            Ok(bytes) => *written = Written { lines: all.len(), bytes, ..Written::default() },
+            Ok(bytes) => *written = LineFile { lines: all.len(), bytes, ..LineFile::default() },
             Err(error) => self.note(directory, &error),
         }
     }
@@ -101,7 +101,7 @@ impl Files {
         if known.is_some_and(|whole| whole.is_written) {
             return;
         }
-        self.wholes.insert(name, Whole { text, is_written: false });
+        self.wholes.insert(name, ReplacedFile { text, is_written: false });
         if !self.rests() {
             self.write_wholes(directory);
         }
@@ -148,7 +148,7 @@ impl Files {
 
     /// A file that was removed, moved away or replaced is owed as a whole.
     fn look(&mut self, directory: &Directory) {
-        if self.looked_at.is_some_and(|at| at.elapsed() < LOOK) {
+        if self.looked_at.is_some_and(|at| at.elapsed() < FILES_CHECK_INTERVAL) {
             return;
         }
         self.looked_at = Some(Instant::now());
@@ -167,7 +167,8 @@ impl Files {
 
     /// Whether to leave a disk alone for a moment that has just taken nothing.
     fn rests(&self) -> bool {
-        !self.trouble.is_empty() && self.tried_at.is_some_and(|at| at.elapsed() < AGAIN)
+        !self.trouble.is_empty()
+            && self.tried_at.is_some_and(|at| at.elapsed() < DISK_RETRY_INTERVAL)
     }
 
     fn note(&mut self, directory: &Directory, error: &ClusterError) {

@@ -36,7 +36,7 @@ pub struct Process {
 
 /// How a process ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct End {
+pub struct ProcessEnd {
     /// Whether the end is no error: the run was over, or the worker has drained.
     pub expected: bool,
     /// How it ended, in words: "was killed (signal 9)".
@@ -57,7 +57,7 @@ pub struct Starting {
 pub struct Daemons {
     /// The executable.
     pub program: PathBuf,
-    /// The launcher does not look after them: see [`super::Options::by_hand`].
+    /// The launcher does not look after them: see [`super::ClusterOptions::by_hand`].
     pub by_hand: bool,
 }
 
@@ -121,10 +121,10 @@ impl Killed {
         let _ = self.0.wait();
     }
 
-    fn end(&mut self) -> Option<End> {
+    fn end(&mut self) -> Option<ProcessEnd> {
         let status = self.0.try_wait().ok().flatten()?;
         let expected = status.success() || status.code() == Some(Exit::Terminated as i32);
-        Some(End { expected, how: describe(status) })
+        Some(ProcessEnd { expected, how: describe(status) })
     }
 }
 
@@ -145,7 +145,7 @@ struct Ready {
 }
 
 /// How long a daemon may take to listen.
-const PATIENCE: Duration = Duration::from_secs(20);
+const DAEMON_LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
 /// The signal that cannot be caught.
 const KILL: i32 = 9;
 /// How many bytes of a log's end are shown, at most.
@@ -235,7 +235,7 @@ impl Process {
     }
 
     /// How it ended. None while it runs.
-    pub fn end(&mut self) -> Option<End> {
+    pub fn end(&mut self) -> Option<ProcessEnd> {
         self.child.end()
     }
 
@@ -245,7 +245,7 @@ impl Process {
     }
 
     /// The error for an end that comes too early.
-    pub fn failure(&self, end: End) -> ClusterError {
+    pub fn failure(&self, end: ProcessEnd) -> ClusterError {
         let (process, log) = self.place();
         // A killed process had no time to give a reason.
         let why = tail(&self.log).filter(|_| end.how != killed());
@@ -267,7 +267,7 @@ impl Process {
 impl Starting {
     /// Returns when it listens.
     pub async fn listening(mut self) -> Result<Process, ClusterError> {
-        let line = tokio::time::timeout(PATIENCE, &mut self.line).await;
+        let line = tokio::time::timeout(DAEMON_LISTEN_TIMEOUT, &mut self.line).await;
         let line = line.ok().and_then(Result::ok);
         self.ready(line.as_deref())
     }
@@ -277,7 +277,9 @@ impl Starting {
         match self.line.try_recv() {
             Ok(line) => Ok(self.ready(Some(&line))),
             Err(TryRecvError::Closed) => Ok(self.ready(None)),
-            Err(TryRecvError::Empty) if self.began.elapsed() > PATIENCE => Ok(self.ready(None)),
+            Err(TryRecvError::Empty) if self.began.elapsed() > DAEMON_LISTEN_TIMEOUT => {
+                Ok(self.ready(None))
+            }
             Err(TryRecvError::Empty) => Err(self),
         }
     }

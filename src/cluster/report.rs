@@ -34,7 +34,7 @@ pub struct Report {
     /// Samples that committed partial sums contain more often than planned.
     pub samples_repeated: u64,
     /// The losses.
-    pub loss: Losses,
+    pub loss: LossReport,
     /// The model's own metric over the held-out samples, if it has one.
     pub metric: Option<f64>,
     /// Targets trained on, over the time from the first generation to the last commit.
@@ -65,7 +65,7 @@ pub struct Report {
 
 /// Losses, nats a target.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Losses {
+pub struct LossReport {
     /// The loss of the first step.
     pub first: f64,
     /// The loss of the last step.
@@ -154,7 +154,7 @@ impl Report {
                 as u64,
             samples_lost: lines.iter().map(|line| line.samples_lost).sum(),
             samples_repeated: lines.iter().map(|line| line.samples_repeated).sum(),
-            loss: Losses {
+            loss: LossReport {
                 first: lines.first().map_or(f64::NAN, |line| line.loss),
                 last: lines.last().map_or(f64::NAN, |line| line.loss),
                 validation,

@@ -10,7 +10,7 @@ use everstep_transport::protocol::outcome::WorkerView;
 use serde_json::{Value, json};
 
 use super::Progress;
-use super::coordinators::{Coordinators, Seat};
+use super::coordinators::{CoordinatorProcess, Coordinators};
 use super::naming::Naming;
 use super::process::Process;
 use super::workers::Workers;
@@ -56,8 +56,8 @@ pub(super) fn of_ended(
     format!("{cluster:#}\n")
 }
 
-fn coordinator((seat, id, leads): (&Seat, Option<CoordinatorId>, bool)) -> Value {
-    let (pid, address, api) = (seat.pid(), seat.address(), seat.api());
+fn coordinator((process, id, leads): (&CoordinatorProcess, Option<CoordinatorId>, bool)) -> Value {
+    let (pid, address, api) = (process.pid(), process.address(), process.api());
     json!({ "id": id, "pid": pid, "address": address, "api": api, "leader": leads })
 }
 

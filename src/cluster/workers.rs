@@ -7,19 +7,19 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use everstep_kernels::device::{self, DeviceChoice};
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::{NodeName, WorkerId};
 
 use super::error::ClusterError;
 use super::naming::Naming;
-use super::process::{Daemons, End, Process, Starting, WorkerStart};
-use super::{Directory, Options};
+use super::process::{Daemons, Process, ProcessEnd, Starting, WorkerStart};
+use super::{ClusterOptions, Directory};
 
 /// The workers' processes of this launcher.
 pub(super) struct Workers {
     living: Vec<Process>,
     starting: Vec<Starting>,
-    gone: Vec<Gone>,
+    gone: Vec<EndedProcess>,
     /// When to start the successors of workers that died.
     due: Vec<Instant>,
     settings: Settings,
@@ -35,8 +35,8 @@ struct Settings {
     daemons: Daemons,
     coordinators: Vec<SocketAddr>,
     device: DeviceChoice,
-    /// The usable GPUs of this machine.
-    gpus: Vec<usize>,
+    /// The numbers of the devices of this machine among which the choice falls.
+    indices: Vec<usize>,
     overlap: bool,
     trace: bool,
     respawn: bool,
@@ -44,7 +44,7 @@ struct Settings {
 
 /// A process that has ended.
 #[derive(Clone, Debug)]
-pub(super) struct Gone {
+pub(super) struct EndedProcess {
     /// Its names.
     pub(super) naming: Naming,
     /// How it ended.
@@ -53,11 +53,11 @@ pub(super) struct Gone {
 
 /// A worker that dies before this age has hardly had the time to join. Its successor may do the
 /// same, again and again. A worker that lives longer spaces the attempts by itself.
-const YOUNG: Duration = Duration::from_millis(500);
+const EARLY_DEATH_AGE: Duration = Duration::from_millis(500);
 /// The pause before the first successor of workers that died young. Each next one is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const WORKER_RESTART_BACKOFF: Duration = Duration::from_millis(100);
 /// The longest pause before a successor.
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+const WORKER_RESTART_BACKOFF_MAX: Duration = Duration::from_secs(2);
 
 impl Workers {
     /// Starts the first workers. Returns when all of them listen.
@@ -65,14 +65,12 @@ impl Workers {
         directory: &Directory,
         coordinators: Vec<SocketAddr>,
         daemons: Daemons,
-        options: &Options,
+        options: &ClusterOptions,
     ) -> Result<Self, ClusterError> {
-        let Options { device, overlap, trace, respawn, .. } = *options;
-        let gpus = match device {
-            DeviceChoice::Cpu => Vec::new(),
-            _ => device::usable_gpus(),
-        };
-        let settings = Settings { daemons, coordinators, device, gpus, overlap, trace, respawn };
+        let ClusterOptions { overlap, trace, respawn, .. } = *options;
+        let device = options.device.clone();
+        let indices = options.devices.usable(&device);
+        let settings = Settings { daemons, coordinators, device, indices, overlap, trace, respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (started, respawned, young_deaths) = (0, 0, 0);
         let mut workers =
@@ -96,7 +94,10 @@ impl Workers {
         let worker = WorkerStart {
             number: self.started,
             coordinators: &self.settings.coordinators,
-            device: self.settings.device.of_worker(self.started as usize - 1, &self.settings.gpus),
+            device: self
+                .settings
+                .device
+                .of_worker(self.started as usize - 1, &self.settings.indices),
             overlap: self.settings.overlap,
             trace: self.settings.trace,
             daemons: &self.settings.daemons,
@@ -148,7 +149,7 @@ impl Workers {
     }
 
     /// The processes that have ended.
-    pub(super) fn gone(&self) -> &[Gone] {
+    pub(super) fn gone(&self) -> &[EndedProcess] {
         &self.gone
     }
 
@@ -181,8 +182,8 @@ impl Workers {
     }
 
     /// Files a process that has ended. Returns its end as an error if it was unexpected.
-    fn bury(&mut self, process: &Process, end: End) -> Option<ClusterError> {
-        self.gone.push(Gone { naming: process.naming().clone(), how: end.how.clone() });
+    fn bury(&mut self, process: &Process, end: ProcessEnd) -> Option<ClusterError> {
+        self.gone.push(EndedProcess { naming: process.naming().clone(), how: end.how.clone() });
         if end.expected {
             return None;
         }
@@ -192,7 +193,7 @@ impl Workers {
 
     /// Schedules the successor of a worker that died at this age.
     fn succeed(&mut self, age: Duration) {
-        self.young_deaths = if age < YOUNG { self.young_deaths + 1 } else { 0 };
+        self.young_deaths = if age < EARLY_DEATH_AGE { self.young_deaths + 1 } else { 0 };
         if self.settings.respawn {
             self.due.push(Instant::now() + pause(self.young_deaths));
         }
@@ -203,7 +204,7 @@ impl Workers {
 fn pause(young_deaths: u32) -> Duration {
     match young_deaths {
         0..=1 => Duration::ZERO,
-        more => (FIRST_PAUSE * (1 << (more - 2).min(8))).min(LONGEST_PAUSE),
+        more => (WORKER_RESTART_BACKOFF * (1 << (more - 2).min(8))).min(WORKER_RESTART_BACKOFF_MAX),
     }
 }
 
@@ -215,6 +216,6 @@ mod tests {
     fn a_successor_waits_the_longer_the_more_died_young_and_never_above_two_seconds() {
         let pauses: Vec<_> = (0..8).map(|deaths| pause(deaths).as_millis()).collect();
         assert_eq!(pauses, [0, 0, 100, 200, 400, 800, 1_600, 2_000]);
-        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+        assert_eq!(pause(u32::MAX), WORKER_RESTART_BACKOFF_MAX);
     }
 }

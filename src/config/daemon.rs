@@ -8,7 +8,7 @@ use std::ffi::{OsStr, OsString};
 use std::path::PathBuf;
 
 use super::ConfigError;
-use super::error::Place;
+use super::error::ValueSource;
 use super::keys::{Keys, name, section};
 use super::value::Words;
 
@@ -44,7 +44,7 @@ pub fn complete(
     let path = value(&given, "--config").or_else(|| variable("EVERSTEP_CONFIG"));
     let Some(path) = path.map(PathBuf::from) else { return Ok(given) };
     let text = std::fs::read_to_string(&path).map_err(|source| ConfigError {
-        place: Place::File(path.clone()),
+        place: ValueSource::File(path.clone()),
         problem: format!("the configuration file cannot be read: {source}"),
         advice: "name a TOML file that exists with --config, or leave --config out".into(),
     })?;

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 #[error("{place}: {problem}; {advice}")]
 pub struct ConfigError {
     /// The place of the fault.
-    pub place: Place,
+    pub place: ValueSource,
     /// The problem at that place.
     pub problem: String,
     /// The next thing to do.
@@ -18,7 +18,7 @@ pub struct ConfigError {
 
 /// The source of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ValueSource {
     /// A line of the configuration file, from 1.
     Line(PathBuf, usize),
     /// The configuration file as a whole.
@@ -29,7 +29,7 @@ pub enum Place {
     Default,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for ValueSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Line(path, line) => write!(f, "{}:{line}", path.display()),
@@ -45,21 +45,21 @@ impl fmt::Display for Place {
 
 /// The places of all keys that were set.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Places {
+pub(super) struct ValueSources {
     pub(super) path: Option<PathBuf>,
     pub(super) lines: BTreeMap<String, usize>,
     pub(super) flags: BTreeMap<&'static str, &'static str>,
 }
 
-impl Places {
+impl ValueSources {
     /// The place where `key` was set: the flag that won, else the line, else the file that leaves
     /// it out.
-    pub(super) fn of(&self, key: &str) -> Place {
+    pub(super) fn of(&self, key: &str) -> ValueSource {
         match (self.flags.get(key), self.lines.get(key), &self.path) {
-            (Some(flag), ..) => Place::Flag(flag),
-            (None, Some(line), Some(path)) => Place::Line(path.clone(), *line),
-            (None, None, Some(path)) => Place::File(path.clone()),
-            (None, _, None) => Place::Default,
+            (Some(flag), ..) => ValueSource::Flag(flag),
+            (None, Some(line), Some(path)) => ValueSource::Line(path.clone(), *line),
+            (None, None, Some(path)) => ValueSource::File(path.clone()),
+            (None, _, None) => ValueSource::Default,
         }
     }
 
@@ -67,10 +67,12 @@ impl Places {
     pub(super) fn refusal(&self, key: &str, problem: &str) -> ConfigError {
         let place = self.of(key);
         let advice = match &place {
-            Place::Line(..) => "change the value, or remove the line to have the default".into(),
-            Place::Flag(flag) => format!("pass another value with {flag}"),
-            Place::File(_) => format!("no line sets {key}, so this is its default: set it"),
-            Place::Default => format!("set {key} in a file, and name that with --config"),
+            ValueSource::Line(..) => {
+                "change the value, or remove the line to have the default".into()
+            }
+            ValueSource::Flag(flag) => format!("pass another value with {flag}"),
+            ValueSource::File(_) => format!("no line sets {key}, so this is its default: set it"),
+            ValueSource::Default => format!("set {key} in a file, and name that with --config"),
         };
         ConfigError { place, problem: format!("{key} {problem}"), advice }
     }

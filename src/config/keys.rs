@@ -6,9 +6,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
+use everstep_transport::protocol::run::{OptionMap, OptionValue};
 use toml::de::{DeTable, DeValue};
 
-use super::error::{ConfigError, Place, Places};
+use super::error::{ConfigError, ValueSource, ValueSources};
 use super::value::Value;
 
 /// The keys in a file, the known keys, and where values were set.
@@ -18,7 +19,7 @@ pub(super) struct Keys<'a> {
     stated: BTreeMap<String, toml::Spanned<DeValue<'a>>>,
     sections: BTreeMap<String, usize>,
     known: BTreeSet<&'static str>,
-    places: Places,
+    places: ValueSources,
 }
 
 impl<'a> Keys<'a> {
@@ -26,8 +27,8 @@ impl<'a> Keys<'a> {
     pub(super) fn parse(file: Option<(&Path, &'a str)>) -> Result<Self, ConfigError> {
         let Some((path, text)) = file else { return Ok(Self::default()) };
         let root = DeTable::parse(text).map_err(|error| ConfigError {
-            place: error.span().map_or(Place::File(path.to_path_buf()), |span| {
-                Place::Line(path.to_path_buf(), line(text, span.start))
+            place: error.span().map_or(ValueSource::File(path.to_path_buf()), |span| {
+                ValueSource::Line(path.to_path_buf(), line(text, span.start))
             }),
             problem: format!("this is not TOML: {}", error.message().replace('\n', ", ")),
             advice: "correct the line; values look like `steps = 300` below `[run]`".into(),
@@ -63,6 +64,30 @@ impl<'a> Keys<'a> {
         })
     }
 
+    /// The options in the section `key`, such as `[model.options]`: any names, and plain values.
+    pub(super) fn read_options(&mut self, key: &'static str) -> Result<OptionMap, ConfigError> {
+        self.known.insert(key);
+        let Some(stated) = self.stated.get(key) else { return Ok(OptionMap::default()) };
+        let DeValue::Table(table) = stated.get_ref() else {
+            let problem = format!(
+                "is {}; it must be a section: write [{key}] on a line above the options",
+                self.shown(stated)
+            );
+            return Err(self.places.refusal(key, &problem));
+        };
+        let mut options = OptionMap::default();
+        for (name, value) in table {
+            let key = format!("{key}.{}", name.get_ref());
+            self.places.lines.insert(key.clone(), line(self.text, name.span().start));
+            let Some(option) = OptionValue::from_toml(value.get_ref()) else {
+                let problem = format!("is {}; it must be {}", self.shown(value), OptionValue::WHAT);
+                return Err(self.places.refusal(&key, &problem));
+            };
+            options.0.insert(name.get_ref().to_string(), option);
+        }
+        Ok(options)
+    }
+
     /// The value of `flag` if it was given, else the value of `key` in the file.
     pub(super) fn read_or_flag<T: Value>(
         &mut self,
@@ -83,12 +108,12 @@ impl<'a> Keys<'a> {
     }
 
     /// Where values were set so far.
-    pub(super) fn places(&self) -> &Places {
+    pub(super) fn places(&self) -> &ValueSources {
         &self.places
     }
 
     /// Where values were set.
-    pub(super) fn into_places(self) -> Places {
+    pub(super) fn into_places(self) -> ValueSources {
         self.places
     }
 
@@ -132,7 +157,7 @@ impl<'a> Keys<'a> {
 
     fn unknown(&self, line: usize, problem: String, advice: String) -> ConfigError {
         let path = self.places.path.clone().unwrap_or_default();
-        ConfigError { place: Place::Line(path, line), problem, advice }
+        ConfigError { place: ValueSource::Line(path, line), problem, advice }
     }
 
     fn add_section(&mut self, name: String, at: usize, section: DeTable<'a>) {

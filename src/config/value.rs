@@ -3,7 +3,9 @@
 //! This module checks only types and names. The run specification checks whether a number makes
 //! sense.
 
-use everstep_transport::protocol::run::{OptimizerKind, Precision, ScheduleKind};
+use everstep_transport::protocol::run::{
+    MAX_VOCABULARY, ModelSpec, OptionValue, Precision, ScheduleKind, TokenType,
+};
 use everstep_transport::protocol::{Encoding, Rounding, RunSpec};
 use toml::de::DeValue;
 
@@ -33,9 +35,9 @@ impl Value for Clip {
 }
 
 /// A time in milliseconds, as text with its unit. `"never"` for none.
-pub(super) struct Patience(pub(super) Option<u64>);
+pub(super) struct OptionalDuration(pub(super) Option<u64>);
 
-impl Value for Patience {
+impl Value for OptionalDuration {
     const WHAT: &'static str = "a time such as \"10m\", or \"never\"";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
@@ -60,6 +62,48 @@ impl Value for Span {
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         duration(value.as_str()?).ok().map(|span| Self(span.as_millis() as u64))
+    }
+}
+
+/// The number of a model's tokens. The default is that of bytes.
+pub(super) struct Vocabulary(pub(super) u32);
+
+impl Default for Vocabulary {
+    fn default() -> Self {
+        Self(ModelSpec::VOCABULARY)
+    }
+}
+
+impl Value for Vocabulary {
+    const WHAT: &'static str = "a whole number from 2 to 16777216";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        u32::from_toml(value).filter(|tokens| (2..=MAX_VOCABULARY).contains(tokens)).map(Self)
+    }
+}
+
+impl Value for [f64; 2] {
+    const WHAT: &'static str = "two numbers, such as [0.9, 0.95]";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        let numbers = value.as_array()?.iter().map(|number| f64::from_toml(number.get_ref()));
+        numbers.collect::<Option<Vec<_>>>()?.try_into().ok()
+    }
+}
+
+impl Value for OptionValue {
+    const WHAT: &'static str = "true, false, a number, or text in quotes";
+
+    fn from_toml(value: &DeValue<'_>) -> Option<Self> {
+        match value {
+            DeValue::Boolean(flag) => Some(Self::Flag(*flag)),
+            DeValue::Integer(integer) => {
+                i64::from_str_radix(integer.as_str(), integer.radix()).ok().map(Self::Integer)
+            }
+            DeValue::Float(_) => f64::from_toml(value).map(Self::Number),
+            DeValue::String(text) => Some(Self::Text(text.to_string())),
+            _ => None,
+        }
     }
 }
 
@@ -142,8 +186,7 @@ macro_rules! names {
     };
 }
 
-names!(OptimizerKind: "\"adamw\", \"sgd\" or \"lion\"",
-    "adamw" => Adamw, "sgd" => Sgd, "lion" => Lion);
+names!(TokenType: "\"u16\" or \"u32\"", "u16" => U16, "u32" => U32);
 names!(ScheduleKind: "\"constant\", \"cosine\" or \"linear\"",
     "constant" => Constant, "cosine" => Cosine, "linear" => Linear);
 names!(Precision: "\"f32\", \"bf16\" or \"fp16\"",

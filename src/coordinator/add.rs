@@ -1,20 +1,23 @@
 //! `everstep coordinator add`: the command with which one more coordinator joins.
 
-use everstep_transport::identity::{Role, Terms};
+use everstep_transport::identity::{Role, TokenLimits};
 use serde_json::json;
 
 use crate::cli::AddFlags;
 use crate::failure::Failure;
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::{output, token};
 
 pub(super) fn run(flags: &AddFlags) -> Result<(), Failure> {
     let expires_unix_s = token::until(flags.ttl);
-    let terms =
-        Terms { role: Role::Coordinator, uses: Some(1), expires_unix_s: Some(expires_unix_s) };
-    let place = Place::find(&flags.ask.cluster)?;
-    let (token, addresses) = place.ask(async |operator| {
-        let token = operator.create_token(terms).await?;
+    let limits = TokenLimits {
+        role: Role::Coordinator,
+        uses: Some(1),
+        expires_unix_s: Some(expires_unix_s),
+    };
+    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
+    let (token, addresses) = cluster.ask(async |operator| {
+        let token = operator.create_token(limits).await?;
         let there = operator.coordinators().iter().map(|view| view.address.to_string());
         Ok((token, there.collect::<Vec<_>>()))
     })?;

@@ -1,7 +1,7 @@
 //! `everstep coordinator recover`: the cluster goes on from one coordinator's directory.
 
 use everstep_coordinator::daemon::{self, RecoverError, Recovered};
-use everstep_coordinator::recovery::{Prospect, RecoveryError};
+use everstep_coordinator::recovery::{RecoveryError, RecoveryPlan};
 use serde_json::json;
 
 use super::advice;
@@ -11,35 +11,31 @@ use crate::output;
 
 pub(super) fn run(flags: &RecoverFlags) -> Result<(), Failure> {
     let dir = flags.dir.display();
-    let Recovered { prospect, before } =
+    let Recovered { plan, before } =
         match daemon::recover(flags.dir.clone(), flags.accept_lost_entries) {
             Ok(recovered) => recovered,
             Err(error) => return Err(failure(error).at(dir)),
         };
     if flags.json {
-        let lost = prospect.lost.iter().map(|view| json!({ "id": view.id, "name": view.name }));
+        let lost = plan.lost.iter().map(|view| json!({ "id": view.id, "name": view.name }));
         return output::print(json!({
-            "id": prospect.survivor, "last_entry": prospect.last.index, "agreed": prospect.agreed,
-            "newest_unix_ms": prospect.newest_unix_ms, "lost": lost.collect::<Vec<_>>(),
+            "id": plan.survivor, "last_entry": plan.last.index, "agreed": plan.agreed,
+            "newest_unix_ms": plan.newest_unix_ms, "lost": lost.collect::<Vec<_>>(),
             "log_before": before,
         }));
     }
-    output::say(format_args!(
-        "{}; the log as it was is kept in {}",
-        told(&prospect),
-        before.display()
-    ));
+    output::say(format_args!("{}; the log as it was is kept in {}", told(&plan), before.display()));
     output::say(
         "destroy the disks of the lost coordinators; start this one as ever, where it listened \
          before, then `everstep coordinator add` for each that is to replace a lost one",
     );
-    output::print(format_args!("the cluster goes on from coordinator {} alone", prospect.survivor))
+    output::print(format_args!("the cluster goes on from coordinator {} alone", plan.survivor))
 }
 
 /// The content of the directory, and the parts that are lost.
-fn told(prospect: &Prospect) -> String {
-    let lost: Vec<String> = prospect.lost.iter().map(|view| view.id.to_string()).collect();
-    let Prospect { last, agreed, .. } = prospect;
+fn told(plan: &RecoveryPlan) -> String {
+    let lost: Vec<String> = plan.lost.iter().map(|view| view.id.to_string()).collect();
+    let RecoveryPlan { last, agreed, .. } = plan;
     format!(
         "its log ends with entry {} of term {}, and up to entry {agreed} is known to be agreed on; \
          coordinators that are given up: {}",
@@ -52,11 +48,11 @@ fn told(prospect: &Prospect) -> String {
 fn failure(error: RecoverError) -> Failure {
     let new = |exit| Failure::new(exit, "the cluster does not go on from this directory");
     match &error {
-        RecoverError::NotAccepted(prospect) => new(Exit::Usage)
+        RecoverError::NotAccepted(plan) => new(Exit::Usage)
             .because(format_args!(
                 "{}; entries that the others agreed on since are lost: settled steps are missing \
                  in the history, and changes of workers, runs and tokens are undone",
-                told(prospect)
+                told(plan)
             ))
             .next(
                 "use the directory with the newest log; if the others are lost for good, pass \

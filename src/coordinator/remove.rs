@@ -2,25 +2,25 @@
 
 use std::time::{Duration, Instant};
 
-use everstep_transport::protocol::{CoordinatorId, Wish};
+use everstep_transport::protocol::{CoordinatorId, OperatorCommand};
 use serde_json::json;
 use tokio::time::sleep;
 
 use crate::cli::RemoveFlags;
 use crate::failure::Failure;
-use crate::operator::{Operator, OperatorError, Place};
+use crate::operator::{ClusterHandle, Operator, OperatorError};
 use crate::output;
 
 /// The time between two questions.
-const POLL: Duration = Duration::from_millis(100);
+const REMOVAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 /// After this time the program explains what it waits for.
-const SILENCE: Duration = Duration::from_secs(3);
+const REMOVAL_EXPLAIN_AFTER: Duration = Duration::from_secs(3);
 
 pub(super) fn run(flags: &RemoveFlags) -> Result<(), Failure> {
     let id = flags.coordinator;
-    let place = Place::find(&flags.ask.cluster)?;
-    place.ask(async |operator| {
-        operator.wish(Wish::Remove(id)).await?;
+    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
+    cluster.ask(async |operator| {
+        operator.command(OperatorCommand::Remove(id)).await?;
         if flags.no_wait { Ok(()) } else { until_gone(operator, id).await }
     })?;
     let (state, words) = match flags.no_wait {
@@ -38,11 +38,11 @@ async fn until_gone(operator: &mut Operator, id: CoordinatorId) -> Result<(), Op
     let began = Instant::now();
     let mut told = false;
     loop {
-        let standing = operator.standing().await?;
-        if standing.coordinators.iter().all(|coordinator| coordinator.view.id != id) {
+        let status = operator.status().await?;
+        if status.coordinators.iter().all(|coordinator| coordinator.view.id != id) {
             return Ok(());
         }
-        if began.elapsed() > SILENCE && !told {
+        if began.elapsed() > REMOVAL_EXPLAIN_AFTER && !told {
             output::say(format_args!(
                 "waiting until the others do without coordinator {id}: those that learn the log \
                  are taken in first, and told what has happened; `everstep coordinator status` \
@@ -50,6 +50,6 @@ async fn until_gone(operator: &mut Operator, id: CoordinatorId) -> Result<(), Op
             ));
             told = true;
         }
-        sleep(POLL).await;
+        sleep(REMOVAL_POLL_INTERVAL).await;
     }
 }

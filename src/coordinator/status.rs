@@ -1,28 +1,29 @@
 //! `everstep coordinator status`: the coordinators, the leader, and whether all are there.
 
-use everstep_transport::protocol::question::CoordinatorStanding;
+use everstep_transport::protocol::question::CoordinatorStatus;
 use serde_json::json;
 
 use crate::cli::AskFlags;
 use crate::failure::Failure;
-use crate::operator::{Place, Standing};
+use crate::operator::{ClusterHandle, CoordinatorsStatus};
 use crate::output::{self, table};
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
-    let standing = Place::find(&flags.cluster)?.ask(async |operator| operator.standing().await)?;
+    let status =
+        ClusterHandle::find(&flags.cluster)?.ask(async |operator| operator.status().await)?;
     if flags.json {
-        let Standing { term, coordinators } = &standing;
+        let CoordinatorsStatus { term, coordinators } = &status;
         return output::print(json!({ "term": term, "coordinators": coordinators }));
     }
     let head = ["id", "name", "state", "log", "address", "api"].map(str::to_string);
-    let rows = standing.coordinators.iter().map(row);
+    let rows = status.coordinators.iter().map(row);
     let rows: Vec<_> = std::iter::once(head).chain(rows).collect();
-    output::print(format_args!("{}\n{}", sentence(&standing), table(&rows)))
+    output::print(format_args!("{}\n{}", sentence(&status), table(&rows)))
 }
 
 /// The state of the coordinators, and its consequence.
-fn sentence(standing: &Standing) -> String {
-    let Standing { term, coordinators } = standing;
+fn sentence(status: &CoordinatorsStatus) -> String {
+    let CoordinatorsStatus { term, coordinators } = status;
     let voters: Vec<_> = coordinators.iter().filter(|coordinator| coordinator.votes).collect();
     let there = voters.iter().filter(|voter| voter.silent_since_unix_ms.is_none()).count();
     let leader = coordinators.iter().find(|coordinator| coordinator.leads);
@@ -52,8 +53,8 @@ fn sentence(standing: &Standing) -> String {
     format!("{leads}; {there} of {all} that vote are there, {bears}{learning}{leaving}")
 }
 
-fn row(coordinator: &CoordinatorStanding) -> [String; 6] {
-    let CoordinatorStanding { view, votes, leads, leaves, matched, silent_since_unix_ms } =
+fn row(coordinator: &CoordinatorStatus) -> [String; 6] {
+    let CoordinatorStatus { view, votes, leads, leaves, matched, silent_since_unix_ms } =
         coordinator;
     let state = match (leads, votes, silent_since_unix_ms) {
         (true, ..) => "leads",
@@ -78,10 +79,10 @@ mod tests {
 
     use super::*;
 
-    fn coordinator(id: u64, silent: bool) -> CoordinatorStanding {
+    fn coordinator(id: u64, silent: bool) -> CoordinatorStatus {
         let name = NodeName::parse("coordinator-1").expect("a name");
         let address = ([127, 0, 0, 1], 4).into();
-        CoordinatorStanding {
+        CoordinatorStatus {
             view: CoordinatorView { id, name, address, api: None },
             votes: true,
             leaves: false,
@@ -100,8 +101,8 @@ mod tests {
             (&[false; 5], "5 of 5 that vote are there, 2 of them may be lost"),
         ] {
             let coordinators = (1..).zip(silent).map(|(id, silent)| coordinator(id, *silent));
-            let standing = Standing { term: Term(3), coordinators: coordinators.collect() };
-            let said = sentence(&standing);
+            let status = CoordinatorsStatus { term: Term(3), coordinators: coordinators.collect() };
+            let said = sentence(&status);
             assert!(said.starts_with("coordinator 1 leads in term 3; "), "{said}");
             assert!(said.contains(words), "{said}");
         }
@@ -109,19 +110,19 @@ mod tests {
 
     #[test]
     fn who_leaves_is_needed_until_the_log_does_without_it() {
-        let leaver = CoordinatorStanding { leaves: true, ..coordinator(7, false) };
+        let leaver = CoordinatorStatus { leaves: true, ..coordinator(7, false) };
         assert_eq!(row(&leaver)[2], "leaves");
         let coordinators = vec![coordinator(1, false), leaver];
-        let said = sentence(&Standing { term: Term(1), coordinators });
+        let said = sentence(&CoordinatorsStatus { term: Term(1), coordinators });
         assert!(said.contains("2 of 2 that vote are there, none of them may be lost"), "{said}");
         assert!(said.ends_with("waiting: until the others do without 7, it is needed"), "{said}");
     }
 
     #[test]
     fn who_learns_is_waited_for() {
-        let learner = CoordinatorStanding { votes: false, ..coordinator(7, false) };
+        let learner = CoordinatorStatus { votes: false, ..coordinator(7, false) };
         let coordinators = vec![coordinator(1, false), learner];
-        let said = sentence(&Standing { term: Term(1), coordinators });
+        let said = sentence(&CoordinatorsStatus { term: Term(1), coordinators });
         assert!(said.ends_with("; waiting: 1 more learn the log before they vote"), "{said}");
     }
 }

@@ -5,11 +5,11 @@ use serde_json::json;
 
 use crate::cli::TransferFlags;
 use crate::failure::Failure;
-use crate::operator::{Operator, OperatorError, Place, Standing};
+use crate::operator::{ClusterHandle, CoordinatorsStatus, Operator, OperatorError};
 use crate::output;
 
 pub(super) fn run(flags: &TransferFlags) -> Result<(), Failure> {
-    let leader = Place::find(&flags.ask.cluster)?.ask(async |operator| match flags.to {
+    let leader = ClusterHandle::find(&flags.ask.cluster)?.ask(async |operator| match flags.to {
         Some(to) => operator.transfer(to).await.map(|()| to),
         None => to_any_other(operator).await,
     })?;
@@ -22,21 +22,21 @@ pub(super) fn run(flags: &TransferFlags) -> Result<(), Failure> {
 /// Asks the leader to hand over to the coordinator with most of the log. Returns the new leader. In
 /// an election another coordinator may win, which serves the operator as well.
 async fn to_any_other(operator: &mut Operator) -> Result<CoordinatorId, OperatorError> {
-    let before = operator.standing().await?;
+    let before = operator.status().await?;
     let to = successor(&before)?;
     let Err(error) = operator.transfer(to).await else { return Ok(to) };
-    let after = operator.standing().await?;
+    let after = operator.status().await?;
     leader(&after).filter(|now| Some(*now) != leader(&before)).ok_or(error)
 }
 
-fn leader(standing: &Standing) -> Option<CoordinatorId> {
-    let mut coordinators = standing.coordinators.iter();
+fn leader(status: &CoordinatorsStatus) -> Option<CoordinatorId> {
+    let mut coordinators = status.coordinators.iter();
     coordinators.find(|coordinator| coordinator.leads).map(|coordinator| coordinator.view.id)
 }
 
 /// The coordinator with most of the log, of those that may lead and do not.
-fn successor(standing: &Standing) -> Result<CoordinatorId, OperatorError> {
-    let others = standing.coordinators.iter().filter(|coordinator| {
+fn successor(status: &CoordinatorsStatus) -> Result<CoordinatorId, OperatorError> {
+    let others = status.coordinators.iter().filter(|coordinator| {
         coordinator.votes && !coordinator.leads && coordinator.silent_since_unix_ms.is_none()
     });
     let furthest = others.max_by_key(|coordinator| coordinator.matched);

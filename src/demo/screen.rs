@@ -24,7 +24,7 @@ pub(super) enum Screen {
 }
 
 /// The time between two plain lines.
-const PACE: Duration = Duration::from_secs(1);
+const DEMO_LINE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Screen {
     /// Takes the terminal, if there is one.
@@ -41,7 +41,9 @@ impl Screen {
             Self::Terminal(terminal) => {
                 terminal.draw(|frame| view::draw(frame, model)).map(drop).map_err(unusable)
             }
-            Self::Plain { said_at } if said_at.is_none_or(|at| at.elapsed() >= PACE) => {
+            Self::Plain { said_at }
+                if said_at.is_none_or(|at| at.elapsed() >= DEMO_LINE_INTERVAL) =>
+            {
                 *said_at = Some(Instant::now());
                 say(view::line(model));
                 Ok(())

@@ -6,16 +6,16 @@ use std::time::Instant;
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::chaos::Chaos;
 use super::keys::Action;
 use super::model::{Lane, Model};
 use super::screen::Screen;
+use super::strikes::Strikes;
 use crate::cluster::{Cluster, Report};
 use crate::failure::Failure;
 use crate::progress::{Waiting, sentence};
 
 /// How the demo ended.
-pub(super) enum End {
+pub(super) enum DemoEnd {
     /// The run trained its last step.
     Complete(Report),
     /// The user has left. The report has the run's results so far.
@@ -27,7 +27,7 @@ pub(super) struct Show<'a> {
     run: &'a RunSpec,
     cluster: Cluster,
     screen: Screen,
-    chaos: Option<Chaos>,
+    chaos: Option<Strikes>,
     waiting: Waiting,
     /// The processes that the user has stopped.
     paused: BTreeSet<u32>,
@@ -47,7 +47,7 @@ impl<'a> Show<'a> {
         run: &'a RunSpec,
         mut cluster: Cluster,
         workers: u32,
-        chaos: Option<Chaos>,
+        chaos: Option<Strikes>,
     ) -> Result<Self, Failure> {
         cluster.submit(run).await?;
         let screen = Screen::open()?;
@@ -70,14 +70,14 @@ impl<'a> Show<'a> {
     ///
     /// # Errors
     /// When the run cannot go on.
-    pub(super) async fn perform(mut self) -> Result<End, Failure> {
+    pub(super) async fn perform(mut self) -> Result<DemoEnd, Failure> {
         while !self.cluster.advance().await? {
             self.tell_news();
             let model = self.show()?;
             self.strike(&model);
             for action in self.screen.actions()? {
                 if action == Action::Quit {
-                    return Ok(End::Quit(self.cluster.report(self.run)));
+                    return Ok(DemoEnd::Quit(self.cluster.report(self.run)));
                 }
                 self.act(action).await;
             }
@@ -88,7 +88,7 @@ impl<'a> Show<'a> {
         // A stopped process could not hear that it may end.
         self.paused.iter().for_each(|pid| send(*pid, Signal::CONT));
         self.cluster.finish().await;
-        Ok(End::Complete(report))
+        Ok(DemoEnd::Complete(report))
     }
 
     fn show(&mut self) -> Result<Model, Failure> {

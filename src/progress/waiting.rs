@@ -17,7 +17,7 @@ pub(crate) struct Waiting {
 }
 
 /// The time between two reports, at least.
-const PACE: Duration = Duration::from_secs(3);
+const WAITING_LINE_INTERVAL: Duration = Duration::from_secs(3);
 
 impl Waiting {
     /// Reports on a run of which `workers` workers start here.
@@ -38,7 +38,7 @@ impl Waiting {
         let stands = registered.is_none() && waits;
         let is_new = stands && !self.stands;
         self.stands = stands;
-        if self.said_at.elapsed() < PACE && !is_new {
+        if self.said_at.elapsed() < WAITING_LINE_INTERVAL && !is_new {
             return Vec::new();
         }
         let said = match (registered, progress.waiting) {
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn what_a_run_waits_for_is_said_until_it_begins() {
-        let long_ago = Instant::now() - PACE;
+        let long_ago = Instant::now() - WAITING_LINE_INTERVAL;
         let (start_workers, complete, stands) = (3, false, false);
         let mut waiting = Waiting { start_workers, complete, said_at: long_ago, stands };
         let mut progress = Progress { join: "join so".into(), ..Progress::default() };
@@ -115,7 +115,7 @@ mod tests {
         let sentence = "waiting: 1 of at least 2 workers take part; another joins with: join so";
         assert_eq!(waiting.sentences(&progress), [sentence]);
         assert_eq!(waiting.sentences(&progress), [""; 0], "not all the time");
-        waiting.said_at = Instant::now() - PACE;
+        waiting.said_at = Instant::now() - WAITING_LINE_INTERVAL;
         assert_eq!(waiting.sentences(&progress), [sentence]);
     }
 }

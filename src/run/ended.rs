@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use crate::cli::ClusterFlags;
 use crate::cluster;
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::output;
 use crate::progress::{clock, nats};
 
@@ -24,7 +24,7 @@ impl Ended {
         if !flags.coordinators.is_empty() {
             return None;
         }
-        let dir = Place::dir(flags).ok()?;
+        let dir = ClusterHandle::dir(flags).ok()?;
         Some(Self { report: cluster::ended(&dir)?, dir })
     }
 

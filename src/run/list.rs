@@ -5,7 +5,7 @@ use serde_json::json;
 use super::ended::Ended;
 use crate::cli::AskFlags;
 use crate::failure::Failure;
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::output::{self, table};
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
@@ -16,7 +16,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
             false => output::print(table(&[head, ended.row()])),
         };
     }
-    let runs = Place::find(&flags.cluster)?.ask(async |operator| operator.runs().await)?;
+    let runs = ClusterHandle::find(&flags.cluster)?.ask(async |operator| operator.runs().await)?;
     if flags.json {
         return output::print(json!(runs));
     }

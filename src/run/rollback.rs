@@ -1,20 +1,20 @@
 //! `everstep run rollback`: lets the run go back to a checkpoint.
 
-use everstep_transport::protocol::{Generation, Step, Wish};
+use everstep_transport::protocol::{Generation, OperatorCommand, Step};
 use serde_json::json;
 
 use crate::cli::RollbackFlags;
 use crate::failure::Failure;
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::output;
 
 pub(super) fn run(flags: &RollbackFlags) -> Result<(), Failure> {
     let step = Step(flags.step);
-    let run = Place::find(&flags.ask.cluster)?.ask(async |operator| {
-        // The wish names the run of this answer, so no other one that began meanwhile goes back.
+    let run = ClusterHandle::find(&flags.ask.cluster)?.ask(async |operator| {
+        // The command names the run of this answer, so no other one that began meanwhile goes back.
         let shown = operator.runs().await?.pop();
         let (run, generation) = shown.map_or((0, Generation(0)), |run| (run.id, run.generation));
-        operator.wish(Wish::Rollback { run, step, generation }).await?;
+        operator.command(OperatorCommand::Rollback { run, step, generation }).await?;
         Ok(run)
     })?;
     if flags.ask.json {

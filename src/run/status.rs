@@ -10,7 +10,7 @@ use super::ended::Ended;
 use super::sentence;
 use crate::cli::AskFlags;
 use crate::failure::Failure;
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::output;
 use crate::progress::{clock, nats};
 
@@ -21,7 +21,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
             false => output::print(ended.words()),
         };
     }
-    let runs = Place::find(&flags.cluster)?.ask(async |operator| operator.runs().await)?;
+    let runs = ClusterHandle::find(&flags.cluster)?.ask(async |operator| operator.runs().await)?;
     let newest = runs.last();
     if flags.json {
         return output::print(json!(newest));

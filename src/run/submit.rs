@@ -14,15 +14,15 @@ use super::sentence;
 use crate::cli::{Overrides, SubmitFlags};
 use crate::config;
 use crate::failure::{Exit, Failure};
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::{output, train};
 
 pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
     let run = read(&flags.file, registry)?;
     let path = run.data.path.clone();
     let idle = train::idle(run.start_workers, run.batch.data_shards);
-    let place = Place::find(&flags.ask.cluster)?;
-    let (id, runs) = place.ask(async |operator| {
+    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
+    let (id, runs) = cluster.ask(async |operator| {
         let id = operator.next_id();
         let id = operator.submit(id, run).await?;
         Ok((id, operator.runs().await?))
@@ -50,7 +50,7 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         let next = "pass it as a run's directory has it in run.json";
         let run: RunSpec =
             serde_json::from_str(&text).map_err(|error| refused(error.to_string(), next))?;
-        run.validate().map_err(|error| refused(error.to_string(), next))?;
+        registry.validate(&run).map_err(|error| refused(error.to_string(), next))?;
         run
     } else {
         config::resolve(Some((file, &text)), &Overrides::default(), registry)?.run
@@ -94,12 +94,30 @@ mod tests {
     }
 
     #[test]
+    fn a_run_in_json_keeps_to_the_same_rules() {
+        let run = read_text("data.path = \"/t\"").expect("a run");
+        let json = serde_json::to_string(&run).expect("plain data");
+        for (from, to, words) in [
+            ("\"adamw\"", "\"adam\"", "optimizer.kind is \"adam\", which is no optimizer"),
+            ("\"heads\":4", "\"heads\":3", "model.heads is 3, which does not divide"),
+        ] {
+            assert!(json.contains(from), "{json}");
+            let told = read_text(&json.replace(from, to)).expect_err(to).to_string();
+            assert!(told.contains(words), "{told}");
+        }
+    }
+
+    #[test]
     fn what_is_no_run_is_refused_with_what_to_do() {
         for (text, words) in [
             ("run.step = 7\ndata.path = \"/t\"", "did you mean \"run.steps\"?"),
             ("run.steps = 7", "state data.path"),
             ("data.path = \"texts\"", "data.path is \"texts\", a relative path"),
             ("data.path = \"@list\"", "from here it would be /"),
+            ("optimizer.kind = \"adam\"\ndata.path = \"/t\"", "run.toml:1"),
+            ("optimizer.kind = \"adam\"\ndata.path = \"/t\"", "\"adamw\", \"lion\" or \"sgd\""),
+            ("model.heads = 3\ndata.path = \"/t\"", "does not divide model.width = 128"),
+            ("data.kind = \"tokens\"\ndata.path = \"t\"", "data.path is \"t\", a relative path"),
             ("{\"name\": 3}", "as a run's directory has it in run.json"),
         ] {
             let told = read_text(text).expect_err(text).to_string();

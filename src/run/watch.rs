@@ -16,13 +16,13 @@ use super::sentence;
 use super::status::{now_unix_ms, pace, trouble};
 use crate::cli::AskFlags;
 use crate::failure::{Exit, Failure};
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::output;
 
 /// How often the program asks the cluster.
-const POLL: Duration = Duration::from_secs(1);
+const RUN_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it prints a line of a run that trains.
-const PACE: Duration = Duration::from_secs(2);
+const RUN_LINE_INTERVAL: Duration = Duration::from_secs(2);
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let mut watched = Watched::default();
@@ -31,7 +31,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
             output::print(if flags.json { ended.json().to_string() } else { ended.words() })?;
             return outcome(ended.is_complete());
         }
-        match Place::find(&flags.cluster)?.ask(async |operator| operator.runs().await) {
+        match ClusterHandle::find(&flags.cluster)?.ask(async |operator| operator.runs().await) {
             Ok(runs) => {
                 if let Some(over) = watched.take(runs.last(), flags.json)? {
                     return outcome(over);
@@ -42,7 +42,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
             Err(_) if Ended::find(&flags.cluster).is_some() => {}
             Err(failure) => return Err(failure),
         }
-        sleep(POLL);
+        sleep(RUN_POLL_INTERVAL);
     }
 }
 
@@ -59,7 +59,8 @@ impl Watched {
     fn take(&mut self, run: Option<&RunView>, as_json: bool) -> Result<Option<bool>, Failure> {
         let state = run.map_or("waiting for a run", |run| &run.state).to_string();
         let trouble = run.and_then(|run| run.figures.trouble.clone());
-        let is_due = self.told_at.is_none_or(|at| at.elapsed() >= PACE) && run.is_some();
+        let is_due =
+            self.told_at.is_none_or(|at| at.elapsed() >= RUN_LINE_INTERVAL) && run.is_some();
         let is_new = self.state.as_ref() != Some(&state) || self.trouble != trouble;
         if is_new || is_due {
             let new_trouble = trouble != self.trouble;

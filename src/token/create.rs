@@ -2,20 +2,20 @@
 
 use std::time::{Duration, SystemTime};
 
-use everstep_transport::identity::{Terms, format_token_id};
+use everstep_transport::identity::{TokenLimits, format_token_id};
 use serde_json::json;
 
 use crate::cli::CreateFlags;
 use crate::failure::Failure;
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::output;
 
 pub(super) fn run(flags: &CreateFlags) -> Result<(), Failure> {
     let (role, uses) = (flags.role.into(), flags.uses);
     let expires_unix_s = until(flags.ttl);
-    let terms = Terms { role, uses: Some(uses), expires_unix_s: Some(expires_unix_s) };
-    let place = Place::find(&flags.ask.cluster)?;
-    let token = place.ask(async |operator| operator.create_token(terms).await)?;
+    let limits = TokenLimits { role, uses: Some(uses), expires_unix_s: Some(expires_unix_s) };
+    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
+    let token = cluster.ask(async |operator| operator.create_token(limits).await)?;
     let id = format_token_id(&token.id());
     if flags.ask.json {
         return output::print(json!({

@@ -8,12 +8,13 @@ use serde_json::json;
 use super::until;
 use crate::cli::AskFlags;
 use crate::failure::Failure;
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::output::{self, table};
 use crate::progress::clock;
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
-    let tokens = Place::find(&flags.cluster)?.ask(async |operator| operator.tokens().await)?;
+    let tokens =
+        ClusterHandle::find(&flags.cluster)?.ask(async |operator| operator.tokens().await)?;
     if flags.json {
         return output::print(json!(tokens));
     }

@@ -1,12 +1,12 @@
 //! `everstep token revoke`: a token admits no node any more.
 
 use everstep_transport::identity::parse_token_id;
-use everstep_transport::protocol::Wish;
+use everstep_transport::protocol::OperatorCommand;
 use serde_json::json;
 
 use crate::cli::RevokeFlags;
 use crate::failure::{Exit, Failure};
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::output;
 
 pub(super) fn run(flags: &RevokeFlags) -> Result<(), Failure> {
@@ -15,8 +15,8 @@ pub(super) fn run(flags: &RevokeFlags) -> Result<(), Failure> {
             .because(error)
             .next("look at `everstep token ls`; the id is the second part of a token's text")
     })?;
-    let place = Place::find(&flags.ask.cluster)?;
-    place.ask(async |operator| operator.wish(Wish::RevokeToken(token)).await)?;
+    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
+    cluster.ask(async |operator| operator.command(OperatorCommand::RevokeToken(token)).await)?;
     let id = &flags.token;
     if flags.ask.json {
         return output::print(json!({ "id": id, "state": "revoked" }));

@@ -2,22 +2,22 @@
 //!
 //! The command reads the token from a file, so that no list of processes shows it.
 
-use everstep_transport::identity::{Role, Terms};
+use everstep_transport::identity::{Role, TokenLimits};
 use serde_json::json;
 
 use crate::cli::WorkerAddFlags;
 use crate::failure::Failure;
-use crate::operator::Place;
+use crate::operator::ClusterHandle;
 use crate::{logging, output, token};
 
 pub(crate) fn run(flags: &WorkerAddFlags) -> Result<(), Failure> {
     logging::start("warn")?;
     let expires_unix_s = token::until(flags.ttl);
     let (role, uses) = (Role::Worker, Some(flags.uses));
-    let terms = Terms { role, uses, expires_unix_s: Some(expires_unix_s) };
-    let place = Place::find(&flags.ask.cluster)?;
-    let (token, addresses) = place.ask(async |operator| {
-        let token = operator.create_token(terms).await?;
+    let limits = TokenLimits { role, uses, expires_unix_s: Some(expires_unix_s) };
+    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
+    let (token, addresses) = cluster.ask(async |operator| {
+        let token = operator.create_token(limits).await?;
         let there = operator.coordinators().iter().map(|view| view.address.to_string());
         Ok((token, there.collect::<Vec<_>>()))
     })?;

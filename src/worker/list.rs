@@ -7,13 +7,13 @@ use serde_json::json;
 use crate::cli::AskFlags;
 use crate::failure::Failure;
 use crate::logging;
-use crate::operator::{NEWEST, Place};
+use crate::operator::{ClusterHandle, NEWEST};
 use crate::output::{self, table};
 
 pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
     logging::start("warn")?;
-    let place = Place::find(&flags.cluster)?;
-    let update = place.ask(async |operator| operator.watch(Step(NEWEST), NEWEST).await)?;
+    let cluster = ClusterHandle::find(&flags.cluster)?;
+    let update = cluster.ask(async |operator| operator.watch(Step(NEWEST), NEWEST).await)?;
     if flags.json {
         return output::print(json!({
             "workers": update.workers,

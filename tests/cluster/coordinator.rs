@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use crate::world::{Cluster, Launched, Run, Signal, World, longest_gap};
 
 /// How long a leader stands still.
-const STILL: Duration = Duration::from_secs(10);
+const LEADER_STALL: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
@@ -122,10 +122,10 @@ fn three_coordinators_go_on_while_the_leader_stands_still() {
     let stopped = Instant::now();
     until_another_leads(&run, &before);
     let back = stopped.elapsed();
-    assert!(back < STILL, "another one led after {back:?}");
+    assert!(back < LEADER_STALL, "another one led after {back:?}");
     run.until("ten seconds", || {
         run.until_another_step();
-        (stopped.elapsed() > STILL).then_some(())
+        (stopped.elapsed() > LEADER_STALL).then_some(())
     });
     before.leader().signal(Signal::CONT);
     (0..3).for_each(|_| run.until_another_step());
@@ -139,7 +139,7 @@ fn three_coordinators_go_on_while_the_leader_stands_still() {
     assert_eq!(run.report["coordinator_restarts"], 0, "it lives");
     assert_eq!(run.generations("lost").len(), 0, "nobody was lost");
     let gap = longest_gap(&run.lines("metrics.jsonl"));
-    assert!(gap < STILL, "{gap:?} between two steps; another one led after {back:?}");
+    assert!(gap < LEADER_STALL, "{gap:?} between two steps; another one led after {back:?}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::net::UdpSocket;
 
 use serde_json::Value;
 
-use crate::world::{Council, Member, Program, Signal, World, show, until};
+use crate::world::{CoordinatorGroup, Member, Program, Signal, World, show, until};
 
 /// The line that a daemon prints when it listens.
 fn ready(program: &mut Program) -> Value {
@@ -87,14 +87,14 @@ fn a_log_for_machines_has_an_object_a_line() {
 #[test]
 fn a_coordinator_that_joins_where_nobody_answers_ends_when_it_is_told_to() {
     let world = World::new();
-    let mut council = Council::found(&world.path("coordinators"), 1, &[]);
-    let [early, late] = [council.next_dir(), council.next_dir()];
-    let joining = |dir| council.joining(dir);
+    let mut group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let [early, late] = [group.next_dir(), group.next_dir()];
+    let joining = |dir| group.joining(dir);
     let (early_start, again, late_start) = (joining(&early), joining(&early), joining(&late));
     let mut laid_out = joining(&late);
     laid_out.env("FAILPOINTS", "laid_out=1*return(kill)");
     assert_eq!(Program::start(laid_out).end().code, None, "it has a directory, and is killed");
-    let Member { address, program, .. } = council.members.remove(0);
+    let Member { address, program, .. } = group.members.remove(0);
     drop(program);
     for (joining, signal, code) in [
         (early_start, Signal::TERM, 143),

@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use everstep::cli::Overrides;
-use everstep::cluster::{Cluster, Directory, Options, Report};
+use everstep::cluster::{Cluster, ClusterOptions, Directory, Report};
 use everstep::{RunSpec, builtin, config};
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::WorkerState;
@@ -57,7 +57,7 @@ impl<'a> Scene<'a> {
         let directory = Directory::claim_new(&world.path("scenes"), &run).expect("a directory");
         let log = directory.path().join("failpoints");
         let program = Some(program(directory.path(), coordinators, &log));
-        let options = Options { program, ..Options::new(0) };
+        let options = ClusterOptions { program, ..ClusterOptions::new(0) };
         let mut cluster = Cluster::start(directory, &options).await.expect("a cluster");
         cluster.submit(&run).await.expect("submitted");
         let mut scene = Self { world, cluster, run, log };

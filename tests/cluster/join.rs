@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, prlimit};
 
-use crate::world::{Council, Member, Program, World, show, until};
+use crate::world::{CoordinatorGroup, Member, Program, World, show, until};
 
 /// A token that admits one worker.
 fn single_use(world: &World, member: &Member) -> String {
@@ -23,11 +23,11 @@ fn single_use(world: &World, member: &Member) -> String {
 #[test]
 fn a_port_that_cannot_be_had_costs_no_use_of_a_token() {
     let world = World::new();
-    let council = Council::found(&world.path("coordinators"), 1, &[]);
-    let token = single_use(&world, &council.members[0]);
+    let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let token = single_use(&world, &group.members[0]);
     let other = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let taken = other.local_addr().expect("bound").to_string();
-    let addresses = council.addresses();
+    let addresses = group.addresses();
     let join = ["worker", "--coordinators", &addresses, "--join", &token];
     for listen in [&taken, "192.0.2.1:0"] {
         let refused = world.start(&[&join[..], &["--listen", listen]].concat()).end();
@@ -43,8 +43,8 @@ fn a_port_that_cannot_be_had_costs_no_use_of_a_token() {
 #[test]
 fn a_loopback_address_beside_coordinators_on_other_machines_is_refused() {
     let world = World::new();
-    let council = Council::found(&world.path("coordinators"), 1, &[]);
-    let home = &council.members[0].dir;
+    let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let home = &group.members[0].dir;
     for (verb, flags, file) in
         [("worker", &[][..], "join.token"), ("coordinator", &["--dir", "new"], "coordinator.token")]
     {
@@ -62,8 +62,8 @@ fn a_loopback_address_beside_coordinators_on_other_machines_is_refused() {
 #[test]
 fn a_node_that_waits_for_a_coordinator_says_so() {
     let world = World::new();
-    let council = Council::found(&world.path("coordinators"), 1, &[]);
-    let home = &council.members[0].dir;
+    let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let home = &group.members[0].dir;
     let silent = UdpSocket::bind("127.0.0.1:0").expect("a port");
     let address = silent.local_addr().expect("bound").to_string();
     for (verb, flags, file) in
@@ -103,21 +103,21 @@ fn limit_files(program: &Program, files: u64) -> u64 {
 #[test]
 fn a_coordinator_that_may_open_no_more_files_goes_on_and_writes_its_book_later() {
     let world = World::new();
-    let mut council = Council::found(&world.path("coordinators"), 1, &[]);
-    let dir = council.next_dir();
-    council.leader(1); // all of its threads have what they need
-    let founder = &council.members[0];
+    let mut group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let dir = group.next_dir();
+    group.leader(1); // all of its threads have what they need
+    let founder = &group.members[0];
     let book = founder.dir.join("coordinators");
     let allowed = limit_files(&founder.program, 3);
     assert_eq!(Some(allowed), getrlimit(Resource::Nofile).maximum, "the limit was raised");
     let before = fs::read(&book).expect("a book");
-    let joining = Member::listening(council.joining(&dir), dir).expect("it joins");
+    let joining = Member::listening(group.joining(&dir), dir).expect("it joins");
     until("it cannot write", || {
         founder.program.said().contains("the list of coordinators is written later").then_some(())
     });
     assert_eq!(fs::read(&book).expect("a book"), before);
     limit_files(&founder.program, allowed);
     until("it is written", || (fs::read(&book).expect("a book") != before).then_some(()));
-    council.members.push(joining);
-    council.leader(2);
+    group.members.push(joining);
+    group.leader(2);
 }

@@ -5,30 +5,30 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::world::{Council, Program, World, show, until};
+use crate::world::{CoordinatorGroup, Program, World, show, until};
 
 /// A cluster for many runs, and two workers that wait for one.
 struct Places {
     world: World,
-    council: Council,
+    group: CoordinatorGroup,
     workers: Vec<Program>,
 }
 
 impl Places {
     /// Each worker writes to its directory, if it has one.
     fn begin(world: World, dirs: &[Option<&Path>]) -> Self {
-        let council = Council::found(&world.path("coordinators"), 1, &[]);
-        let mut places = Self { world, council, workers: Vec::new() };
+        let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+        let mut places = Self { world, group, workers: Vec::new() };
         dirs.iter().for_each(|dir| places.add(*dir));
         places
     }
 
     fn home(&self) -> &Path {
-        &self.council.members[0].dir
+        &self.group.members[0].dir
     }
 
     fn add(&mut self, dir: Option<&Path>) {
-        let addresses = self.council.addresses();
+        let addresses = self.group.addresses();
         // Without --dir a worker writes to the folder of its token's file. This one gets the
         // token's text.
         let token = self.world.path("token");

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 
 use crate::several::Training;
-use crate::world::{Council, Ended, Signal, World, show, until};
+use crate::world::{CoordinatorGroup, Ended, Signal, World, show, until};
 
 fn recover(world: &World, dir: &Path, flags: &[&str]) -> Ended {
     world.start(&[&["coordinator", "recover", "--dir", show(dir)], flags].concat()).end()
@@ -19,18 +19,18 @@ fn assert_refused(ended: &Ended, words: &str) {
 fn a_cluster_goes_on_from_one_directory_when_the_others_are_lost() {
     const ACCEPT: &[&str] = &["--accept-lost-entries"];
     let world = World::new().with("run.steps", 600);
-    let mut council = Council::found(&world.path("coordinators"), 3, &["--ephemeral"]);
-    let training = Training::begin(&world, &mut council);
-    let dir = council.members[0].dir.clone();
+    let mut group = CoordinatorGroup::found(&world.path("coordinators"), 3, &["--ephemeral"]);
+    let training = Training::begin(&world, &mut group);
+    let dir = group.members[0].dir.clone();
 
     assert_refused(&recover(&world, &dir, ACCEPT), "end the other coordinator");
-    let survivor = &council.members[0].program;
+    let survivor = &group.members[0].program;
     survivor.signal(Signal::KILL);
     until("it is dead", || survivor.is_over().then_some(()));
     // The others settle steps that it does not know.
     training.until_it_goes_on();
     assert_refused(&recover(&world, &dir, ACCEPT), "it is not lost");
-    for lost in council.members.drain(1..) {
+    for lost in group.members.drain(1..) {
         drop(lost.program);
         fs::remove_dir_all(&lost.dir).expect("its disk is lost");
     }
@@ -41,11 +41,11 @@ fn a_cluster_goes_on_from_one_directory_when_the_others_are_lost() {
     assert!(dir.join("log.redb.before-recovery").exists());
     assert_refused(&recover(&world, &dir, ACCEPT), "it is the only coordinator");
 
-    council.restart(0, &[]);
-    council.join();
-    council.join();
+    group.restart(0, &[]);
+    group.join();
+    group.join();
     training.until_it_goes_on();
-    let [events, lines] = training.finish(&council);
+    let [events, lines] = training.finish(&group);
     let count = |kind| events.iter().filter(|event| event["event"] == kind).count();
     assert_eq!((count("recovered"), count("rollback"), count("lost")), (1, 0, 1), "{events:?}");
     let steps: Vec<_> = lines.iter().map(|line| line["step"].as_u64()).collect();

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use everstep_kernels::device::DeviceChoice;
 use everstep_worker::builtin;
-use everstep_worker::daemon::{self, Options};
+use everstep_worker::daemon::{self, WorkerOptions};
 
-use crate::world::{Council, Ended, Launched, Member, World, show};
+use crate::world::{CoordinatorGroup, Ended, Launched, Member, World, show};
 
 /// The program refused its input: exit code 2, and these words in one block.
 fn assert_refused(ended: &Ended, words: &str) {
@@ -146,9 +146,9 @@ fn a_worker_whose_program_has_another_model_is_refused() {
     let wider = builtin::registry().model("gpt", |run, device| {
         let mut run = run.clone();
         run.model.width *= 2;
-        builtin::registry().build_model(&run, device).map_err(|error| error.to_string())
+        builtin::registry().build_model(&run, device.choice).map_err(|error| error.to_string())
     });
-    let options = Options {
+    let options = WorkerOptions {
         coordinators: vec![run.cluster().expect("a cluster").leader().address.into()],
         token: fs::read_to_string(run.dir.join("join.token")).unwrap().trim().into(),
         listen: "127.0.0.1:0".parse().unwrap(),
@@ -195,9 +195,9 @@ fn a_worker_with_the_token_of_another_cluster_is_refused() {
 #[test]
 fn a_coordinator_that_cannot_begin_says_what_to_do() {
     let world = World::new();
-    let council = Council::found(&world.path("coordinators"), 1, &[]);
-    let theirs = Council::found(&world.path("others"), 1, &[]);
-    let (there, address) = (&council.members[0], council.addresses());
+    let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let theirs = CoordinatorGroup::found(&world.path("others"), 1, &[]);
+    let (there, address) = (&group.members[0], group.addresses());
     let begin = |dir: &str, flags: &[&str]| {
         let (dir, words) = (world.path(dir), ["coordinator", "--dir"]);
         world.start(&[&words[..], &[show(&dir)], flags].concat()).end()

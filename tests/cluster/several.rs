@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 
 use everstep::cli::Overrides;
 use everstep::{RunSpec, builtin, config};
-use everstep_transport::protocol::Wish;
+use everstep_transport::protocol::OperatorCommand;
 use everstep_transport::protocol::outcome::{Outcome, state_hash};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
 use crate::world::{
-    Council, Ended, Member, Program, SLOW, Signal, World, longest_gap, show, until,
+    CoordinatorGroup, Ended, Member, Program, SLOW, Signal, World, longest_gap, show, until,
 };
 
-/// A wish that can be repeated for ever: the coordinators agree to refuse it.
-const NOTHING: Wish = Wish::RevokeToken([0; 9]);
+/// A command that can be repeated for ever: the coordinators agree to refuse it.
+const NOTHING: OperatorCommand = OperatorCommand::RevokeToken([0; 9]);
 /// How long a disk stands still.
-const STILL: Duration = Duration::from_secs(10);
+const DISK_STALL: Duration = Duration::from_secs(10);
 /// The thread that writes the log stands still before it reports that a request is written.
 const STALL: &str = "appended.request=1*sleep(10000)";
 
@@ -36,16 +36,16 @@ pub struct Training<'w> {
 }
 
 impl<'w> Training<'w> {
-    pub fn begin(world: &'w World, council: &mut Council) -> Self {
+    pub fn begin(world: &'w World, group: &mut CoordinatorGroup) -> Self {
         let flags = Overrides { workers: Some(3), ..Overrides::default() };
         let run = config::read(Some(&world.config()), &flags, &builtin::registry()).expect("a run");
         let run = run.run;
-        assert_eq!(council.wish(Wish::Submit(run.clone())), Ok(()));
+        assert_eq!(group.command(OperatorCommand::Submit(run.clone().into())), Ok(()));
         let (log, models) = (world.path("loads"), world.path("models"));
         fs::create_dir(&models).expect("a folder");
         let worker = |environment: &[(&str, &str)]| {
-            let token = format!("@{}", show(&council.members[0].dir.join("join.token")));
-            let addresses = council.addresses();
+            let token = format!("@{}", show(&group.members[0].dir.join("join.token")));
+            let addresses = group.addresses();
             let arguments = ["worker", "--coordinators", &addresses, "--join", &token];
             let mut command = world.command(&[&arguments[..], &["--dir", show(&models)]].concat());
             command.envs(environment.iter().copied());
@@ -72,9 +72,9 @@ impl<'w> Training<'w> {
 
     /// The slow worker is lost, and the run becomes complete, with the bits of any other. Returns
     /// the lines.
-    fn complete(self, council: &Council) -> Vec<Value> {
+    fn complete(self, group: &CoordinatorGroup) -> Vec<Value> {
         let steps = self.run.steps;
-        let [events, lines] = self.finish(council);
+        let [events, lines] = self.finish(group);
         let known: Vec<_> = lines.iter().map(|line| line["step"].as_u64()).collect();
         assert_eq!(known, (1..=steps).map(Some).collect::<Vec<_>>());
         let lost = events.iter().filter(|event| event["event"] == "lost").count();
@@ -83,9 +83,9 @@ impl<'w> Training<'w> {
     }
 
     /// As [`Training::complete`]. Returns the events and lines.
-    pub fn finish(self, council: &Council) -> [Vec<Value>; 2] {
+    pub fn finish(self, group: &CoordinatorGroup) -> [Vec<Value>; 2] {
         self.slow.signal(Signal::KILL);
-        let Outcome::Complete(results) = council.outcome() else { panic!("it is not complete") };
+        let Outcome::Complete(results) = group.outcome() else { panic!("it is not complete") };
         let hash = state_hash(self.run.steps, &results).expect("every shard was reported");
         let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
         for worker in self.others {
@@ -93,7 +93,7 @@ impl<'w> Training<'w> {
             assert_eq!(ended.code, Some(0), "{ended:?}");
         }
         assert_eq!(hash, self.world.undisturbed());
-        let leader = &council.members[council.leader(council.members.len())];
+        let leader = &group.members[group.leader(group.members.len())];
         leader.history().expect("it answers")
     }
 }
@@ -105,14 +105,14 @@ fn world() -> World {
 #[test]
 fn every_coordinator_is_replaced_while_workers_train() {
     let world = world();
-    let mut council = Council::found(&world.path("coordinators"), 3, &["--ephemeral"]);
-    let training = Training::begin(&world, &mut council);
+    let mut group = CoordinatorGroup::found(&world.path("coordinators"), 3, &["--ephemeral"]);
+    let training = Training::begin(&world, &mut group);
     for _ in 0..3 {
-        council.join();
+        group.join();
         // The founder goes first. At some time the leader goes, too.
-        let old = council.members.remove(0);
+        let old = group.members.remove(0);
         let id = old.id();
-        assert_eq!(council.wish_of(Wish::Remove(id), Some(&old)), Ok(()));
+        assert_eq!(group.command_with(OperatorCommand::Remove(id), Some(&old)), Ok(()));
         let (dir, address) = (old.dir.clone(), old.address);
         let ended = old.end();
         assert_eq!(ended.code, Some(0), "{ended:?}");
@@ -121,52 +121,52 @@ fn every_coordinator_is_replaced_while_workers_train() {
             "{ended:?}"
         );
         // Started again, the coordinator hears that again, even if it logs little.
-        let mut again = council.again(&dir, address);
+        let mut again = group.again(&dir, address);
         again.env("EVERSTEP_LOG", "error");
         let again = Program::start(again).end();
         assert_eq!(again.code, Some(0), "{again:?}");
         let words = "the coordinator was removed: the others go on without it, and need nothing";
         assert!(again.stderr.starts_with(words), "{again:?}");
-        council.leader(3);
+        group.leader(3);
         training.until_it_goes_on();
     }
-    training.complete(&council);
+    training.complete(&group);
 }
 
 /// Prints how soon another one leads.
 #[test]
 fn a_leader_whose_disk_stands_still_is_replaced_and_nobody_notices() {
     let world = world();
-    let mut council = Council::found(&world.path("coordinators"), 3, &["--ephemeral"]);
-    let training = Training::begin(&world, &mut council);
-    let (stalled, met) = ((council.leader(3) + 1) % 3, world.path("met"));
+    let mut group = CoordinatorGroup::found(&world.path("coordinators"), 3, &["--ephemeral"]);
+    let training = Training::begin(&world, &mut group);
+    let (stalled, met) = ((group.leader(3) + 1) % 3, world.path("met"));
     let environment = [("FAILPOINTS", STALL), ("EVERSTEP_FAILPOINT_LOG", show(&met))];
-    council.restart(stalled, &environment);
-    council.transfer(stalled, 3);
+    group.restart(stalled, &environment);
+    group.transfer(stalled, 3);
     assert!(!met.exists(), "it leads before it stands still");
 
     let began = Instant::now();
-    assert!(council.wish(NOTHING).is_err(), "it is agreed that there is none");
+    assert!(group.command(NOTHING).is_err(), "it is agreed that there is none");
     let agreed = began.elapsed();
-    council.leader_beside(stalled, 3);
+    group.leader_beside(stalled, 3);
     let led = began.elapsed();
     assert!(met.exists(), "its disk stands still");
     println!("agreed after {agreed:?}, another one led after {led:?}");
-    assert!(agreed.max(led) < STILL, "nobody waits for the disk");
+    assert!(agreed.max(led) < DISK_STALL, "nobody waits for the disk");
     until("ten seconds", || {
         training.until_it_goes_on();
-        (began.elapsed() > STILL).then_some(())
+        (began.elapsed() > DISK_STALL).then_some(())
     });
-    council.until_caught_up(stalled, 3);
+    group.until_caught_up(stalled, 3);
     training.until_it_goes_on();
-    let leader = council.leader(3);
-    let [events, _] = council.members[leader].history().expect("it answers");
+    let leader = group.leader(3);
+    let [events, _] = group.members[leader].history().expect("it answers");
     let generations = events.iter().filter(|event| event["event"] == "generation").count();
     assert_eq!(generations, 1, "nothing was done again: {events:?}");
-    let gap = longest_gap(&training.complete(&council));
-    assert!(gap < STILL, "{gap:?} between two steps; another one led after {led:?}");
-    council.until_agreed(3);
-    assert!(!council.members[stalled].program.is_over(), "it stood still, and lives");
+    let gap = longest_gap(&training.complete(&group));
+    assert!(gap < DISK_STALL, "{gap:?} between two steps; another one led after {led:?}");
+    group.until_agreed(3);
+    assert!(!group.members[stalled].program.is_over(), "it stood still, and lives");
 }
 
 /// A coordinator that reaches too few others does not state agreed facts. It states what it knows
@@ -192,9 +192,9 @@ fn known_lines(members: &[Member]) -> usize {
 }
 
 /// The status that an operator gets from these coordinators.
-fn status(world: &World, council: &Council) -> Ended {
-    let member = &council.members[0];
-    let addresses = council.addresses();
+fn status(world: &World, group: &CoordinatorGroup) -> Ended {
+    let member = &group.members[0];
+    let addresses = group.addresses();
     let flags = ["--dir", show(&member.dir), "--coordinators", &addresses];
     world.start(&[&["coordinator", "status"], &flags[..]].concat()).end()
 }
@@ -202,20 +202,20 @@ fn status(world: &World, council: &Council) -> Ended {
 #[test]
 fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     let world = world();
-    let mut council = Council::found(&world.path("coordinators"), 5, &["--ephemeral"]);
-    let training = Training::begin(&world, &mut council);
+    let mut group = CoordinatorGroup::found(&world.path("coordinators"), 5, &["--ephemeral"]);
+    let training = Training::begin(&world, &mut group);
     // The leader dies, and another coordinator.
     let mut dead = Vec::new();
     for _ in 0..2 {
-        dead.push(council.members.remove(council.leader(5)));
+        dead.push(group.members.remove(group.leader(5)));
         dead.last().expect("one").program.signal(Signal::KILL);
-        assert!(council.wish(NOTHING).is_err(), "it is agreed that there is none");
+        assert!(group.command(NOTHING).is_err(), "it is agreed that there is none");
     }
     training.until_it_goes_on();
 
-    dead.push(council.members.remove(council.leader(5)));
+    dead.push(group.members.remove(group.leader(5)));
     dead.last().expect("one").program.signal(Signal::KILL);
-    for member in &council.members {
+    for member in &group.members {
         let run = RunSpec { name: "another".into(), ..training.run.clone() };
         let run = serde_json::to_string(&run).expect("plain data");
         until("it knows that nobody leads", || {
@@ -225,8 +225,8 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
         });
         assert_tells_what_it_knows(member);
     }
-    let settled = known_lines(&council.members);
-    let told = status(&world, &council);
+    let settled = known_lines(&group.members);
+    let told = status(&world, &group);
     assert_eq!(told.code, Some(3), "{told:?}");
     let words = "2 of 5 coordinators answer, none leads: 3 must be there to agree";
     assert!(told.block().contains(words), "{told:?}");
@@ -238,32 +238,32 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     let logged = |member: &Member, words| member.program.said().matches(words).count();
     let silent = "another coordinator has fallen silent";
     until("the survivors say who is silent", || {
-        council.members.iter().all(|member| logged(member, silent) == 3).then_some(())
+        group.members.iter().all(|member| logged(member, silent) == 3).then_some(())
     });
     training.until_it_goes_on();
-    assert_eq!(known_lines(&council.members), settled, "nothing can be agreed on");
+    assert_eq!(known_lines(&group.members), settled, "nothing can be agreed on");
 
     let Member { dir, address, program, .. } = dead.pop().expect("the third");
     drop(program);
-    let third = Member::listening(council.again(&dir, address), dir).expect("it listens");
-    council.members.push(third);
-    assert!(council.wish(NOTHING).is_err(), "it is agreed again");
+    let third = Member::listening(group.again(&dir, address), dir).expect("it listens");
+    group.members.push(third);
+    assert!(group.command(NOTHING).is_err(), "it is agreed again");
     // The workers tell the next leader of the steps in between.
     until("steps of the time without a leader", || {
-        (known_lines(&council.members) > settled).then_some(())
+        (known_lines(&group.members) > settled).then_some(())
     });
     training.until_it_goes_on();
     for Member { dir, address, program, .. } in dead {
         drop(program);
-        let again = Member::listening(council.again(&dir, address), dir).expect("it listens");
-        council.members.push(again);
+        let again = Member::listening(group.again(&dir, address), dir).expect("it listens");
+        group.members.push(again);
     }
     let back = "the other coordinator is back";
     until("the survivors say who is back", || {
-        council.members[..2].iter().all(|member| logged(member, back) == 3).then_some(())
+        group.members[..2].iter().all(|member| logged(member, back) == 3).then_some(())
     });
-    training.complete(&council);
-    council.until_agreed(5);
+    training.complete(&group);
+    group.until_agreed(5);
 }
 
 /// The same command through a shell that ignores SIGXFSZ. So the program gets an error for a file
@@ -285,19 +285,19 @@ fn fill_the_disk_of(process: u32) {
 #[test]
 fn a_coordinator_whose_disk_is_full_ends_with_the_reason_and_the_others_go_on() {
     let world = world();
-    let mut council = Council::found(&world.path("coordinators"), 3, &["--ephemeral"]);
-    let leader = council.leader(3);
-    let Member { dir, address, program, .. } = council.members.remove(leader);
+    let mut group = CoordinatorGroup::found(&world.path("coordinators"), 3, &["--ephemeral"]);
+    let leader = group.leader(3);
+    let Member { dir, address, program, .. } = group.members.remove(leader);
     drop(program);
-    let mut full = bounded(&council.again(&dir, address));
+    let mut full = bounded(&group.again(&dir, address));
     let mut full = full.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
     let mut ready = String::new();
     BufReader::new(full.stdout.take().expect("a pipe")).read_line(&mut ready).expect("text");
     assert!(ready.contains("address"), "{ready}");
-    council.leader(3);
+    group.leader(3);
     fill_the_disk_of(full.id());
     let ended = until("its end", || {
-        assert!(council.wish(NOTHING).is_err(), "the others agree");
+        assert!(group.command(NOTHING).is_err(), "the others agree");
         full.try_wait().expect("a child")
     });
     let mut words = String::new();
@@ -306,9 +306,9 @@ fn a_coordinator_whose_disk_is_full_ends_with_the_reason_and_the_others_go_on() 
     assert!(words.contains(show(&dir)) && words.contains("make room on its disk"), "{words}");
     assert!(!words.contains("panicked"), "{words}");
     // When there is room again, the coordinator goes on where it was.
-    let again = Member::listening(council.again(&dir, address), dir).expect("it listens");
-    council.members.push(again);
-    council.until_agreed(3);
+    let again = Member::listening(group.again(&dir, address), dir).expect("it listens");
+    group.members.push(again);
+    group.until_agreed(3);
 }
 
 #[test]

@@ -3,7 +3,7 @@
 //! As many worlds exist at once as the test harness has threads. The processes of each take about
 //! one core. No test waits by the clock alone: it looks for an event until it has happened.
 
-mod council;
+mod coordinator_group;
 mod program;
 mod run;
 
@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use tempfile::TempDir;
 
-pub use council::{Council, Member};
-pub use program::{Cluster, Ended, Launched, Node, Program, SOON, Signal};
+pub use coordinator_group::{CoordinatorGroup, Member};
+pub use program::{Cluster, Ended, Launched, Node, Program, RUN_ENDS_WITHIN, Signal};
 pub use run::Run;
 
 /// The limit of every wait, far above the usual time. A test that hangs shall report it.
-const PATIENCE: Duration = Duration::from_secs(1_200);
+const TEST_TIMEOUT: Duration = Duration::from_secs(1_200);
 
 /// The failpoint that makes a worker so slow that a run of some hundred steps lasts until it is
 /// gone.
@@ -183,7 +183,7 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
         if let Some(found) = look() {
             return found;
         }
-        assert!(began.elapsed() < PATIENCE, "waited {PATIENCE:?} in vain: {what}");
+        assert!(began.elapsed() < TEST_TIMEOUT, "waited {TEST_TIMEOUT:?} in vain: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }

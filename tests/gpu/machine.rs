@@ -12,11 +12,12 @@ use std::time::{Duration, Instant};
 
 use everstep_kernels::backend::cuda::gpu::Cache;
 use everstep_kernels::backend::cuda::gpu::nvrtc::{self, Architecture};
-use everstep_kernels::backend::cuda::{KERNELS, OPERATIONS, Precision, SOURCES};
+use everstep_kernels::backend::cuda::{KERNELS, SOURCES};
+use everstep_kernels::precision::Precision;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::program::{PATIENCE, Program};
+use crate::program::{Program, TEST_TIMEOUT};
 
 /// The architecture that the emulated GPU reports.
 const HOPPER: Architecture = Architecture { major: 9, minor: 0 };
@@ -200,7 +201,7 @@ impl Machine {
             if let Some(answer) = ask(self) {
                 break answer;
             }
-            assert!(began.elapsed() < PATIENCE, "no answer: {}", said());
+            assert!(began.elapsed() < TEST_TIMEOUT, "no answer: {}", said());
             thread::sleep(Duration::from_millis(100));
         };
         let cancelled = self.run(&["run", "cancel", "--dir", "run"]);
@@ -252,7 +253,7 @@ impl Machine {
                 return address.into();
             }
             assert!(launcher.ended().is_none(), "the launcher has ended: {}", launcher.said());
-            assert!(began.elapsed() < PATIENCE, "no coordinator");
+            assert!(began.elapsed() < TEST_TIMEOUT, "no coordinator");
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -374,7 +375,7 @@ fn build(precision: Precision) -> Option<PathBuf> {
 /// Compiles the kernels once. Else the first workers would all compile them at the same time.
 fn warm_up(precision: Precision) {
     let cache = Cache::at(place("cache").join("everstep/kernels"));
-    for source in OPERATIONS.iter().filter(|source| source.precisions.contains(&precision)) {
+    for source in SOURCES.iter().filter(|source| source.precisions.contains(&precision)) {
         nvrtc::compile_once(source, precision, HOPPER, Some(&cache)).unwrap();
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tempfile::NamedTempFile;
 
 /// The limit of every wait of a test, far above the usual time.
-pub const PATIENCE: Duration = Duration::from_secs(300);
+pub const TEST_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// A program that is killed when this is dropped. If it is a launcher, the kernel also kills all
 /// that it has started.
@@ -42,7 +42,7 @@ impl Program {
             if let Some(status) = self.ended() {
                 return Output { status, stdout: Vec::new(), stderr: self.said().into() };
             }
-            assert!(began.elapsed() < PATIENCE, "it does not end: {}", self.said());
+            assert!(began.elapsed() < TEST_TIMEOUT, "it does not end: {}", self.said());
             thread::sleep(Duration::from_millis(20));
         }
     }

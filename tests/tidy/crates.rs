@@ -11,9 +11,10 @@ pub struct Manifest {
 }
 
 /// Each crate, with the crates that it may use.
-const ALLOWED: [(&str, &[&str]); 7] = [
+const ALLOWED: [(&str, &[&str]); 8] = [
     ("everstep-transport", &[]),
     ("everstep-kernels", &[]),
+    ("everstep-checkpoint", &["everstep-transport", "everstep-kernels"]),
     ("everstep-failpoint", &[]),
     ("everstep-coordinator", &["everstep-transport", "everstep-failpoint"]),
     ("everstep-worker", &["everstep-transport", "everstep-kernels", "everstep-failpoint"]),

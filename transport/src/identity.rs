@@ -32,11 +32,11 @@ pub use applying::NodeKey;
 pub(crate) use applying::{Application, renewed};
 pub use authority::{Authority, NODE_LIFETIME};
 pub use credentials::Credentials;
-pub use enrolment::{Applicant, Enrolment, Gatekeeper, Verdict};
+pub use enrolment::{AdmissionDecision, Applicant, Enrolment, Gatekeeper};
 pub(crate) use enrolment::{Granted, MAX_ENROLMENT, answer};
 pub use refusal::{EnrolmentError, Refusal};
 pub use token::{
-    AcceptedToken, JoinToken, Terms, TokenError, TokenId, format_token_id, parse_token_id,
+    AcceptedToken, JoinToken, TokenError, TokenId, TokenLimits, format_token_id, parse_token_id,
 };
 pub use tokens::Tokens;
 

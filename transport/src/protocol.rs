@@ -9,18 +9,22 @@ pub mod codec;
 pub mod device;
 pub mod exemplars;
 pub mod figures;
+pub mod format;
 pub mod generation;
 pub mod ids;
 pub mod message;
 pub mod model;
 pub mod outcome;
 pub mod question;
+pub mod rejection;
 pub mod run;
 pub mod step;
+pub mod version;
 
 pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use cluster::{
-    CoordinatorId, CoordinatorView, Frame, Keys, Lineage, News, RequestId, RunId, Secret, Wish,
+    CoordinatorId, CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand,
+    RequestId, RunId, Secret,
 };
 pub use device::{Device, DeviceName, GpuId, Telemetry};
 pub use generation::{Cause, Member, Ownership, Record};
@@ -33,6 +37,3 @@ pub use model::{ModelAwaited, ModelPlace, WriteFailure};
 pub use question::{Question, Reply};
 pub use run::{Rounding, RunSpec};
 pub use step::{Commit, Decision, LossScale, MetricsLine, Prepared};
-
-/// The version in the ALPN. Nodes of different versions never complete a handshake.
-pub const ALPN: &[u8] = b"everstep/1";

@@ -16,20 +16,20 @@
 //! This module does not know what a message means, which nodes ought to be connected, or when to
 //! try again.
 
+mod allow_list;
 mod bulk;
 mod control;
 mod endpoint;
+mod endpoint_state;
 mod enrol;
 mod error;
+mod host_port;
 mod link;
 mod links;
-mod place;
 mod presented;
 mod probe;
 mod renewal;
-mod roster;
 mod settings;
-mod site;
 mod slots;
 mod socket;
 mod timer;
@@ -40,11 +40,11 @@ pub use bulk::{BulkReceiver, BulkSender};
 pub use endpoint::{BindError, Endpoint, Expected};
 pub use enrol::{EnrolError, enrol, enrol_as, renew};
 pub use error::{ConnectError, LinkError};
+pub use host_port::{BoundSocket, HostPort, HostPortError};
 pub use link::{Encoded, Link, LinkStats};
 pub use links::EndpointStats;
-pub use place::{HostPort, HostPortError, Port};
 pub use settings::{MAX_MTU, Settings, SettingsError};
 pub use socket::SocketBuffers;
 
 /// The protocol of a node that has no certificate yet. It uses the same port.
-const ENROL_ALPN: &[u8] = b"everstep-enrol/2";
+const ENROL_PROTOCOL: &str = "everstep-enrol/2";

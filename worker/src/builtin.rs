@@ -1,29 +1,41 @@
-//! The models and the data set that every program has: `gpt`, `mlp`, and text.
+//! The models and data sets that every program has: `gpt`, `mlp`, `text` and `tokens`.
+//!
+//! Each is registered with its rules. `rules` has them, and `size` says how large a model may be.
+//! The `optimizers` are in every registry.
+
+pub(crate) mod optimizers;
+mod rules;
+mod size;
 
 use std::sync::Arc;
 
-use everstep_kernels::backend::{Cpu, cuda};
 use everstep_kernels::compute::Compute;
-use everstep_kernels::device::{self, DeviceChoice};
+use everstep_kernels::device::ChosenDevice;
 use everstep_kernels::models::{ConfigError, Gpt, GptConfig, Mlp, MlpConfig, OnBackend};
+use everstep_kernels::precision;
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::Precision;
 
 use crate::data::text_files;
 use crate::data::text_samples::TextSamples;
+use crate::data::token_samples::TokenSamples;
+use crate::data::tokens::{self, TokenError, Tokens};
+use crate::data::windows::Windows;
 use crate::data::{Dataset, Text, TextError};
 use crate::registry::{BuildError, Registry};
 
-/// The number of tokens: every byte is one.
-const VOCABULARY: usize = 256;
-
-/// A registry with `gpt`, `mlp` and `text`.
+/// A registry with `gpt`, `mlp`, `text` and `tokens`.
 pub fn registry() -> Registry {
     let models = Registry::new().model("gpt", gpt).model("mlp", mlp);
     models
-        .plan("gpt", |run| OnBackend::<Gpt, Cpu>::plan(gpt_config(run)).map_err(words))
-        .plan("mlp", |run| OnBackend::<Mlp, Cpu>::plan(mlp_config(run)).map_err(words))
+        .plan("gpt", |run| OnBackend::<Gpt>::plan(gpt_config(run)).map_err(words))
+        .plan("mlp", |run| OnBackend::<Mlp>::plan(mlp_config(run)).map_err(words))
+        .model_rules("gpt", rules::gpt)
+        .model_rules("mlp", rules::mlp)
         .placed_dataset("text", text)
+        .placed_dataset("tokens", token_samples)
+        .dataset_rules("text", rules::text)
+        .dataset_rules("tokens", rules::tokens)
 }
 
 /// A file that the system does not let this process read is a matter of its machine. A path that
@@ -36,18 +48,27 @@ fn of_text(error: TextError) -> BuildError {
     }
 }
 
+/// As [`of_text`].
+fn of_tokens(error: TokenError) -> BuildError {
+    let reason = error.to_string();
+    match error.is_of_place() {
+        true => BuildError::Place(reason),
+        false => BuildError::Run(reason),
+    }
+}
+
 fn words(error: ConfigError) -> String {
     error.to_string()
 }
 
-fn gpt(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> {
-    let opened = device::open::<Gpt>(device, precision(run), gpt_config(run));
+fn gpt(run: &RunSpec, device: ChosenDevice<'_>) -> Result<Box<dyn Compute>, String> {
+    let opened = device.open::<Gpt>(precision(run), gpt_config(run));
     opened.map_err(|error| error.to_string())
 }
 
 fn gpt_config(run: &RunSpec) -> GptConfig {
     GptConfig {
-        vocabulary: VOCABULARY,
+        vocabulary: run.model.vocabulary as usize,
         layers: run.model.layers as usize,
         heads: run.model.heads as usize,
         width: run.model.width as usize,
@@ -57,14 +78,14 @@ fn gpt_config(run: &RunSpec) -> GptConfig {
     }
 }
 
-fn mlp(run: &RunSpec, device: DeviceChoice) -> Result<Box<dyn Compute>, String> {
-    let opened = device::open::<Mlp>(device, precision(run), mlp_config(run));
+fn mlp(run: &RunSpec, device: ChosenDevice<'_>) -> Result<Box<dyn Compute>, String> {
+    let opened = device.open::<Mlp>(precision(run), mlp_config(run));
     opened.map_err(|error| error.to_string())
 }
 
 fn mlp_config(run: &RunSpec) -> MlpConfig {
     MlpConfig {
-        vocabulary: VOCABULARY,
+        vocabulary: run.model.vocabulary as usize,
         layers: run.model.layers as usize,
         width: run.model.width as usize,
         context: run.model.context as usize,
@@ -73,23 +94,35 @@ fn mlp_config(run: &RunSpec) -> MlpConfig {
 }
 
 /// The protocol's precision in the words of the kernels.
-pub fn precision(run: &RunSpec) -> cuda::Precision {
+pub fn precision(run: &RunSpec) -> precision::Precision {
     match run.model.precision {
-        Precision::F32 => cuda::Precision::F32,
-        Precision::Bf16 => cuda::Precision::Bf16,
-        Precision::F16 => cuda::Precision::Fp16,
+        Precision::F32 => precision::Precision::F32,
+        Precision::Bf16 => precision::Precision::Bf16,
+        Precision::F16 => precision::Precision::Fp16,
     }
 }
 
-/// Bytes of files: for `mlp` one target a sample, for every other model one after each token.
+/// How tokens are cut into samples: for `mlp` one target a sample, for every other model one after
+/// each token.
+fn windows(run: &RunSpec) -> Windows {
+    match run.model.kind.as_str() {
+        "mlp" => Windows::mlp(run.model.context),
+        _ => Windows::gpt(run.model.context),
+    }
+}
+
+/// Bytes of files.
 fn text(run: &RunSpec) -> Result<Arc<dyn Dataset>, BuildError> {
     let files = text_files::resolve(&run.data.path).map_err(of_text)?;
     let text = Arc::new(Text::load(&files, run.data.validation).map_err(of_text)?);
-    let samples = match run.model.kind.as_str() {
-        "mlp" => TextSamples::mlp(text, run.model.context),
-        _ => TextSamples::gpt(text, run.model.context),
-    };
-    Ok(Arc::new(samples.map_err(of_text)?))
+    Ok(Arc::new(TextSamples::new(text, windows(run)).map_err(of_text)?))
+}
+
+/// Tokens of files.
+fn token_samples(run: &RunSpec) -> Result<Arc<dyn Dataset>, BuildError> {
+    let files = tokens::files(&run.data.path).map_err(of_tokens)?;
+    let tokens = Tokens::open(&files, &run.data, run.model.vocabulary).map_err(of_tokens)?;
+    Ok(Arc::new(TokenSamples::new(tokens, windows(run)).map_err(of_tokens)?))
 }
 
 #[cfg(test)]

@@ -10,7 +10,8 @@
 //! outlives the links to the coordinators.
 
 mod actor;
-mod coordinator;
+mod coordinator_links;
+mod device_host;
 mod drain;
 mod event;
 #[cfg(feature = "failpoints")]
@@ -19,11 +20,10 @@ mod lane;
 mod machine;
 mod peer;
 mod peers;
-mod reception;
-mod stage;
+mod reader;
 mod telemetry;
 mod traffic;
-mod workshop;
+mod wait_span;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -38,24 +38,24 @@ use everstep_transport::identity::{
 };
 use everstep_transport::protocol::{NodeName, Zone};
 use everstep_transport::quic::{
-    BindError, Endpoint, EnrolError, HostPort, Port, Settings, enrol_as,
+    BindError, BoundSocket, Endpoint, EnrolError, HostPort, Settings, enrol_as,
 };
 use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use crate::device::build::Place;
+use crate::device::build::BuildContext;
 use crate::registry::Registry;
-use crate::step::core::{Core, Identity};
+use crate::step::core::{Core, WorkerIdentity};
 use crate::step::event::Exit;
 use actor::{Ending, Shell, WorkerActor};
-use coordinator::{Reach, Tell};
-use event::Arrival;
-use workshop::Workshop;
+use coordinator_links::{DialContext, LinkEvents};
+use device_host::DeviceHost;
+use event::PeerConnected;
 
 /// The options of a worker daemon.
 #[derive(Clone, Debug)]
-pub struct Options {
+pub struct WorkerOptions {
     /// Addresses of coordinators. At least one must answer, and it names the others.
     pub coordinators: Vec<HostPort>,
     /// The join token.
@@ -86,7 +86,7 @@ pub struct Ready {
 
 /// How a worker ended in good order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum CleanExit {
     /// The run is over.
     Dismissed,
     /// The worker was told to leave, and has left. The run goes on.
@@ -136,7 +136,7 @@ const PREFETCH: usize = 2;
 /// Free memory that the buffer pool keeps even if the last steps needed less, bytes.
 const POOL_BYTES: usize = 64 << 20;
 /// How long a worker asks for a coordinator before it gives up.
-const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
+const ENROL_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Joins a cluster and works until the coordinator dismisses it or, after SIGTERM, it has left.
 /// Blocks. Calls `ready` once the worker listens.
@@ -144,20 +144,20 @@ const CONNECT_PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// [`WorkerError`], in words for the user.
 pub fn run(
-    options: Options,
+    options: WorkerOptions,
     registry: Arc<Registry>,
     ready: impl FnOnce(&Ready),
-) -> Result<Ended, WorkerError> {
+) -> Result<CleanExit, WorkerError> {
     #[cfg(feature = "failpoints")]
     failpoint::arm()?;
     actix::System::new().block_on(work(options, registry, ready))
 }
 
 async fn work(
-    options: Options,
+    options: WorkerOptions,
     registry: Arc<Registry>,
     ready: impl FnOnce(&Ready),
-) -> Result<Ended, WorkerError> {
+) -> Result<CleanExit, WorkerError> {
     if options.listen.ip().is_unspecified() {
         return Err(WorkerError::Unspecified(options.listen));
     }
@@ -168,7 +168,7 @@ async fn work(
         return Err(WorkerError::Loopback { listen, coordinator });
     }
     let settings = Settings::for_address(options.listen.ip());
-    let port = Port::bind(options.listen, &settings)?; // the token's use must not be lost
+    let port = BoundSocket::bind(options.listen, &settings)?; // the token's use must not be lost
     let enrolling = enrol_anywhere(&options.coordinators, &token);
     let credentials = HostPort::await_answer(&options.coordinators, enrolling).await?;
     let name = credentials.identity().name.clone();
@@ -178,16 +178,18 @@ async fn work(
     ready(&Ready { name: name.clone(), address });
     tracing::info!(%name, %address, "admitted");
 
-    let Options { zone, dir, device, overlap, grace, .. } = options;
+    let WorkerOptions { zone, dir, device, overlap, grace, .. } = options;
     let (incarnation, machine, prefetch) = (0, machine::id(), PREFETCH);
-    let place = Place { incarnation, address, machine, zone, dir, device, overlap, prefetch };
-    let workshop = Workshop::new(registry, place, Pool::new(POOL_BYTES));
+    let context =
+        BuildContext { incarnation, address, machine, zone, dir, device, overlap, prefetch };
+    let device_host = DeviceHost::new(registry, context, Pool::new(POOL_BYTES));
     let (known, coordinators) = watch::channel(Vec::new());
-    let shell = Shell { endpoint: endpoint.clone(), workshop, known, began };
+    let shell = Shell { endpoint: endpoint.clone(), device_host, known, began };
     let places = options.coordinators;
-    let reach = Reach { endpoint: endpoint.clone(), places, known: coordinators, token };
+    let dial_context =
+        DialContext { endpoint: endpoint.clone(), places, known: coordinators, token };
     let leave = (terminations, grace);
-    let (exit, links) = attend(shell, reach, name, leave).await;
+    let (exit, links) = run_actor(shell, dial_context, name, leave).await;
     tracing::info!(?exit, "leaving");
     // The last messages must arrive before the process ends.
     let mut finishing = JoinSet::new();
@@ -197,38 +199,38 @@ async fn work(
     finishing.join_all().await;
     endpoint.close("the worker is done").await;
     match exit {
-        Exit::Dismissed => Ok(Ended::Dismissed),
-        Exit::Drained => Ok(Ended::Drained),
+        Exit::Dismissed => Ok(CleanExit::Dismissed),
+        Exit::Drained => Ok(CleanExit::Drained),
         Exit::Refused(reason) => Err(WorkerError::Refused(reason)),
         Exit::Failed(reason) => Err(WorkerError::Failed(reason)),
     }
 }
 
 /// Runs the actor until it ends.
-async fn attend(
+async fn run_actor(
     shell: Shell,
-    reach: Reach,
+    dial_context: DialContext,
     name: NodeName,
     (terminations, grace): (Signal, Option<Duration>),
 ) -> Ending {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = since_epoch.map_or(0, |span| span.as_millis() as u64);
     let unix_ms_at_zero = unix_ms.saturating_sub(shell.began.elapsed().as_millis() as u64);
-    let core = Core::new(Identity { name, unix_ms_at_zero }, shell.workshop.pool.clone());
+    let core = Core::new(WorkerIdentity { name, unix_ms_at_zero }, shell.device_host.pool.clone());
     let (exit, ended) = tokio::sync::oneshot::channel();
     let endpoint = shell.endpoint.clone();
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));
     actix::spawn(accept(endpoint, actor.clone()));
-    actix::spawn(drain::attend(terminations, grace, actor.clone()));
-    let tell = Tell { connected: actor.clone().recipient(), event: actor.recipient() };
-    actix::spawn(coordinator::attend(reach, tell));
+    actix::spawn(drain::run(terminations, grace, actor.clone()));
+    let link_events = LinkEvents { connected: actor.clone().recipient(), event: actor.recipient() };
+    actix::spawn(coordinator_links::run(dial_context, link_events));
     let broken = |_| (Exit::Failed("the worker's actor stopped".into()), Vec::new());
     ended.await.unwrap_or_else(broken)
 }
 
 async fn accept(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
     while let Some(link) = endpoint.accept().await {
-        if actor.send(Arrival(link)).await.is_err() {
+        if actor.send(PeerConnected(link)).await.is_err() {
             return;
         }
     }
@@ -264,7 +266,7 @@ async fn enrol_anywhere(
                 }
             }
         }
-        if !may_pass || began.elapsed() > CONNECT_PATIENCE {
+        if !may_pass || began.elapsed() > ENROL_TIMEOUT {
             return Err(last);
         }
         tokio::time::sleep(Duration::from_millis(100)).await;

@@ -6,6 +6,9 @@
 //! - [`loader`]: a thread that fills the batches of coming steps.
 //! - [`text`]: files of text as a data set. [`text_files`] finds them, or [`default_text`] if the
 //!   user names none. [`text_samples`] cuts the text into samples. [`bigram`] measures it.
+//! - [`tokens`]: files of tokens, read in place. [`token_samples`] makes them a data set.
+//!   [`windows`] says how either is cut.
+//! - [`row`]: one row of a batch, asked for again as long as the data set says so.
 //! - [`validation`]: which part of the held-out samples each data shard evaluates. Pure.
 //!
 //! Input: a run specification's data and batch. Output: micro-batches with the indices of the
@@ -14,11 +17,15 @@
 pub mod bigram;
 pub mod default_text;
 pub mod loader;
+pub mod row;
 pub mod sampler;
 pub mod text;
 pub mod text_files;
 pub mod text_samples;
+pub mod token_samples;
+pub mod tokens;
 pub mod validation;
+pub mod windows;
 
 use everstep_kernels::compute::Batch;
 
@@ -34,7 +41,7 @@ pub use text::{Text, TextError};
 ///
 /// ```
 /// use everstep_kernels::compute::Batch;
-/// use everstep_worker::data::Dataset;
+/// use everstep_worker::data::{DataError, Dataset};
 ///
 /// /// Points of a line with slope 3, learned from 1,000 of them.
 /// struct Line;
@@ -46,19 +53,22 @@ pub use text::{Text, TextError};
 ///     fn fingerprint(&self) -> [u8; 32] {
 ///         *b"a line with slope 3, version one"
 ///     }
-///     fn fill(&self, index: u64, batch: &mut Batch) {
+///     fn fill(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
 ///         let x = index as f32 / 1_000.0;
 ///         batch.features.extend([x, 3.0 * x]);
 ///         batch.rows += 1;
+///         Ok(())
 ///     }
 ///     fn validation_len(&self) -> u64 {
 ///         0
 ///     }
-///     fn fill_validation(&self, _index: u64, _batch: &mut Batch) {}
+///     fn fill_validation(&self, index: u64, _batch: &mut Batch) -> Result<(), DataError> {
+///         Err(DataError::Refuse(format!("there is no held-out point {index}")))
+///     }
 /// }
 ///
 /// let mut batch = Batch::default();
-/// Line.fill(500, &mut batch);
+/// assert_eq!(Line.fill(500, &mut batch), Ok(()));
 /// assert_eq!((batch.rows, batch.features), (1, vec![0.5, 1.5]));
 /// ```
 pub trait Dataset: Send + Sync {
@@ -77,15 +87,30 @@ pub trait Dataset: Send + Sync {
     /// Appends the sample `index`, below [`Dataset::len`], as one row: the same number of tokens,
     /// targets and features for every sample, and one more in `batch.rows`.
     ///
-    /// A loading thread may call this, not only the computing one. There is no error to return: a
-    /// data set should find unreadable samples when it is opened. A panic stops the run with its
-    /// message.
-    fn fill(&self, index: u64, batch: &mut Batch);
+    /// A loading thread may call this, not only the computing one. What it appended before an error
+    /// is taken back.
+    ///
+    /// # Errors
+    ///
+    /// [`DataError`]. A panic counts as [`DataError::Refuse`] with its message.
+    fn fill(&self, index: u64, batch: &mut Batch) -> Result<(), DataError>;
 
     /// The number of held-out samples. With none the run reports no validation loss.
     fn validation_len(&self) -> u64;
 
     /// Appends the held-out sample `index`, below [`Dataset::validation_len`], like
     /// [`Dataset::fill`].
-    fn fill_validation(&self, index: u64, batch: &mut Batch);
+    fn fill_validation(&self, index: u64, batch: &mut Batch) -> Result<(), DataError>;
+}
+
+/// Why a data set does not give a sample, in words for the user.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum DataError {
+    /// The sample may come later: a server does not answer, say. The worker asks again, without
+    /// end. It stays in the run meanwhile, and the run waits for it.
+    #[error("{0}")]
+    Retry(String),
+    /// The sample cannot be had: it is damaged, say. The run fails with these words.
+    #[error("{0}")]
+    Refuse(String),
 }

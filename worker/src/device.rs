@@ -2,18 +2,18 @@
 //!
 //! Input: [`Job`]s in order. Output: [`Report`]s. A job blocks its thread and nothing else. While a
 //! pass waits for parameters, it takes the jobs that arrive, and does them or puts them off. The
-//! same code runs under a simulator, which calls [`Device::handle`] with a [`Port`] of its own. The
-//! device knows neither the members nor votes. Of a change of generation it knows which shards to
-//! keep.
+//! same code runs under a simulator, which calls [`Device::handle`] with a [`DeviceChannel`] of its
+//! own. The device knows neither the members nor votes. Of a change of generation it knows which
+//! shards to keep.
 
 pub mod accumulate;
-mod announced;
 pub mod build;
-mod holdings;
+mod coverage;
 pub mod model_file;
 pub mod model_path;
 mod pass;
 mod rounding;
+mod shard_store;
 pub mod thread;
 
 use std::collections::VecDeque;
@@ -22,6 +22,7 @@ use std::time::Duration;
 
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, Pass, STAGES};
+use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
@@ -29,17 +30,18 @@ use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
 use tracing::trace_span;
 
-use crate::data::loader::{LoadError, Loader};
+use crate::data::loader::{LoadError, Loaded, Loader};
+use crate::data::row::{self, RowError, SampleIndex};
 use crate::data::validation::validation_part;
 use crate::data::{Dataset, Sampler};
 use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
-use holdings::Holdings;
 use model_file::ModelFile;
 use pass::ShardPass;
+use shard_store::ShardStore;
 
 /// The device's view of its driver: a thread or a simulator.
-pub trait Port {
+pub trait DeviceChannel {
     /// Hands a report over. May block until there is room.
     fn report(&mut self, report: Report);
 
@@ -48,8 +50,13 @@ pub trait Port {
 
     /// A [`Job::Share`] or [`Job::Export`] that has come meanwhile, if no job before it concerns
     /// its shards. Never blocks.
-    fn question(&mut self) -> Option<Job> {
+    fn next_request(&mut self) -> Option<Job> {
         None
+    }
+
+    /// Whether no job will come any more. The work under way is then in vain.
+    fn is_over(&mut self) -> bool {
+        false
     }
 
     /// The time, for measurements only.
@@ -57,11 +64,13 @@ pub trait Port {
 }
 
 /// The parts that a device is made of.
-pub struct Parts {
+pub struct DeviceParts {
     /// The specification of the run.
     pub run: RunSpec,
     /// The run's model, with the initial parameters loaded.
     pub compute: Box<dyn Compute>,
+    /// The run's optimizer.
+    pub optimizer: Optimizer,
     /// The run's data set.
     pub dataset: Arc<dyn Dataset>,
     /// Fills batches ahead.
@@ -77,10 +86,10 @@ pub struct Parts {
 
 /// A model, its data, and the parameter shards that this worker holds.
 pub struct Device {
-    parts: Parts,
+    parts: DeviceParts,
     /// Tells which samples a data shard should contain.
     sampler: Sampler,
-    holdings: Holdings,
+    store: ShardStore,
     accumulator: Accumulator,
     /// The work of the newest gradient job.
     work: Arc<Work>,
@@ -98,21 +107,23 @@ pub struct Device {
 
 /// The most held-out targets that the device evaluates at the end.
 const VALIDATION_TARGETS: u64 = 64 << 10;
+/// The interval at which a device that waits for a data shard's samples looks around.
+const LOAD_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Device {
     /// A device that holds nothing yet.
-    pub fn new(parts: Parts) -> Self {
+    pub fn new(parts: DeviceParts) -> Self {
         let layout = parts.compute.layout().clone();
         let parameters = layout.count();
         Self {
-            holdings: Holdings::new(&parts.run, layout, parts.pool.clone()),
+            store: ShardStore::new(&parts.run, layout, parts.optimizer.clone(), parts.pool.clone()),
             accumulator: Accumulator::new(parameters, parts.pool.clone()),
             work: Arc::default(),
             deferred: VecDeque::new(),
             training: false,
             in_user_code: false,
             summary: Summary {
-                flops_per_sample: parts.compute.flops_per_sample(),
+                flops_per_sample: parts.compute.report().flops_per_sample,
                 ..Summary::default()
             },
             #[cfg(feature = "planted")]
@@ -126,51 +137,53 @@ impl Device {
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, plant: crate::plant::Plant) {
         self.plant = Some(plant);
-        self.holdings.believes_gradients = plant == crate::plant::Plant::BelieveGradients;
+        self.store.believes_gradients = plant == crate::plant::Plant::BelieveGradients;
     }
 
     /// Does jobs until there are no more, or until the device cannot go on.
-    pub fn run(&mut self, port: &mut dyn Port) {
+    pub fn run(&mut self, channel: &mut dyn DeviceChannel) {
         loop {
-            let idle = port.now();
-            let Some(job) = port.wait() else { return };
+            let idle = channel.now();
+            let Some(job) = channel.wait() else { return };
             if self.training {
-                self.summary.exposed_seconds += port.now().since(idle).as_secs_f64();
+                self.summary.exposed_seconds += channel.now().since(idle).as_secs_f64();
             }
-            if let Err(error) = self.handle(job, port) {
-                return port.report(error.into());
+            if let Err(error) = self.handle(job, channel) {
+                return channel.report(error.into());
             }
         }
     }
 
     /// Does one job, and then the jobs that it put off.
-    pub fn handle(&mut self, job: Job, port: &mut dyn Port) -> Result<(), DeviceError> {
-        self.perform(job, port)?;
+    pub fn handle(&mut self, job: Job, channel: &mut dyn DeviceChannel) -> Result<(), DeviceError> {
+        self.perform(job, channel)?;
         while let Some(job) = self.deferred.pop_front() {
-            self.perform(job, port)?;
+            self.perform(job, channel)?;
         }
         Ok(())
     }
 
-    fn perform(&mut self, job: Job, port: &mut dyn Port) -> Result<(), DeviceError> {
+    fn perform(&mut self, job: Job, channel: &mut dyn DeviceChannel) -> Result<(), DeviceError> {
         match job {
             Job::Gradient { step, scale, work } => {
-                return self.gradients((step, scale), work, port);
+                return self.gradients((step, scale), work, channel);
             }
-            Job::Finish { version, data_shards } => return self.finish(version, data_shards, port),
+            Job::Finish { version, data_shards } => {
+                return self.finish(version, data_shards, channel);
+            }
             Job::Masters { to } => {
-                for master in self.holdings.masters() {
+                for master in self.store.masters() {
                     let (shard, values) = master?;
-                    port.report(Report::Exported { to, shard, values });
+                    channel.report(Report::Exported { to, shard, values });
                 }
                 return Ok(());
             }
             Job::Open => {
-                self.open(port);
+                self.open(channel);
                 return Ok(());
             }
             Job::Write { shard, values } => {
-                self.write(shard, &values, port);
+                self.write(shard, &values, channel);
                 return Ok(());
             }
             // The file of the generation before may be incomplete.
@@ -178,7 +191,7 @@ impl Device {
             _ => {}
         }
         let compute = &mut self.parts.compute;
-        self.holdings.handle(job, port, &mut |offset, values| compute.load(offset, values))?;
+        self.store.handle(job, channel, &mut |offset, values| compute.load(offset, values))?;
         Ok(())
     }
 
@@ -188,7 +201,7 @@ impl Device {
         &mut self,
         (step, scale): (Step, LossScale),
         work: Arc<Work>,
-        port: &mut dyn Port,
+        channel: &mut dyn DeviceChannel,
     ) -> Result<(), DeviceError> {
         self.training = true;
         let batch = self.parts.run.batch;
@@ -198,8 +211,8 @@ impl Device {
         self.parts.loader.plan(step, &work.data_shards);
         self.work = Arc::clone(&work);
         for data_shard in &work.data_shards {
-            let Some(computed) = self.gradient(step, *data_shard, scale, port)? else { break };
-            port.report(computed);
+            let Some(computed) = self.gradient(step, *data_shard, scale, channel)? else { break };
+            channel.report(computed);
         }
         Ok(())
     }
@@ -210,9 +223,9 @@ impl Device {
         step: Step,
         data_shard: DataShard,
         scale: f32,
-        port: &mut dyn Port,
+        channel: &mut dyn DeviceChannel,
     ) -> Result<Option<Report>, DeviceError> {
-        let began = port.now();
+        let began = channel.now();
         let (step_number, number) = (step.0, data_shard.0);
         let span =
             trace_span!(target: STAGES, "data_shard", step = step_number, data_shard = number);
@@ -221,17 +234,17 @@ impl Device {
         let sampled = data_shard;
         #[cfg(feature = "planted")]
         let sampled = self.sampled_as(data_shard);
-        let loaded =
-            trace_span!(target: STAGES, "load").in_scope(|| self.parts.loader.next(step, sampled));
-        let loaded = loaded?;
+        let load = || self.load((step, sampled), channel);
+        let loaded = trace_span!(target: STAGES, "load").in_scope(load)?;
+        let Some(loaded) = loaded else { return Ok(None) };
         self.accumulator.begin(data_shard);
         let mut waited = Duration::ZERO;
         let mut loss = 0.0;
         for (index, micro_batch) in loaded.batches.iter().enumerate() {
             let (first, last) = (index == 0, index + 1 == loaded.batches.len());
             let mut exchange = ShardPass {
-                port: &mut *port,
-                holdings: &mut self.holdings,
+                channel: &mut *channel,
+                store: &mut self.store,
                 accumulator: &mut self.accumulator,
                 deferred: &mut self.deferred,
                 step,
@@ -251,7 +264,7 @@ impl Device {
             let Some(part) = part else { return Ok(None) };
             loss += part / f64::from(self.parts.run.batch.accumulate);
         }
-        let seconds = port.now().since(began).saturating_sub(waited).as_secs_f64();
+        let seconds = channel.now().since(began).saturating_sub(waited).as_secs_f64();
         self.summary.compute_seconds += seconds;
         self.summary.exposed_seconds += waited.as_secs_f64();
         self.summary.data_shards_computed += 1;
@@ -265,6 +278,48 @@ impl Device {
             samples_repeated: account.repeated,
         };
         Ok(Some(Report::Computed { step, contribution, seconds, load_seconds: loaded.seconds }))
+    }
+
+    /// Waits for a data shard's samples. While the data set cannot read one yet, the device says
+    /// so, and answers questions about its shards. None if the worker is ending.
+    fn load(
+        &mut self,
+        (step, data_shard): (Step, DataShard),
+        channel: &mut dyn DeviceChannel,
+    ) -> Result<Option<Loaded>, DeviceError> {
+        let mut is_stalled = false;
+        let loaded = loop {
+            let loader = &mut self.parts.loader;
+            if let Some(loaded) = loader.next_within(step, data_shard, LOAD_POLL_INTERVAL)? {
+                break Some(loaded);
+            }
+            if channel.is_over() {
+                break None;
+            }
+            if loader.is_stalled() != is_stalled {
+                is_stalled = !is_stalled;
+                channel.report(Report::LoadStalled(is_stalled));
+            }
+            if is_stalled {
+                self.answer(channel)?;
+            }
+        };
+        if is_stalled {
+            channel.report(Report::LoadStalled(false));
+        }
+        Ok(loaded)
+    }
+
+    /// Answers the questions about its shards that have come, unless a job that was put off may
+    /// change them.
+    fn answer(&mut self, channel: &mut dyn DeviceChannel) -> Result<(), DeviceError> {
+        while let Some(request) = channel.next_request() {
+            match self.deferred.is_empty() {
+                true => self.store.handle(request, channel, &mut |_, _| {})?,
+                false => self.deferred.push_back(request),
+            }
+        }
+        Ok(())
     }
 
     /// The bug takes samples by place. The true samples are the data shard's own.
@@ -284,31 +339,31 @@ impl Device {
         &mut self,
         version: Step,
         data_shards: Vec<DataShard>,
-        port: &mut dyn Port,
+        channel: &mut dyn DeviceChannel,
     ) -> Result<(), DeviceError> {
         assert!(
-            self.holdings.versions().iter().all(|held| *held == version),
+            self.store.versions().iter().all(|held| *held == version),
             "the member has gathered every shard before it finishes"
         );
         self.training = false;
         self.in_user_code = true;
-        let limit = (VALIDATION_TARGETS / self.targets_of_a_sample()).max(1);
+        let limit = (VALIDATION_TARGETS / self.targets_of_a_sample()?).max(1);
         self.summary.evaluations.clear();
         for part in data_shards {
             let evaluation = self.evaluate(part, limit)?;
             self.summary.evaluations.extend(evaluation);
         }
         self.in_user_code = false;
-        self.summary.digests = self.holdings.seal()?;
-        self.summary.optimizer_bytes = self.holdings.bytes();
-        port.report(Report::Finished(self.summary.clone()));
+        self.summary.digests = self.store.seal()?;
+        self.summary.optimizer_bytes = self.store.bytes();
+        channel.report(Report::Finished(self.summary.clone()));
         Ok(())
     }
 
-    fn targets_of_a_sample(&self) -> u64 {
+    fn targets_of_a_sample(&self) -> Result<u64, DeviceError> {
         let mut batch = Batch::default();
-        self.parts.dataset.fill(0, &mut batch);
-        batch.targets.len().max(1) as u64
+        append(&*self.parts.dataset, SampleIndex::Training(0), &mut batch)?;
+        Ok(batch.targets.len().max(1) as u64)
     }
 
     fn evaluate(
@@ -316,7 +371,7 @@ impl Device {
         part: DataShard,
         limit: u64,
     ) -> Result<Option<PartEvaluation>, DeviceError> {
-        let Parts { run, dataset, compute, .. } = &mut self.parts;
+        let DeviceParts { run, dataset, compute, .. } = &mut self.parts;
         let held_out = dataset.validation_len();
         let indices: Vec<u64> =
             validation_part(part, run.batch.data_shards, held_out, limit).collect();
@@ -325,7 +380,7 @@ impl Device {
         for rows in indices.chunks(run.batch.micro_batch as usize) {
             batch.clear();
             for index in rows {
-                dataset.fill_validation(*index, &mut batch);
+                append(&**dataset, SampleIndex::HeldOut(*index), &mut batch)?;
             }
             let found = compute.evaluate(&batch)?;
             sum.loss += found.loss * rows.len() as f64;
@@ -342,23 +397,23 @@ impl Device {
     }
 
     /// Errors of the file end nothing. The worker that asked gets a report, and asks again.
-    fn open(&mut self, port: &mut dyn Port) {
+    fn open(&mut self, channel: &mut dyn DeviceChannel) {
         let Some(file) = &mut self.parts.model_file else {
-            return port.report(Report::Unwritten("this worker has no directory".into()));
+            return channel.report(Report::Unwritten("this worker has no directory".into()));
         };
-        port.report(match file.open() {
+        channel.report(match file.open() {
             Ok(()) => Report::Opened,
             Err(error) => Report::Unwritten(error.to_string()),
         });
     }
 
-    fn write(&mut self, shard: Shard, values: &[f32], port: &mut dyn Port) {
-        let range = reduce::shard_range(self.holdings.layout().count(), shard.0 as usize);
+    fn write(&mut self, shard: Shard, values: &[f32], channel: &mut dyn DeviceChannel) {
+        let range = reduce::shard_range(self.store.layout().count(), shard.0 as usize);
         let Some(file) = &mut self.parts.model_file else { return };
         match file.write(range, values) {
             Ok(false) => {}
-            Ok(true) => port.report(Report::Written),
-            Err(error) => port.report(Report::Unwritten(error.to_string())),
+            Ok(true) => channel.report(Report::Written),
+            Err(error) => channel.report(Report::Unwritten(error.to_string())),
         }
     }
 
@@ -369,6 +424,20 @@ impl Device {
             true => DeviceError::Unable(format!("the model or the data set panicked: {words}")),
             false => DeviceError::Failed(format!("the device panicked: {words}")),
         }
+    }
+}
+
+/// Appends a row, however long it takes until it can be read.
+fn append(
+    dataset: &dyn Dataset,
+    sample: SampleIndex,
+    batch: &mut Batch,
+) -> Result<(), DeviceError> {
+    let row = row::append(dataset, sample, batch, &mut || true);
+    let (SampleIndex::Training(index) | SampleIndex::HeldOut(index)) = sample;
+    match row {
+        Err(RowError::Refused(message)) => Err(LoadError::Fill { index, message }.into()),
+        Ok(_) | Err(RowError::Abandoned) => Ok(()),
     }
 }
 

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use everstep_kernels::backend::cuda;
 use everstep_kernels::models::ModelPlan;
-use everstep_kernels::optimizer::InvalidSetting;
+use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce::{Node, Tree};
 use everstep_transport::protocol::RunSpec;
 
-use crate::optimize;
-use crate::step::MOST_UNDER_WAY;
+use crate::step::MAX_STATE_BYTES_UNDER_WAY;
 
 /// The memory of one worker of a run, bytes, part by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +46,10 @@ impl Memory {
     ///
     /// - A repeated step keeps the partials of its first try until it commits, and adds them up to
     ///   those of the new plan in other memory: at most the partials once more.
-    /// - A learned shard counts as an owned one, and at most four of its reduced gradients wait, 16
+    /// - A syncing shard counts as an owned one, and at most four of its reduced gradients wait, 16
     ///   bytes for each of its parameters. If steps outrun a state, more of them wait, but no more
     ///   than 64 MiB of all shards.
-    /// - States under way: the bytes that arrive at a learner in two seconds, 64 MiB at least, 512
+    /// - States under way: the bytes that arrive at a joiner in two seconds, 64 MiB at least, 512
     ///   MiB or its part of the state at most. The owners that it asks need the same:
     ///   [`Self::passing`].
     /// - At the end, the master weights that the model's file has not taken. The worker that writes
@@ -60,11 +58,12 @@ impl Memory {
     pub fn of_worker(
         run: &RunSpec,
         model: &ModelPlan,
+        optimizer: &Optimizer,
         workers: u32,
-    ) -> Result<Self, InvalidSetting> {
+    ) -> Self {
         let parameters = model.layout.count() as u64;
         let owners = u64::from(run.copies.min(workers));
-        let bytes_per_parameter = optimize::optimizer(run)?.bytes_per_parameter() as u64;
+        let bytes_per_parameter = optimizer.bytes_per_parameter() as u64;
         let share =
             |bytes: u64, times: u64| (bytes * parameters * times).div_ceil(u64::from(workers));
         let subtrees: Vec<_> = subtrees(run.batch.data_shards, workers).collect();
@@ -73,21 +72,21 @@ impl Memory {
             1 => 0,
             coming => coming.div_ceil(2),
         };
-        Ok(Self {
+        Self {
             device: model.device_bytes as u64,
             pinned: 0,
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,
             reduced: share(4, owners - 1 + waiting),
-            joining: share(bytes_per_parameter, owners).min(MOST_UNDER_WAY as u64),
+            joining: share(bytes_per_parameter, owners).min(MAX_STATE_BYTES_UNDER_WAY as u64),
             writing: 4 * parameters,
-        })
+        }
     }
 
-    /// The memory on the host if a GPU computes, with the buffers for copies. CUDA's own libraries
-    /// take some hundred MB more, and the formula does not know them.
-    pub fn beside_gpu(self) -> Self {
-        Self { device: 0, pinned: cuda::memory::PINNED_BYTES as u64, ..self }
+    /// The memory on the host if another device computes, with so many bytes of buffers for copies.
+    /// CUDA's own libraries take some hundred MB more, and the formula does not know them.
+    pub fn beside_device(self, host_bytes: usize) -> Self {
+        Self { device: 0, pinned: host_bytes as u64, ..self }
     }
 
     /// The parts, with their names. One of the first two is 0.
@@ -153,13 +152,18 @@ mod tests {
         subtrees(data_shards, workers).map(|mine| partials_held(&mine)).collect()
     }
 
+    fn of_two(run: &RunSpec, model: &ModelPlan) -> Memory {
+        let optimizer = builtin::registry().build_optimizer(run).expect("a valid optimizer");
+        Memory::of_worker(run, model, &optimizer, 2)
+    }
+
     #[test]
     fn a_gpt_that_computes_its_blocks_again_needs_less() {
         let needed = |recompute| {
             let mut run = exemplars::run();
             (run.model.layers, run.model.recompute) = (5, recompute);
             let model = builtin::registry().plan_model(&run).expect("a gpt");
-            Memory::of_worker(&run, &model, 2).expect("a valid optimizer")
+            of_two(&run, &model)
         };
         let (kept, again) = (needed(false), needed(true));
         let run = exemplars::run();
@@ -181,7 +185,7 @@ mod tests {
             let planned = builtin::registry().plan_model(&run).expect("a plan");
             let built = builtin::registry().build_model_on_host(&run).expect("a model");
             assert_eq!(planned.device_bytes, built.device_bytes(), "{kind}");
-            assert_eq!((planned.sizes, &planned.layout), (built.sizes(), built.layout()));
+            assert_eq!((planned.sizes, &planned.layout), (built.report().sizes, built.layout()));
         }
     }
 
@@ -194,7 +198,7 @@ mod tests {
             (run.model.layers, run.model.width) = (2, width);
             let model = builtin::registry().plan_model(&run).expect("a gpt");
             let parameters = model.layout.count() as u64;
-            let memory = Memory::of_worker(&run, &model, 2).expect("a valid optimizer");
+            let memory = of_two(&run, &model);
             (parameters, memory.passing().map(|(_, bytes)| bytes))
         };
         let (parameters, bytes) = passing(64);

@@ -1,9 +1,8 @@
-//! What a run specification means for the optimizer and its schedule.
+//! What a run specification means for the schedule of its optimizer.
 
-use everstep_kernels::optimizer::{InvalidSetting, Optimizer, Rule};
 use everstep_kernels::schedule::{Kind, Schedule};
 use everstep_transport::protocol::RunSpec;
-use everstep_transport::protocol::run::{OptimizerKind, ScheduleKind};
+use everstep_transport::protocol::run::ScheduleKind;
 
 /// The learning rate of every step of the run.
 pub fn schedule(run: &RunSpec) -> Schedule {
@@ -19,17 +18,6 @@ pub fn schedule(run: &RunSpec) -> Schedule {
         learning_rate: run.optimizer.learning_rate as f32,
         floor: (run.optimizer.learning_rate * run.optimizer.floor) as f32,
     }
-}
-
-/// The run's optimizer. Settings that the specification does not name have the values that the
-/// papers propose.
-pub fn optimizer(run: &RunSpec) -> Result<Optimizer, InvalidSetting> {
-    let rule = match run.optimizer.kind {
-        OptimizerKind::Adamw => Rule::AdamW { beta1: 0.9, beta2: 0.95, epsilon: 1e-8 },
-        OptimizerKind::Sgd => Rule::Sgd { momentum: 0.9 },
-        OptimizerKind::Lion => Rule::Lion { beta1: 0.9, beta2: 0.99 },
-    };
-    Optimizer::new(rule, run.optimizer.weight_decay as f32)
 }
 
 #[cfg(test)]

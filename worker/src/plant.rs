@@ -30,7 +30,7 @@ pub enum Plant {
     StaleReduced,
     /// A member that has missed the recorded commit relabels its shards without applying it.
     SkipRollForward,
-    /// A learner applies a reduced shard though one before it never came.
+    /// A joiner applies a reduced shard though one before it never came.
     FeedGap,
     /// A worker shows its last commit as one of the generation that it is in.
     OldRecordCommit,

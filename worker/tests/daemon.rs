@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use everstep_kernels::compute::Batch;
 use everstep_kernels::device::DeviceChoice;
 use everstep_transport::identity::{
-    Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, Terms,
+    Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, TokenLimits,
 };
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::Inability;
@@ -20,8 +20,8 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::quic::{Endpoint, Link, Settings};
 use everstep_worker::builtin;
-use everstep_worker::daemon::{Ended, Options, WorkerError, run};
-use everstep_worker::data::{Dataset, Sampler};
+use everstep_worker::daemon::{CleanExit, WorkerError, WorkerOptions, run};
+use everstep_worker::data::{DataError, Dataset, Sampler};
 use everstep_worker::registry::Registry;
 use rustix::process::{Signal, getpid, kill_process};
 use tokio::time::{sleep, timeout};
@@ -41,7 +41,7 @@ struct Scene {
     address: SocketAddr,
     endpoint: Option<Endpoint>,
     dir: tempfile::TempDir,
-    worker: JoinHandle<Result<Ended, WorkerError>>,
+    worker: JoinHandle<Result<CleanExit, WorkerError>>,
     _alone: MutexGuard<'static, ()>,
 }
 
@@ -58,7 +58,7 @@ impl Scene {
         let listen = (Ipv4Addr::LOCALHOST, 0).into();
         let endpoint = coordinator(1, &authority, &token, listen).unwrap();
         let address = endpoint.local_address();
-        let options = Options {
+        let options = WorkerOptions {
             coordinators: vec![address.into()],
             token: token.to_string(),
             listen,
@@ -105,17 +105,17 @@ impl Scene {
                 self.endpoint = coordinator(1, &self.authority, &self.token, self.address);
             }
         };
-        timeout(PATIENCE, rebind).await.expect("the port is free in time");
+        timeout(TEST_TIMEOUT, rebind).await.expect("the port is free in time");
     }
 
-    async fn ended(self) -> Result<Ended, WorkerError> {
+    async fn ended(self) -> Result<CleanExit, WorkerError> {
         let joined = tokio::task::spawn_blocking(|| self.worker.join());
-        let joined = timeout(PATIENCE, joined).await.expect("an end in time");
+        let joined = timeout(TEST_TIMEOUT, joined).await.expect("an end in time");
         joined.expect("a thread to wait").expect("a worker does not panic")
     }
 }
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn name(number: u64) -> NodeName {
     NodeName::parse(&format!("coordinator-{number}")).unwrap()
@@ -129,19 +129,19 @@ fn coordinator(
 ) -> Option<Endpoint> {
     let identity = Identity { role: Role::Coordinator, name: name(number) };
     let credentials = authority.issue(&identity, NODE_LIFETIME).unwrap();
-    let workers = token.accepted(Terms::unlimited(Role::Worker));
+    let workers = token.accepted(TokenLimits::unlimited(Role::Worker));
     let enrolment = Enrolment::new(authority.clone(), vec![workers]);
     let settings = Settings::for_address(listen.ip());
     Endpoint::bind(listen, &credentials, settings, Some(enrolment)).ok()
 }
 
 async fn link_of(endpoint: &Endpoint) -> Link {
-    let accepted = timeout(PATIENCE, endpoint.accept()).await;
+    let accepted = timeout(TEST_TIMEOUT, endpoint.accept()).await;
     accepted.expect("a worker in time").expect("a link")
 }
 
 async fn hear(link: &Link) -> Message {
-    let message = timeout(PATIENCE, link.receive()).await;
+    let message = timeout(TEST_TIMEOUT, link.receive()).await;
     message.expect("a message in time").expect("the link lives")
 }
 
@@ -154,7 +154,7 @@ async fn hear_until(link: &Link, wanted: impl Fn(&Message) -> bool) -> Message {
             }
         }
     };
-    timeout(PATIENCE, wait).await.expect("the message in time")
+    timeout(TEST_TIMEOUT, wait).await.expect("the message in time")
 }
 
 async fn registration(link: &Link) -> Registration {
@@ -180,7 +180,7 @@ async fn a_worker_comes_back_under_its_id_when_its_coordinator_is_back() {
     link.send(Message::Registered { worker: FIRST, term: TERM }).unwrap();
     hear_until(&link, |message| matches!(message, Message::Heartbeat(_))).await;
     link.send(Message::Dismiss).unwrap();
-    assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
     assert!(link.closed().await.is_gone());
 }
 
@@ -203,7 +203,7 @@ async fn a_worker_is_told_of_the_next_leader_and_obeys_it_when_it_leads() {
     assert!(matches!(hear(&other).await, Message::Heartbeat(_)));
     println!("heard {:?} after the leader's death", died.elapsed());
     other.send(Message::Dismiss).unwrap();
-    assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
 }
 
 #[tokio::test]
@@ -218,7 +218,7 @@ async fn an_evicted_worker_registers_again_as_another_one() {
     assert_ne!(second.incarnation, first.incarnation);
     assert_eq!(second, Registration { incarnation: second.incarnation, ..first });
     link.send(Message::Dismiss).unwrap();
-    assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn a_worker_that_gets_sigterm_asks_to_leave_and_goes_when_it_may() {
     terminate();
     hear_until(&link, |message| *message == Message::Leave).await;
     link.send(Message::Dismiss).unwrap();
-    assert!(matches!(scene.ended().await, Ok(Ended::Drained)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Drained)));
 }
 
 #[tokio::test]
@@ -239,7 +239,7 @@ async fn a_second_sigterm_is_the_end_of_patience() {
     hear_until(&link, |message| *message == Message::Leave).await;
     terminate();
     assert!(link.closed().await.is_gone());
-    assert!(matches!(scene.ended().await, Ok(Ended::Drained)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Drained)));
 }
 
 // A data set that fails.
@@ -247,9 +247,10 @@ async fn a_second_sigterm_is_the_end_of_patience() {
 /// The number of samples of the data set that panics at one of them.
 const SAMPLES: u64 = 1_000;
 
-/// Texts of four bytes. One of them may be unreadable.
+/// Texts of four bytes. One of them may be unreadable. The data set panics there, or refuses it.
 struct Torn {
     at: Option<u64>,
+    panics: bool,
 }
 
 impl Dataset for Torn {
@@ -259,16 +260,22 @@ impl Dataset for Torn {
     fn fingerprint(&self) -> [u8; 32] {
         [9; 32]
     }
-    fn fill(&self, index: u64, batch: &mut Batch) {
-        assert_ne!(Some(index), self.at, "this page is torn");
+    fn fill(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
+        if Some(index) == self.at {
+            assert!(!self.panics, "this page is torn");
+            return Err(DataError::Refuse("this page is torn".into()));
+        }
         batch.tokens.extend([index as u32 % 256; 4]);
         batch.targets.extend([index as u32 % 7; 4]);
         batch.rows += 1;
+        Ok(())
     }
     fn validation_len(&self) -> u64 {
         0
     }
-    fn fill_validation(&self, _: u64, _: &mut Batch) {}
+    fn fill_validation(&self, _: u64, _: &mut Batch) -> Result<(), DataError> {
+        Ok(())
+    }
 }
 
 /// A run on [`Torn`]. Its data path says which sample is torn, if one is.
@@ -321,9 +328,18 @@ async fn trains(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Genera
 /// This uses the loader's and the device's own threads.
 #[tokio::test]
 async fn a_sample_that_panics_fails_the_run_with_its_words_and_the_worker_trains_the_next() {
-    let registry = builtin::registry().dataset("torn", |run| {
+    check_that_a_torn_sample_fails_the_run(true).await;
+}
+
+#[tokio::test]
+async fn a_refused_sample_fails_the_run_with_the_words_of_the_data_set() {
+    check_that_a_torn_sample_fails_the_run(false).await;
+}
+
+async fn check_that_a_torn_sample_fails_the_run(panics: bool) {
+    let registry = builtin::registry().dataset("torn", move |run| {
         let at = run.data.path.parse().ok();
-        Ok(Arc::new(Torn { at }))
+        Ok(Arc::new(Torn { at, panics }))
     });
     let scene = Scene::with(registry);
     let link = scene.link().await;
@@ -346,5 +362,5 @@ async fn a_sample_that_panics_fails_the_run_with_its_words_and_the_worker_trains
     let computed = u64::from(whole.batch.data_shards) * whole.steps;
     assert_eq!((result.worker, result.data_shards_computed), (second, computed));
     link.send(Message::Dismiss).unwrap();
-    assert!(matches!(scene.ended().await, Ok(Ended::Dismissed)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
 }

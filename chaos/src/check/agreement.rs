@@ -5,7 +5,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{CoordinatorId, Frame, News, Term, WorkerId};
+use everstep_transport::protocol::{CoordinatorId, HistoryEntry, HistoryEvent, Term, WorkerId};
 
 use super::records::alike;
 use super::{Found, Invariant};
@@ -20,7 +20,7 @@ pub(super) struct Agreement {
     entries: BTreeMap<u64, (Term, blake3::Hash)>,
     /// By index: the digest of the state.
     states: BTreeMap<u64, blake3::Hash>,
-    frames: BTreeMap<u64, Frame>,
+    history: BTreeMap<u64, HistoryEntry>,
     /// The workers that are registered, and neither lost nor gone.
     present: BTreeSet<WorkerId>,
     /// The coordinators that the log lists, and the entry that listed them.
@@ -37,7 +37,7 @@ impl Agreement {
 
     /// Whether a coordinator has shown what an entry has brought.
     pub(super) fn has_brought(&self, index: u64) -> bool {
-        self.frames.contains_key(&index)
+        self.history.contains_key(&index)
     }
 
     /// A coordinator leads in a term.
@@ -71,17 +71,17 @@ impl Agreement {
         Err((Invariant::I14, format!("two states of coordinators that have applied entry {index}")))
     }
 
-    /// An entry has brought this frame to the history of a coordinator.
-    pub(super) fn brought(&mut self, frame: &Frame) -> Result<(), Found> {
-        if let Some(first) = self.frames.get(&frame.index) {
-            if alike(first, frame) {
+    /// An entry of the log has brought this to the history of a coordinator.
+    pub(super) fn brought(&mut self, shown: &HistoryEntry) -> Result<(), Found> {
+        if let Some(first) = self.history.get(&shown.index) {
+            if alike(first, shown) {
                 return Ok(());
             }
-            let seen = format!("one entry brings {first:?} here, and {frame:?} there");
+            let seen = format!("one entry brings {first:?} here, and {shown:?} there");
             return Err((Invariant::I14, seen));
         }
-        for news in &frame.news {
-            if let News::Event(event) = news {
+        for event in &shown.events {
+            if let HistoryEvent::Event(event) = event {
                 match event.kind {
                     EventKind::Registered { worker, .. } | EventKind::Joined { worker } => {
                         self.present.insert(worker);
@@ -94,7 +94,7 @@ impl Agreement {
                 }
             }
         }
-        self.frames.insert(frame.index, frame.clone());
+        self.history.insert(shown.index, shown.clone());
         Ok(())
     }
 

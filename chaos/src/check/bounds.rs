@@ -14,7 +14,7 @@ const GENERATIONS: usize = 8;
 /// Steps of a toy run until a silent link is lost: 3.3 s of 80 ms.
 const STEPS: usize = 42;
 /// Master weights, the moments of Adam, and the head of a shard's state.
-const STATE_PARCELS: usize = 4;
+const STATE_ITEMS: usize = 4;
 
 #[derive(Debug)]
 pub(super) struct Bounds {
@@ -37,11 +37,11 @@ impl Bounds {
             // the commit. In addition, requested parameters and states.
             "pair of workers" => {
                 2 * (self.shards * (self.data_shards as usize + 2) + 1)
-                    + self.shards * (STATE_PARCELS + 1)
+                    + self.shards * (STATE_ITEMS + 1)
             }
-            // An unreachable learner gets the parameters and the reduced shards of every step until
+            // An unreachable joiner gets the parameters and the reduced shards of every step until
             // its link is lost, and what it has asked for.
-            "learner" => STEPS * (2 * self.shards + 1) + self.shards * (STATE_PARCELS + 1),
+            "learner" => STEPS * (2 * self.shards + 1) + self.shards * (STATE_ITEMS + 1),
             // An update, a load and a write of every shard, a gradient and the end. Every new
             // generation adds an update, the requests of others, the entry and its gradient.
             "device" => 3 * self.shards + 2 + GENERATIONS * (3 * self.shards + 3),

@@ -6,11 +6,11 @@ use std::sync::Arc;
 use everstep_transport::protocol::{Commit, Generation, MetricsLine, Record, Step, WorkerId};
 
 use super::records::Records;
-use super::{Chronicle, Found, Invariant, Verdict};
+use super::{Found, Invariant, RunHistory, Verdict};
 
 #[derive(Debug)]
 pub(super) struct Commits {
-    reference: Option<Arc<Chronicle>>,
+    reference: Option<Arc<RunHistory>>,
     verdicts: BTreeMap<Step, Verdict>,
     /// Each member's last commit.
     last: BTreeMap<WorkerId, Step>,
@@ -28,7 +28,7 @@ pub(super) struct Commits {
 }
 
 impl Commits {
-    pub(super) fn new(reference: Option<Arc<Chronicle>>) -> Self {
+    pub(super) fn new(reference: Option<Arc<RunHistory>>) -> Self {
         Self {
             reference,
             verdicts: BTreeMap::new(),
@@ -117,7 +117,7 @@ impl Commits {
         Ok(())
     }
 
-    /// A commit makes a version. The world need not have told a learner of that commit.
+    /// A commit makes a version. The world need not have told a joiner of that commit.
     pub(super) fn updated(&self, worker: WorkerId, version: Step) -> Result<(), Found> {
         let last = self.last.get(&worker).copied().unwrap_or_else(|| self.newest_committed());
         if version <= last {
@@ -179,7 +179,7 @@ impl Commits {
     }
 
     /// The last step that any member has committed.
-    pub(super) fn newest_committed(&self) -> Step {
+    fn newest_committed(&self) -> Step {
         self.verdicts.last_key_value().map_or(Step(0), |(step, _)| *step)
     }
 

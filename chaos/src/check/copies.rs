@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use everstep_transport::protocol::{Record, Shard, Step, WorkerId};
 
-use super::{Chronicle, Copy, Found, Invariant};
+use super::{Found, Invariant, RunHistory, ShardCopy};
 
 #[derive(Debug)]
 pub(super) struct Copies {
-    reference: Option<Arc<Chronicle>>,
+    reference: Option<Arc<RunHistory>>,
     /// For each version of each shard, the first digest, and the worker that had it.
     first: BTreeMap<(Step, Shard), (WorkerId, u64)>,
     /// Workers whose memory was corrupted.
@@ -19,13 +19,13 @@ pub(super) struct Copies {
 }
 
 impl Copies {
-    pub(super) fn new(reference: Option<Arc<Chronicle>>) -> Self {
+    pub(super) fn new(reference: Option<Arc<RunHistory>>) -> Self {
         let (first, corrupted, diverged) = Default::default();
         Self { reference, first, corrupted, diverged }
     }
 
     /// From now on the worker's copies may differ. If it owns one of them, no member may commit on
-    /// top of that. A copy that it only learns is no part of a commit.
+    /// top of that. A copy that it only syncs is no part of a commit.
     pub(super) fn corrupted(&mut self, worker: WorkerId) {
         self.corrupted.insert(worker);
     }
@@ -50,7 +50,7 @@ impl Copies {
         Err((Invariant::I19, seen))
     }
 
-    pub(super) fn updated(&mut self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
+    pub(super) fn updated(&mut self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
         let Some(digest) = copy.digest else { return Ok(()) };
         let key @ (version, shard) = (copy.version, copy.shard);
         let (owner, first) = *self.first.entry(key).or_insert((worker, digest));
@@ -74,11 +74,11 @@ impl Copies {
     }
 
     /// A device was given the state of a shard, with the digest that it must have.
-    pub(super) fn offered(&self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
+    pub(super) fn offered(&self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
         let first = self.first.get(&(copy.version, copy.shard));
         match first.zip(copy.digest) {
             Some(((_, first), digest)) if *first != digest && self.corrupted.is_empty() => {
-                let Copy { version, shard, .. } = copy;
+                let ShardCopy { version, shard, .. } = copy;
                 let seen = format!(
                     "worker {worker} takes on shard {shard} at version {version} with \
                      {digest:016x}, not {first:016x}"

@@ -36,8 +36,8 @@ pub enum Invariant {
     I16,
     /// A record resumes at its predecessor's step or later, and no settled step is lost.
     I17,
-    /// Each partial is added exactly once: where no meddler repeats a message, no worker refuses
-    /// one.
+    /// Each partial is added exactly once: where no interceptor repeats a message, no worker
+    /// refuses one.
     I18,
     /// All contributions to a step were computed from one history's version before it.
     I19,
@@ -48,6 +48,9 @@ pub enum Invariant {
     I21,
     /// A run is complete only when its model is durable, and its end names the place.
     I22,
+    /// Every coordinator reads the entries and the snapshots that it gets, whichever build wrote
+    /// them.
+    I23,
     /// After a planned change no worker sends more than one sum more than its share takes. After a
     /// loss, at most the orphaned blocks more than before.
     I24,

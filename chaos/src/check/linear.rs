@@ -71,7 +71,7 @@ pub fn check<K: Clone + Ord, V: Clone + Ord>(
     }
     for (key, mut operations) in registers {
         operations.sort_by_key(|operation| operation.called);
-        if !Story::new(&operations).can_be_told(initial) {
+        if !Linearization::new(&operations).can_be_told(initial) {
             let history = operations.into_iter().cloned().collect();
             return Err(Contradiction { key: key.clone(), history });
         }
@@ -80,13 +80,13 @@ pub fn check<K: Clone + Ord, V: Clone + Ord>(
 }
 
 /// The history of one register.
-struct Story<'h, K, V> {
+struct Linearization<'h, K, V> {
     operations: &'h [&'h Operation<K, V>],
     /// Sets of told operations, each with the register's value then, that led nowhere.
     dead_ends: BTreeSet<(Vec<bool>, V)>,
 }
 
-impl<'h, K, V: Clone + Ord> Story<'h, K, V> {
+impl<'h, K, V: Clone + Ord> Linearization<'h, K, V> {
     fn new(operations: &'h [&'h Operation<K, V>]) -> Self {
         Self { operations, dead_ends: BTreeSet::new() }
     }

@@ -6,11 +6,11 @@ use std::fmt;
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, Commit, CoordinatorId, Frame, Generation, LossScale, MetricsLine, ModelPlace, Record,
-    Shard, Step, Term, WorkerId,
+    Chunk, Commit, CoordinatorId, Generation, HistoryEntry, LossScale, MetricsLine, ModelPlace,
+    Record, Shard, Step, Term, WorkerId,
 };
 
-use super::{Answer, Call, Standing};
+use super::{ReceiverState, TokenAnswer, TokenRequest};
 
 /// An event that a checker needs.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +25,8 @@ pub enum Observation<'a> {
     Listed(u64, &'a [CoordinatorId]),
     /// A coordinator ends, since the others do without it.
     Dismissed(CoordinatorId),
-    /// An entry has brought this frame to a coordinator's history.
-    Brought(&'a Frame),
+    /// An entry of the log has brought this to a coordinator's history.
+    Brought(&'a HistoryEntry),
     /// A coordinator tells a worker that it is lost.
     Evicted(WorkerId),
     /// The leader asks for promises of this number.
@@ -62,19 +62,19 @@ pub enum Observation<'a> {
     Given(WorkerId, Shard, Step),
     /// A worker holds a new version of a shard. The flag says whether its device is in its core's
     /// generation.
-    Updated(WorkerId, Copy<'a>, bool),
+    Updated(WorkerId, ShardCopy<'a>, bool),
     /// A primary hands out the computing parameters.
-    Shared(WorkerId, Copy<'a>),
+    Shared(WorkerId, ShardCopy<'a>),
     /// A device gets a version of a shard that another worker has sent.
-    Offered(WorkerId, Copy<'a>),
+    Offered(WorkerId, ShardCopy<'a>),
     /// A device has restored that version.
-    Restored(WorkerId, Copy<'a>),
+    Restored(WorkerId, ShardCopy<'a>),
     /// A member computes with another's new version of a shard.
-    Loaded(WorkerId, Copy<'a>),
+    Loaded(WorkerId, ShardCopy<'a>),
     /// An operator asks a question.
-    Asked(u64, Call),
+    Asked(u64, TokenRequest),
     /// The operator has its answer.
-    Answered(u64, Answer),
+    Answered(u64, TokenAnswer),
     /// A watcher has heard of an event.
     Told(&'a Event),
     /// A watcher has received a line.
@@ -84,7 +84,7 @@ pub enum Observation<'a> {
     /// A worker refused a message that was meant for it.
     Refused(fmt::Arguments<'a>),
     /// A worker in this state takes a chunk.
-    Admitted(WorkerId, &'a Chunk, Standing),
+    Admitted(WorkerId, &'a Chunk, ReceiverState),
     /// The length of a queue of this kind.
     Queued(&'static str, usize),
     /// A fault has changed a worker's memory. Its copies may differ from now on.
@@ -93,7 +93,7 @@ pub enum Observation<'a> {
 
 /// One version of one parameter shard.
 #[derive(Clone, Copy, Debug)]
-pub struct Copy<'a> {
+pub struct ShardCopy<'a> {
     /// The step that made it.
     pub version: Step,
     /// The shard.

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use everstep_transport::protocol::{Shard, Step, WorkerId};
 
-use super::{Copy, Found, Invariant};
+use super::{Found, Invariant, ShardCopy};
 
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
-    /// The parameters that primaries made of each version of each shard. A learner may load any of
+    /// The parameters that primaries made of each version of each shard. A joiner may load any of
     /// them.
     made: BTreeMap<(Shard, Step), Vec<Vec<f32>>>,
 }
@@ -19,7 +19,7 @@ impl Parameters {
     pub(super) fn announced(
         &mut self,
         worker: WorkerId,
-        copy: Copy<'_>,
+        copy: ShardCopy<'_>,
         trusted: bool,
     ) -> Result<(), Found> {
         let (version, shard) = (copy.version, copy.shard);
@@ -36,7 +36,7 @@ impl Parameters {
         Ok(())
     }
 
-    pub(super) fn loaded(&self, worker: WorkerId, copy: Copy<'_>) -> Result<(), Found> {
+    pub(super) fn loaded(&self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
         let (version, shard) = (copy.version, copy.shard);
         let mut made = self.made.get(&(shard, version)).into_iter().flatten();
         if copy.parameters.is_some_and(|loaded| made.any(|known| same_bits(known, loaded))) {

@@ -12,7 +12,7 @@ use super::{Found, Invariant};
 /// s until a run gives up an owner that has ended unnoticed, by a clock that is a tenth slow.
 /// Before it a link's idle time-out may have to pass (3 s), and after it 2 s for the others to
 /// answer. An election takes a second.
-pub const SERVED: Duration = Duration::from_millis(39_000);
+pub const PAUSE_SERVED_WITHIN: Duration = Duration::from_millis(39_000);
 
 #[derive(Debug, Default)]
 pub(super) struct Pauses {
@@ -67,10 +67,12 @@ impl Pauses {
         if !able {
             *since = now;
         }
-        if now.since(*since) <= SERVED {
+        if now.since(*since) <= PAUSE_SERVED_WITHIN {
             return Ok(());
         }
-        let seen = format!("a Pause for generation {number} has led to nothing for {SERVED:?}");
+        let seen = format!(
+            "a Pause for generation {number} has led to nothing for {PAUSE_SERVED_WITHIN:?}"
+        );
         Err((Invariant::I20, seen))
     }
 

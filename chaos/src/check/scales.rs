@@ -19,7 +19,7 @@ pub(super) struct Scales {
 
 impl Scales {
     pub(super) fn new(precision: Precision) -> Self {
-        Self { scaling: Scaling::of(precision, toy::GROWTH), after: BTreeMap::new() }
+        Self { scaling: Scaling::of(precision, toy::GROWTH_INTERVAL), after: BTreeMap::new() }
     }
 
     /// A device computes a step with a scale.

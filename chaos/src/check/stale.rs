@@ -6,17 +6,17 @@ use super::{Found, Invariant};
 
 /// The state of a chunk's receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub struct ReceiverState {
     /// The newest generation that it is in, or has promised.
     pub floor: Generation,
     /// Its last commit, if it is a member.
     pub committed: Option<Step>,
-    /// Whether it owns the chunk's shard. A shard that it only learns may lag behind.
+    /// Whether it owns the chunk's shard. A shard that it only syncs may lag behind.
     pub owns: bool,
 }
 
-pub(super) fn admitted(chunk: &Chunk, standing: Standing) -> Result<(), Found> {
-    let Standing { floor, committed, owns } = standing;
+pub(super) fn admitted(chunk: &Chunk, receiver: ReceiverState) -> Result<(), Found> {
+    let ReceiverState { floor, committed, owns } = receiver;
     let over = match chunk.kind {
         // A commit that the receiver knows already changes nothing.
         ChunkKind::Message | ChunkKind::State => false,
@@ -29,5 +29,5 @@ pub(super) fn admitted(chunk: &Chunk, standing: Standing) -> Result<(), Found> {
     if chunk.generation >= floor && !over {
         return Ok(());
     }
-    Err((Invariant::I7, format!("a worker with {standing:?} takes {chunk:?}")))
+    Err((Invariant::I7, format!("a worker with {receiver:?} takes {chunk:?}")))
 }

@@ -1,5 +1,5 @@
 //! I18: within a generation each partial is added exactly once to a reduction. So a worker takes it
-//! once. Where no meddler repeats a message, members refuse no message of each other.
+//! once. Where no interceptor repeats a message, members refuse no message of each other.
 
 use std::collections::BTreeSet;
 
@@ -11,12 +11,12 @@ use super::{Found, Invariant};
 type Taken = (Step, Shard, u32, u32, WorkerId);
 
 #[derive(Debug, Default)]
-pub(super) struct Sums {
+pub(super) struct PartialSums {
     /// The newest generation in which workers took partials, and the partials.
     taken: (Generation, BTreeSet<Taken>),
 }
 
-impl Sums {
+impl PartialSums {
     pub(super) fn admitted(&mut self, worker: WorkerId, chunk: &Chunk) -> Result<(), Found> {
         if chunk.kind != ChunkKind::Partial || chunk.generation < self.taken.0 {
             return Ok(());

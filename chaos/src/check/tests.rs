@@ -5,8 +5,8 @@ use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, DataShard, Frame, LossScale, Message, MetricsLine, ModelPlace, News,
-    NodeName, Ownership, Rank, Term,
+    Chunk, ChunkKind, DataShard, HistoryEntry, HistoryEvent, LossScale, Message, MetricsLine,
+    ModelPlace, NodeName, Ownership, Rank, Term,
 };
 
 use super::*;
@@ -16,7 +16,7 @@ const FIRST: WorkerId = WorkerId(7);
 const SECOND: WorkerId = WorkerId(8);
 
 /// Two members, one step of four data shards.
-fn checks(reference: Option<Chronicle>) -> Checks {
+fn checks(reference: Option<RunHistory>) -> InvariantChecks {
     let mut checks = fresh(reference);
     let record = record(1);
     promise(&mut checks, &record);
@@ -26,26 +26,26 @@ fn checks(reference: Option<Chronicle>) -> Checks {
     checks
 }
 
-fn fresh(reference: Option<Chronicle>) -> Checks {
+fn fresh(reference: Option<RunHistory>) -> InvariantChecks {
     let run = RunSpec { steps: 1, ..exemplars::run() };
-    Checks::new(&run, SAMPLES, reference.map(Arc::new))
+    InvariantChecks::new(&run, SAMPLES, reference.map(Arc::new))
 }
 
-fn promise(checks: &mut Checks, record: &Record) {
+fn promise(checks: &mut InvariantChecks, record: &Record) {
     for worker in [FIRST, SECOND] {
         let promised = Observation::Promised(worker, record.term, record.number);
         see(checks, promised).expect("it is higher than any before");
     }
 }
 
-fn enter(checks: &mut Checks, record: &Record) -> Result<(), Invariant> {
+fn enter(checks: &mut InvariantChecks, record: &Record) -> Result<(), Invariant> {
     for worker in [FIRST, SECOND] {
         see(checks, Observation::Entered(worker, record, record.resume))?;
     }
     Ok(())
 }
 
-fn see(checks: &mut Checks, seen: Observation<'_>) -> Result<(), Invariant> {
+fn see(checks: &mut InvariantChecks, seen: Observation<'_>) -> Result<(), Invariant> {
     checks.observe(Time(5), seen).map_err(|violation| violation.invariant)
 }
 
@@ -94,7 +94,10 @@ fn commit(step: u64) -> Commit {
 }
 
 /// All data shards of step 1 as the sampler has them, after `change`.
-fn compute(checks: &mut Checks, change: impl Fn(&mut Contribution)) -> Result<(), Invariant> {
+fn compute(
+    checks: &mut InvariantChecks,
+    change: impl Fn(&mut Contribution),
+) -> Result<(), Invariant> {
     let sampler = Sampler::new(exemplars::run().seed, SAMPLES, exemplars::run().batch);
     for data_shard in (0..4).map(DataShard) {
         let samples = sampler.shard_samples(Step(1), data_shard).collect();
@@ -106,12 +109,12 @@ fn compute(checks: &mut Checks, change: impl Fn(&mut Contribution)) -> Result<()
     Ok(())
 }
 
-fn copy(digest: u64, parameters: &[f32]) -> Copy<'_> {
+fn copy(digest: u64, parameters: &[f32]) -> ShardCopy<'_> {
     let parameters = Some(parameters);
-    Copy { version: Step(1), shard: Shard(0), digest: Some(digest), parameters }
+    ShardCopy { version: Step(1), shard: Shard(0), digest: Some(digest), parameters }
 }
 
-fn complete(checks: &mut Checks) -> Result<(), Invariant> {
+fn complete(checks: &mut InvariantChecks) -> Result<(), Invariant> {
     see(checks, Observation::Began(FIRST, Step(1), LossScale::default()))?;
     compute(checks, |_| {})?;
     see(checks, Observation::Committed(FIRST, &commit(1)))?;
@@ -127,10 +130,10 @@ fn complete(checks: &mut Checks) -> Result<(), Invariant> {
 fn a_run_without_faults_has_a_chronicle_and_agrees_with_it() {
     let mut first = checks(None);
     complete(&mut first).expect("no invariant is broken");
-    let chronicle = first.conclude(Time(9)).expect("it is whole");
-    let mut again = checks(Some(chronicle.clone()));
+    let run_history = first.conclude(Time(9)).expect("it is whole");
+    let mut again = checks(Some(run_history.clone()));
     complete(&mut again).expect("it is the same history");
-    assert_eq!(again.conclude(Time(9)), Ok(chronicle));
+    assert_eq!(again.conclude(Time(9)), Ok(run_history));
 }
 
 #[test]
@@ -162,7 +165,7 @@ fn i2_members_or_runs_that_commit_differently() {
 
 #[test]
 fn i2_a_loss_scale_that_does_not_follow_from_the_decisions_before() {
-    let begun = |checks: &mut Checks, exponent, good| {
+    let begun = |checks: &mut InvariantChecks, exponent, good| {
         see(checks, Observation::Began(FIRST, Step(1), LossScale { exponent, good }))
     };
     assert_eq!(begun(&mut checks(None), 16, 0), Err(Invariant::I2), "it computes in f32");
@@ -317,21 +320,21 @@ fn i7_chunks_of_a_generation_or_a_step_that_is_over() {
         chunk.kind = kind;
         chunk
     };
-    let (owner, learner) = (true, false);
+    let (owner, joiner) = (true, false);
     let cases = [
         (chunk(ChunkKind::Partial, 3, 5), owner, Ok(())),
-        (chunk(ChunkKind::Parameters, 3, 4), learner, Ok(())),
-        (chunk(ChunkKind::Message, 3, 2), learner, Ok(())),
-        (chunk(ChunkKind::Reduced, 3, 4), learner, Ok(())),
-        (chunk(ChunkKind::State, 3, 2), learner, Ok(())),
+        (chunk(ChunkKind::Parameters, 3, 4), joiner, Ok(())),
+        (chunk(ChunkKind::Message, 3, 2), joiner, Ok(())),
+        (chunk(ChunkKind::Reduced, 3, 4), joiner, Ok(())),
+        (chunk(ChunkKind::State, 3, 2), joiner, Ok(())),
         (chunk(ChunkKind::Partial, 2, 5), owner, Err(Invariant::I7)),
-        (chunk(ChunkKind::State, 2, 5), learner, Err(Invariant::I7)),
+        (chunk(ChunkKind::State, 2, 5), joiner, Err(Invariant::I7)),
         (chunk(ChunkKind::Reduced, 3, 4), owner, Err(Invariant::I7)),
-        (chunk(ChunkKind::Parameters, 3, 3), learner, Err(Invariant::I7)),
+        (chunk(ChunkKind::Parameters, 3, 3), joiner, Err(Invariant::I7)),
     ];
     for (chunk, owns, expected) in cases {
-        let standing = Standing { floor: Generation(3), committed: Some(Step(4)), owns };
-        let admitted = Observation::Admitted(FIRST, &chunk, standing);
+        let receiver = ReceiverState { floor: Generation(3), committed: Some(Step(4)), owns };
+        let admitted = Observation::Admitted(FIRST, &chunk, receiver);
         assert_eq!(see(&mut checks(None), admitted), expected, "{chunk:?}");
     }
 }
@@ -371,16 +374,16 @@ fn i19_a_commit_on_top_of_corrupted_memory() {
 fn a_commit_beside_corrupted_memory_that_owns_nothing() {
     let mut checks = checks(None);
     complete_with(&mut checks, 9).expect("the owners' copies are equal");
-    let learner = WorkerId(9);
-    see(&mut checks, Observation::Corrupted(learner)).expect("it is a fault");
-    let learned = Observation::Updated(learner, copy(8, &[]), false);
-    see(&mut checks, learned).expect("its memory is known to be corrupted");
+    let joiner = WorkerId(9);
+    see(&mut checks, Observation::Corrupted(joiner)).expect("it is a fault");
+    let syncing = Observation::Updated(joiner, copy(8, &[]), false);
+    see(&mut checks, syncing).expect("its memory is known to be corrupted");
     let next = see(&mut checks, Observation::Committed(FIRST, &commit(2)));
     assert_eq!(next, Err(Invariant::I4), "nobody has computed for it; else it may be");
 }
 
 /// The first step. A corrupted copy of it has another digest.
-fn complete_with(checks: &mut Checks, digest: u64) -> Result<(), Invariant> {
+fn complete_with(checks: &mut InvariantChecks, digest: u64) -> Result<(), Invariant> {
     compute(checks, |_| {})?;
     for worker in [FIRST, SECOND] {
         see(checks, Observation::Committed(worker, &commit(1)))?;
@@ -459,7 +462,7 @@ fn i6_a_copy_that_is_given_up_although_it_is_needed() {
 
 #[test]
 fn i16_owners_that_do_not_hold_what_they_own() {
-    let holds = |checks: &mut Checks, worker, version| {
+    let holds = |checks: &mut InvariantChecks, worker, version| {
         let owned = [(Shard(0), Step(version), 9)];
         see(checks, Observation::Holds(worker, &owned, Step(version)))
     };
@@ -536,8 +539,8 @@ fn i18_a_partial_that_is_taken_twice_in_a_generation() {
     let mut chunk = Chunk::message(Generation(3), Step(5), 8);
     chunk.kind = ChunkKind::Partial;
     let mut take = |chunk: &Chunk| {
-        let standing = Standing { owns: true, ..Standing::default() };
-        see(&mut checks, Observation::Admitted(FIRST, chunk, standing))
+        let receiver = ReceiverState { owns: true, ..ReceiverState::default() };
+        see(&mut checks, Observation::Admitted(FIRST, chunk, receiver))
     };
     assert_eq!(take(&chunk), Ok(()));
     assert_eq!(take(&Chunk { index: 1, ..chunk }), Ok(()));
@@ -592,8 +595,8 @@ fn i20_a_pause_that_leads_to_nothing() {
     let second = Duration::from_secs(1);
     at(second, Observation::Paused(Generation(2))).expect("it may be asked for");
     at(second * 9, Observation::Passes(false)).expect("it cannot be served");
-    at(second * 9 + SERVED, Observation::Passes(true)).expect("there is time");
-    let late = at(second * 10 + SERVED, Observation::Passes(true));
+    at(second * 9 + PAUSE_SERVED_WITHIN, Observation::Passes(true)).expect("there is time");
+    let late = at(second * 10 + PAUSE_SERVED_WITHIN, Observation::Passes(true));
     assert_eq!(late, Err(Invariant::I20));
     let next = record(2);
     at(second * 40, Observation::Recorded(&next, next.term, None)).expect("at last");
@@ -627,22 +630,25 @@ fn i9_an_entry_that_was_applied_and_is_another_one_now() {
 #[test]
 fn i14_states_and_histories_that_differ_at_one_index() {
     let mut checks = fresh(None);
-    let frame = |run| Frame { index: 5, news: vec![News::Run(run)] };
+    let entry = |run| HistoryEntry { index: 5, events: vec![HistoryEvent::Run(run)] };
     assert_eq!(see(&mut checks, Observation::Stands(5, b"state")), Ok(()));
     assert_eq!(see(&mut checks, Observation::Stands(5, b"other")), Err(Invariant::I14));
     for _ in 0..2 {
-        assert_eq!(see(&mut checks, Observation::Brought(&frame(1))), Ok(()));
+        assert_eq!(see(&mut checks, Observation::Brought(&entry(1))), Ok(()));
     }
-    assert_eq!(see(&mut checks, Observation::Brought(&frame(2))), Err(Invariant::I14));
+    assert_eq!(see(&mut checks, Observation::Brought(&entry(2))), Err(Invariant::I14));
 }
 
 #[test]
 fn i8_a_worker_that_is_told_that_it_is_lost_while_the_log_has_it() {
     let mut checks = fresh(None);
     let (worker, name) = (WorkerId(7), NodeName::parse("worker-7").expect("a valid name"));
-    let brought = |checks: &mut Checks, index, kind| {
+    let brought = |checks: &mut InvariantChecks, index, kind| {
         let event = Event { number: index, unix_ms: 0, kind };
-        see(checks, Observation::Brought(&Frame { index, news: vec![News::Event(event)] }))
+        see(
+            checks,
+            Observation::Brought(&HistoryEntry { index, events: vec![HistoryEvent::Event(event)] }),
+        )
     };
     assert_eq!(brought(&mut checks, 4, EventKind::Registered { worker, name, number: 1 }), Ok(()));
     assert_eq!(see(&mut checks, Observation::Evicted(worker)), Err(Invariant::I8));
@@ -671,7 +677,7 @@ fn a_pause_that_nobody_has_heard_is_void_when_another_leads() {
             assert_eq!(see(&mut checks, promised), Ok(()));
         }
         assert_eq!(see(&mut checks, Observation::Leads((1, 1), Term(2))), Ok(()));
-        let late = Time(0) + SERVED + Duration::from_millis(10);
+        let late = Time(0) + PAUSE_SERVED_WITHIN + Duration::from_millis(10);
         assert_eq!(checks.observe(late, Observation::Passes(true)).is_err(), heard);
     }
 }

@@ -4,7 +4,7 @@
 //! changes of length before some moment, in order. Data has no order at all until it is synced. A
 //! crash loses data beyond the file's length.
 
-use super::{Faults, SECTOR, Survival, chance};
+use super::{DiskFaults, SECTOR, Survival, chance};
 use crate::random::Random;
 
 /// The content of a file, twice.
@@ -46,7 +46,7 @@ impl Platter {
 
     /// A sync has failed. Readers still see what was cached, but no later sync writes it
     /// ("fsyncgate": the kernel takes the pages for clean).
-    pub(super) fn forget(&mut self, faults: &Faults, random: &mut Random) -> Survival {
+    pub(super) fn forget(&mut self, faults: &DiskFaults, random: &mut Random) -> Survival {
         let mut changes = std::mem::take(&mut self.unsynced);
         reorder(&mut changes, faults, random);
         let mut survival = Survival::default();
@@ -71,7 +71,7 @@ impl Platter {
     }
 
     /// Loses all but the stored content, and perhaps parts of that.
-    pub(super) fn crash(&mut self, faults: &Faults, random: &mut Random) -> Survival {
+    pub(super) fn crash(&mut self, faults: &DiskFaults, random: &mut Random) -> Survival {
         let mut survival = self.forget(faults, random);
         if chance(random, faults.flipped_ppm) {
             survival.flipped = u32::from(flip(&mut self.stored, random));
@@ -111,7 +111,7 @@ fn overwrite(content: &mut [u8], offset: usize, bytes: &[u8]) {
 }
 
 /// Lets writes trade places with earlier ones. Changes of length keep their places.
-fn reorder(changes: &mut [Change], faults: &Faults, random: &mut Random) {
+fn reorder(changes: &mut [Change], faults: &DiskFaults, random: &mut Random) {
     let writes: Vec<usize> = (0..changes.len()).filter(|at| !changes[*at].is_length()).collect();
     for later in 1..writes.len() {
         if chance(random, faults.reordered_ppm) {

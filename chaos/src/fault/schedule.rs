@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::Lane;
 
-use super::{Asker, Fault, TOLERATED, Twice};
+use super::{DrainOrigin, DuplicateKind, Fault, TOLERATED_OUTAGE};
 use crate::random::Random;
 use crate::world::Node;
 
@@ -89,7 +89,7 @@ pub struct Rates {
     pub garbles: f64,
     /// Mistakes in an update, which end the run.
     pub mistakes: f64,
-    /// The share of interruptions that are longer than a cluster must bear ([`TOLERATED`]).
+    /// The share of interruptions that are longer than a cluster must bear ([`TOLERATED_OUTAGE`]).
     pub long: f64,
     /// The longest interruption.
     pub longest: Duration,
@@ -446,10 +446,10 @@ impl Draw<'_> {
 
     fn interruption(&mut self) -> Duration {
         if self.chance(self.rates.long) {
-            let more = self.rates.longest.saturating_sub(TOLERATED);
-            TOLERATED + self.up_to(more)
+            let more = self.rates.longest.saturating_sub(TOLERATED_OUTAGE);
+            TOLERATED_OUTAGE + self.up_to(more)
         } else {
-            self.up_to(TOLERATED)
+            self.up_to(TOLERATED_OUTAGE)
         }
     }
 
@@ -472,7 +472,7 @@ impl Draw<'_> {
     }
 
     fn drain(&mut self) -> Fault {
-        let by = if self.chance(0.5) { Asker::Machine } else { Asker::Operator };
+        let by = if self.chance(0.5) { DrainOrigin::Machine } else { DrainOrigin::Operator };
         // One worker in three has all the time that it needs.
         let (node, grace) = (self.worker(), self.up_to(self.rates.grace * 3 / 2));
         Fault::Drain { node, by, grace: Some(grace).filter(|grace| *grace <= self.rates.grace) }
@@ -480,9 +480,9 @@ impl Draw<'_> {
 
     fn duplicate(&mut self) -> Fault {
         let (from, to) = self.pair();
-        let kinds = [Twice::Message, Twice::Parcel, Twice::OlderParcel];
+        let kinds = [DuplicateKind::Message, DuplicateKind::Item, DuplicateKind::OlderItem];
         let bulk = [from, to].iter().all(|node| matches!(node, Node::Worker(_)));
-        let what = if bulk { kinds[self.random.below(3) as usize] } else { Twice::Message };
+        let what = if bulk { kinds[self.random.below(3) as usize] } else { DuplicateKind::Message };
         Fault::Duplicate { from, to, what, after: self.up_to(Duration::from_millis(400)) }
     }
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{Asker, Fault};
+use super::{DrainOrigin, Fault};
 use crate::world::Node;
 
 impl fmt::Display for Fault {
@@ -84,7 +84,7 @@ impl Fault {
             Self::Drift { node, permille } => {
                 write!(f, "the clock of {node} runs at {}.{:03}", permille / 1000, permille % 1000)
             }
-            Self::Drain { node, by: Asker::Operator, .. } => {
+            Self::Drain { node, by: DrainOrigin::Operator, .. } => {
                 write!(f, "the operator asks {node} to leave")
             }
             Self::Drain { node, grace: Some(grace), .. } => {

@@ -4,23 +4,26 @@
 
 use std::time::Duration;
 
-use everstep_coordinator::core::LinkId;
-use everstep_coordinator::seat::Input;
-use everstep_transport::identity::{AcceptedToken, Identity, JoinToken, Role, Terms, TokenId};
-use everstep_transport::protocol::{Message, NodeName, Question, Reply, RequestId, Wish};
+use everstep_coordinator::core::{LinkId, ShellInput};
+use everstep_transport::identity::{
+    AcceptedToken, Identity, JoinToken, Role, TokenId, TokenLimits,
+};
+use everstep_transport::protocol::{
+    Message, NodeName, OperatorCommand, Question, Reply, RequestId,
+};
 
-use super::types::Happening;
+use super::types::Event;
 use super::{Node, World};
-use crate::check::{Answer, Call, Observation, TOKENS, Violation};
+use crate::check::{Observation, TOKENS, TokenAnswer, TokenRequest, Violation};
 
 /// The number of clients.
 pub const CLIENTS: usize = 3;
 /// Questions that each client asks in a run.
 const QUESTIONS: u64 = 30;
 /// How long a client waits for an answer before it asks elsewhere.
-const PATIENCE: Duration = Duration::from_millis(400);
+const CLIENT_ANSWER_TIMEOUT: Duration = Duration::from_millis(400);
 /// The longest pause between an answer and the next question.
-const PAUSE: Duration = Duration::from_millis(600);
+const MAX_CLIENT_PAUSE: Duration = Duration::from_millis(600);
 
 /// What the digit 0 stands for in a token's text.
 const FIRST: u8 = 52;
@@ -30,7 +33,7 @@ const FIRST: u8 = 52;
 pub struct Client {
     /// How many questions it has asked. This is also the number of the question under way.
     number: u64,
-    question: Option<Call>,
+    question: Option<TokenRequest>,
     /// The place of the leader, if a coordinator has told it.
     leader: Option<usize>,
     /// How many waits it has begun. So a wait that is over is known from the present one.
@@ -45,7 +48,7 @@ fn token(number: u64) -> (TokenId, AcceptedToken) {
     let token: JoinToken = text.parse().expect("the form of a token");
     let mut id = TokenId::default();
     id[8] = FIRST + number as u8;
-    (id, token.accepted(Terms::unlimited(Role::Worker)))
+    (id, token.accepted(TokenLimits::unlimited(Role::Worker)))
 }
 
 /// The number of the token with this id.
@@ -59,7 +62,7 @@ impl World {
         let name = NodeName::parse(&format!("client-{client}")).expect("a valid name");
         let identity = Identity { role: Role::Operator, name };
         let link = LinkId(self.link(Node::Client(client), Node::Coordinator(place)));
-        self.coordinate(place, Input::Connected { link, identity })
+        self.step_coordinator(place, ShellInput::Connected { link, identity })
     }
 
     /// A client asks a question, or repeats it.
@@ -83,28 +86,28 @@ impl World {
         };
         let place = self.whom_to_ask(client);
         let (own, peer) = (Node::Client(client), Node::Coordinator(place));
-        if self.links.is_open(own, peer) {
+        if self.network.links.is_open(own, peer) {
             let message = self.clients[client].words(client, call);
             self.clients[client].lists =
-                self.links.number(own, peer).filter(|_| call == Call::List);
+                self.network.links.number(own, peer).filter(|_| call == TokenRequest::List);
             self.say(own, peer, message);
         }
-        self.ask_later(client, PATIENCE);
+        self.ask_later(client, CLIENT_ANSWER_TIMEOUT);
         Ok(())
     }
 
     fn ask_later(&mut self, client: usize, wait: Duration) {
         self.clients[client].attempt += 1;
         let attempt = self.clients[client].attempt;
-        self.queue.put(self.now + wait, Happening::Ask { client, attempt });
+        self.queue.put(self.now + wait, Event::Ask { client, attempt });
     }
 
-    fn think(&mut self) -> Call {
+    fn think(&mut self) -> TokenRequest {
         let number = self.random.below(TOKENS);
         match self.random.below(3) {
-            0 => Call::Create(number),
-            1 => Call::Revoke(number),
-            _ => Call::List,
+            0 => TokenRequest::Create(number),
+            1 => TokenRequest::Revoke(number),
+            _ => TokenRequest::List,
         }
     }
 
@@ -129,17 +132,17 @@ impl World {
             }
             Message::Answer { id, refusal, .. } if id.number == self.clients[client].number => {
                 if refusal.is_some() {
-                    Answer::Refused
+                    TokenAnswer::Refused
                 } else {
-                    Answer::Granted
+                    TokenAnswer::Granted
                 }
             }
             Message::Told(Reply::Tokens(tokens)) => {
-                let link = self.links.number(Node::Client(client), from);
+                let link = self.network.links.number(Node::Client(client), from);
                 if self.clients[client].lists.take_if(|lists| Some(*lists) == link).is_none() {
                     return Ok(());
                 }
-                Answer::Listed(tokens.iter().map(|token| 1 << number(&token.id)).sum())
+                TokenAnswer::Listed(tokens.iter().map(|token| 1 << number(&token.id)).sum())
             }
             _ => return Ok(()),
         };
@@ -147,22 +150,22 @@ impl World {
             return Ok(());
         }
         self.observe(Observation::Answered(client as u64, answer))?;
-        let pause = Duration::from_nanos(1 + self.random.below(PAUSE.as_nanos() as u64));
+        let pause = Duration::from_nanos(1 + self.random.below(MAX_CLIENT_PAUSE.as_nanos() as u64));
         self.ask_later(client, pause);
         Ok(())
     }
 }
 
 impl Client {
-    fn words(&self, client: usize, call: Call) -> Message {
-        let request = |wish| {
+    fn words(&self, client: usize, call: TokenRequest) -> Message {
+        let request = |command| {
             let id = RequestId { client: client as u64 + 2, number: self.number };
-            Message::Request { id, wish }
+            Message::Request { id, command }
         };
         match call {
-            Call::Create(number) => request(Wish::CreateToken(token(number).1)),
-            Call::Revoke(number) => request(Wish::RevokeToken(token(number).0)),
-            Call::List => Message::Ask(Question::Tokens),
+            TokenRequest::Create(number) => request(OperatorCommand::CreateToken(token(number).1)),
+            TokenRequest::Revoke(number) => request(OperatorCommand::RevokeToken(token(number).0)),
+            TokenRequest::List => Message::Ask(Question::Tokens),
         }
     }
 }

@@ -1,43 +1,43 @@
-//! The coordinators in the world: each is a seat, with a clock and a disk of its own.
+//! The coordinators in the world: each is a node, with a clock and a disk of its own.
 //!
 //! They begin as members of one cluster, with the same on their disks. A process that starts again
 //! has what was durable. A machine without a coordinator's id asks to be one first
 //! (`membership.rs`).
 
 use std::collections::BTreeMap;
-use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use everstep_coordinator::core::LinkId;
-use everstep_coordinator::raft::{self, HardState, Kept, Members, Place, ReplicaId, Snapshot};
-use everstep_coordinator::seat::{Effect, Input, Options, Seat, TICK};
-use everstep_coordinator::state::{self, Command, Entry, State};
+use everstep_coordinator::core::{LinkId, ShellEffect, ShellInput};
+use everstep_coordinator::node::{self, NODE_TICK, NodeEffect, NodeInput, NodeOptions};
+use everstep_coordinator::raft::{self, DurableState, HardState, LogPosition, ReplicaId, Snapshot};
+use everstep_coordinator::state::{self, Command, CommandEntry, State};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Message, NodeName, Term};
 use everstep_transport::time::Time;
 
 use super::clock::Clock;
-use super::disk::Disk;
-use super::journal::{Journal, Lacking};
+use super::disk::CoordinatorDisk;
+use super::history_file::{HistoryFetch, HistoryFile};
 use super::link::End;
-use super::membership::Prospect;
-use super::types::Happening;
+use super::membership::MachinePlan;
+use super::types::Event;
+use super::upgrade::own;
 use super::{Node, UNIX_MS_AT_ZERO, World};
 use crate::check::{Observation, Violation};
 use crate::random::Random;
 
 /// One coordinator.
-pub struct Coordinator {
+pub struct SimCoordinator {
     place: usize,
     pub(super) directory: Directory,
     process: Process,
-    pub(super) lacking: Lacking,
+    pub(super) history_fetch: HistoryFetch,
     /// The removed coordinators with which it has no links.
     pub(super) shut_out: Vec<NodeName>,
     /// What the schedule plans for its machine.
-    pub(super) prospect: Prospect,
+    pub(super) plan: MachinePlan,
     clock: Clock,
-    disk: Disk,
+    disk: CoordinatorDisk,
     /// Since when it listens, and when it last heard each worker's process, by its clock.
     awake: Time,
     heard: BTreeMap<usize, Time>,
@@ -57,7 +57,7 @@ pub struct Directory {
     /// How many directories this machine had before.
     pub incarnation: u64,
     /// The revision of the newest list of coordinators that it knows, and the list.
-    pub book: (u64, Vec<CoordinatorView>),
+    pub membership: (u64, Vec<CoordinatorView>),
 }
 
 /// The process on a coordinator's machine.
@@ -67,27 +67,27 @@ pub enum Process {
     /// A machine that asks to be a coordinator, and when it last asked.
     Asks(Option<Time>),
     /// A coordinator.
-    Sits(Box<Seat>),
+    Runs(Box<node::Node>),
 }
 
 /// A new process takes at least this long to start. By then the others have noticed the end of the
 /// old process: the new one cannot tell them that it does not know their links.
-const START: Duration = Duration::from_millis(150);
+const PROCESS_START_TIME: Duration = Duration::from_millis(150);
 /// Entries between two snapshots. Every run takes a few snapshots.
 const SNAPSHOT_ENTRIES: u64 = 16;
 /// Entries that stay in the log before a snapshot.
-const KEEP: u64 = 6;
+const KEPT_ENTRIES: u64 = 6;
 
-impl Coordinator {
+impl SimCoordinator {
     /// The coordinator at a place, with `disk` as its disk. Its process does not run yet.
-    pub fn new(place: usize, directory: Directory, disk: Disk) -> Self {
+    pub fn new(place: usize, directory: Directory, disk: CoordinatorDisk) -> Self {
         Self {
             place,
             directory,
             process: Process::Down,
-            lacking: Lacking::default(),
+            history_fetch: HistoryFetch::default(),
             shut_out: Vec::new(),
-            prospect: Prospect::default(),
+            plan: MachinePlan::default(),
             clock: Clock::new(Time(0), 1000),
             disk,
             awake: Time(0),
@@ -103,14 +103,14 @@ impl Coordinator {
         matches!(self.process, Process::Down)
     }
 
-    /// The seat, if the process is a coordinator's.
-    pub fn seat(&self) -> Option<&Seat> {
-        if let Process::Sits(seat) = &self.process { Some(seat) } else { None }
+    /// The node, if the process is a coordinator's.
+    pub fn node(&self) -> Option<&node::Node> {
+        if let Process::Runs(node) = &self.process { Some(node) } else { None }
     }
 
-    /// As [`Coordinator::seat`], to change.
-    pub fn seat_mut(&mut self) -> Option<&mut Seat> {
-        if let Process::Sits(seat) = &mut self.process { Some(seat) } else { None }
+    /// As [`SimCoordinator::node`], to change.
+    pub fn node_mut(&mut self) -> Option<&mut node::Node> {
+        if let Process::Runs(node) = &mut self.process { Some(node) } else { None }
     }
 
     /// The process on its machine.
@@ -120,7 +120,7 @@ impl Coordinator {
 
     /// The index of the last entry that it has applied.
     pub fn applied(&self) -> u64 {
-        self.seat().map_or(0, |seat| seat.core().state().index())
+        self.node().map_or(0, |node| node.core().state().index())
     }
 
     /// The earliest time of the next process, after a crash.
@@ -149,12 +149,12 @@ impl Coordinator {
     }
 
     /// Its disk.
-    pub fn disk(&self) -> &Disk {
+    pub fn disk(&self) -> &CoordinatorDisk {
         &self.disk
     }
 
     /// Its disk.
-    pub fn disk_mut(&mut self) -> &mut Disk {
+    pub fn disk_mut(&mut self) -> &mut CoordinatorDisk {
         &mut self.disk
     }
 
@@ -182,34 +182,24 @@ impl Coordinator {
     /// Ends the process.
     pub fn crash(&mut self, now: Time, random: &mut Random) {
         (self.process, self.leads) = (Process::Down, None);
-        self.startable = now + START;
+        self.startable = now + PROCESS_START_TIME;
         self.disk.crash(random);
     }
 
-    /// What it states about itself.
-    pub fn own(&self) -> state::Coordinator {
+    /// What it states about itself with the build of today.
+    pub fn of_today(&self) -> state::CoordinatorInfo {
         own(self.place, self.directory.incarnation)
     }
 
     /// The identity in its certificate.
     pub fn identity(&self) -> Identity {
-        Identity { role: Role::Coordinator, name: self.own().name }
+        Identity { role: Role::Coordinator, name: self.of_today().name }
     }
-}
-
-/// What the coordinator at a place states about itself, after `before` older directories.
-fn own(place: usize, before: u64) -> state::Coordinator {
-    let machine = place as u8 + 1;
-    let address = (Ipv4Addr::new(10, 0, 1, machine), 4000).into();
-    let incarnation = u64::from(machine) + (before << 8);
-    // A name follows from a key, and every directory has its own.
-    let name = NodeName::parse(&format!("coordinator-{machine}-{before}")).expect("a valid name");
-    state::Coordinator { name, incarnation, address, api: None }
 }
 
 /// The disk that every coordinator has at first, and the list of all. They are coordinators of one
 /// cluster, which has one run. The coordinator at place 0 founded it.
-pub fn founded(coordinators: usize) -> (Kept, Vec<CoordinatorView>) {
+pub fn founded(coordinators: usize) -> (DurableState, Vec<CoordinatorView>) {
     let mut state = State::default();
     for place in 0..coordinators {
         let coordinator = own(place, 0);
@@ -220,36 +210,36 @@ pub fn founded(coordinators: usize) -> (Kept, Vec<CoordinatorView>) {
             }
             _ => Command::Coordinator { id: None, coordinator },
         };
-        let entry = Entry { unix_ms: UNIX_MS_AT_ZERO, command };
+        let entry = CommandEntry { unix_ms: UNIX_MS_AT_ZERO, command };
         state.apply(place as u64 + 1, Term(1), &entry);
     }
     let all = state.coordinators();
     let voters = all.iter().map(|view| ReplicaId(view.id)).collect();
-    let place = Place { index: state.index(), term: Term(1) };
-    let kept = Kept {
+    let place = LogPosition { index: state.index(), term: Term(1) };
+    let kept = DurableState {
         hard_state: HardState { term: place.term, vote: None, commit: place.index },
         snapshot: Snapshot {
             place,
-            members: Members { voters, ..Members::default() },
+            members: raft::Members { voters, ..raft::Members::default() },
             bytes: state.encode(),
         },
         base: place,
-        ..Kept::default()
+        ..DurableState::default()
     };
     (kept, all)
 }
 
 /// The machines of coordinators: the first members, and some spare ones without a process.
-pub fn machines(members: usize, spare: usize) -> Vec<Coordinator> {
+pub fn machines(members: usize, spare: usize) -> Vec<SimCoordinator> {
     let (kept, all) = founded(members);
     let of_member = |(place, view): (usize, &CoordinatorView)| {
         let directory = Directory { id: Some(view.id), ..Directory::default() };
-        let journal = Journal::begun(kept.base.index);
-        Coordinator::new(place, directory, Disk::new(kept.clone(), journal))
+        let history_file = HistoryFile::begun(kept.base.index);
+        SimCoordinator::new(place, directory, CoordinatorDisk::new(kept.clone(), history_file))
     };
     let empty = |place| {
-        let disk = Disk::new(Kept::default(), Journal::default());
-        Coordinator::new(place, Directory::default(), disk)
+        let disk = CoordinatorDisk::new(DurableState::default(), HistoryFile::default());
+        SimCoordinator::new(place, Directory::default(), disk)
     };
     let members = all.iter().enumerate().map(of_member);
     members.chain((all.len()..all.len() + spare).map(empty)).collect()
@@ -260,48 +250,48 @@ impl World {
     /// Starts a process with what is on the disk.
     pub(super) fn start_coordinator(&mut self, place: usize) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
-        let permille = self.drifts.get(&node).copied().unwrap_or(1000);
+        let permille = self.faults.permille(node);
         let process = match self.coordinators[place].directory.id {
             Some(id) => {
                 self.judge_journal(place)?;
-                Process::Sits(Box::new(self.seat(place, ReplicaId(id))))
+                Process::Runs(Box::new(self.node(place, ReplicaId(id))))
             }
             None => Process::Asks(None),
         };
         let now = self.now;
         let coordinator = &mut self.coordinators[place];
-        let wanted = coordinator.disk.journal().ledger().wanted();
-        coordinator.lacking = Lacking { asked: None, restores: wanted.map(|_| 0) };
+        let wanted = coordinator.disk.history_file().coverage().wanted();
+        coordinator.history_fetch = HistoryFetch { asked: None, restores: wanted.map(|_| 0) };
         coordinator.shut_out.clear();
         coordinator.lives += 1;
         coordinator.process = process;
         coordinator.clock = Clock::new(now, permille);
         (coordinator.awake, coordinator.heard) = (Time(0), BTreeMap::new());
-        self.course.awake(now, place);
-        self.queue.put(now, Happening::CoordinatorTick(place));
+        self.checkers.liveness.awake(now, place);
+        self.queue.put(now, Event::CoordinatorTick(place));
         self.follow(place, 0)?;
         for other in (0..self.coordinators.len()).filter(|other| *other != place) {
-            self.seek(Node::Coordinator(place.min(other)), place.max(other), None);
+            self.reconnect(Node::Coordinator(place.min(other)), place.max(other), None);
         }
         Ok(())
     }
 
-    /// A seat with what is on the disk.
-    fn seat(&self, place: usize, id: ReplicaId) -> Seat {
+    /// A node with what is on the disk.
+    fn node(&self, place: usize, id: ReplicaId) -> node::Node {
         let coordinator = &self.coordinators[place];
-        let options = Options {
-            own: coordinator.own(),
-            replica: raft::Options::new(id, self.scenario.seed, KEEP),
+        let options = NodeOptions {
+            own: self.own(place),
+            replica: raft::RaftOptions::new(id, self.scenario.seed, KEPT_ENTRIES),
             epoch_unix_ms: UNIX_MS_AT_ZERO + self.now.0 / 1_000_000,
             snapshot_entries: SNAPSHOT_ENTRIES,
             founds: None,
             tokens: Vec::new(),
-            book: coordinator.directory.book.clone(),
-            lacks_history: coordinator.disk.journal().ledger().wanted().is_some(),
+            membership: coordinator.directory.membership.clone(),
+            lacks_history: coordinator.disk.history_file().coverage().wanted().is_some(),
         };
-        let (kept, history) = (coordinator.disk.kept(), coordinator.disk.journal().frames());
-        let seat = (self.scenario.prepare.coordinator)(Time(0), options, kept, history);
-        seat.expect("what is on the disk is sound")
+        let (kept, history) = (coordinator.disk.kept(), coordinator.disk.history_file().entries());
+        let node = (self.scenario.prepare.coordinator)(Time(0), options, kept, history);
+        node.expect("what is on the disk is sound")
     }
 
     /// Ends the process of a coordinator.
@@ -313,7 +303,7 @@ impl World {
 
     /// The place of the leader. Of several that think they lead, the one in the newest term.
     pub(super) fn leader(&self) -> Option<usize> {
-        let leading = |known: &Coordinator| known.leads.map(|term| (term, known.place));
+        let leading = |known: &SimCoordinator| known.leads.map(|term| (term, known.place));
         self.coordinators.iter().filter_map(leading).max().map(|(_, place)| place)
     }
 
@@ -326,16 +316,16 @@ impl World {
         self.lose(peer, own, End::lost("another link replaces it"))?;
         let link = LinkId(self.link(own, peer));
         let [first, second] = [one, two].map(|place| self.coordinators[place].identity());
-        self.coordinate(one, Input::Connected { link, identity: second })?;
-        self.coordinate(two, Input::Connected { link, identity: first })
+        self.step_coordinator(one, ShellInput::Connected { link, identity: second })?;
+        self.step_coordinator(two, ShellInput::Connected { link, identity: first })
     }
 
     pub(super) fn tick_coordinator(&mut self, place: usize) -> Result<(), Violation> {
-        let next = self.now + self.coordinators[place].clock.true_time(TICK);
-        self.queue.put(next, Happening::CoordinatorTick(place));
+        let next = self.now + self.coordinators[place].clock.true_time(NODE_TICK);
+        self.queue.put(next, Event::CoordinatorTick(place));
         self.petition(place);
-        self.coordinate(place, Input::Tick)?;
-        self.seek_history(place);
+        self.step_coordinator(place, NodeInput::Tick)?;
+        self.fetch_history(place);
         Ok(())
     }
 
@@ -343,7 +333,7 @@ impl World {
     pub(super) fn endured(&mut self, place: usize) -> Result<(), Violation> {
         let disk = &mut self.coordinators[place].disk;
         if let Some(until) = disk.stalled(self.now) {
-            self.queue.put(until, Happening::Durable(place));
+            self.queue.put(until, Event::Durable(place));
             return Ok(());
         }
         if let Some(restart) = disk.refuse() {
@@ -352,7 +342,7 @@ impl World {
         }
         match disk.written() {
             Some(number) if !self.scenario.prepare.skips_fsync => {
-                self.coordinate(place, Input::Persisted(number))
+                self.step_coordinator(place, NodeInput::Persisted(number))
             }
             _ => Ok(()),
         }
@@ -362,31 +352,38 @@ impl World {
 // A coordinator's inputs and effects.
 impl World {
     /// Gives a coordinator an input, shows its effects to the checkers, and carries them out.
-    pub(super) fn coordinate(&mut self, place: usize, input: Input) -> Result<(), Violation> {
+    pub(super) fn step_coordinator(
+        &mut self,
+        place: usize,
+        input: impl Into<NodeInput>,
+    ) -> Result<(), Violation> {
+        let input = input.into();
         let coordinator = &mut self.coordinators[place];
-        let seat = match &mut coordinator.process {
+        let node = match &mut coordinator.process {
             Process::Down => return Ok(()),
             Process::Asks(_) => return self.answered_petition(place, input),
-            Process::Sits(seat) => seat,
+            Process::Runs(node) => node,
         };
-        let before = seat.core().state().index();
+        let before = node.core().state().index();
         let now = coordinator.clock.read(self.now);
-        seat.handle(now, input).unwrap_or_else(|error| panic!("coordinator {place}: {error}"));
-        self.follow(place, before)
+        match node.handle(now, input) {
+            Ok(()) => self.follow(place, before),
+            Err(error) => Err(self.unreadable(place, &error)),
+        }
     }
 
     /// Follows up an input of a coordinator that had applied the log up to `before`.
     fn follow(&mut self, place: usize, before: u64) -> Result<(), Violation> {
-        let Some(seat) = self.coordinators[place].seat() else { return Ok(()) };
-        let (after, leads) = (seat.core().state().index(), seat.leads());
+        let Some(node) = self.coordinators[place].node() else { return Ok(()) };
+        let (after, leads) = (node.core().state().index(), node.leads());
         if self.coordinators[place].leads != leads {
             self.coordinators[place].leads = leads;
-            self.witness_reign(place, leads)?;
+            self.witness_leadership(place, leads)?;
         }
         if after > before {
             self.witness_log(place, before, after)?;
         }
-        let next = |world: &mut Self| world.coordinators[place].seat_mut()?.poll_effect();
+        let next = |world: &mut Self| world.coordinators[place].node_mut()?.poll_effect();
         while let Some(effect) = next(self) {
             self.bring_about(place, effect)?;
         }
@@ -402,50 +399,53 @@ impl World {
             let Some(entry) = self.coordinators[place].disk.entry(index).cloned() else { continue };
             self.witness_entry_of_log(place, &entry)?;
         }
-        let seat = self.coordinators[place].seat();
-        let state = seat.map(|seat| seat.core().state().encode()).unwrap_or_default();
+        let node = self.coordinators[place].node();
+        let state = node.map(|node| node.core().state());
+        let format = &mut self.checkers.liveness.tally.log_format;
+        *format = state.map(State::log_format).max(*format);
+        let state = state.map(State::encode).unwrap_or_default();
         self.observe(Observation::Stands(after, &state))
     }
 
-    fn bring_about(&mut self, place: usize, effect: Effect) -> Result<(), Violation> {
+    fn bring_about(&mut self, place: usize, effect: NodeEffect) -> Result<(), Violation> {
         match effect {
-            Effect::Send { to, message } => self.tell(place, to, message),
-            Effect::Broadcast { to, message } => {
-                to.into_iter().try_for_each(|link| self.tell(place, link, message.clone()))
-            }
-            Effect::Persist(batch) => {
+            NodeEffect::Shell(effect) => return self.bring_about_for_core(place, effect),
+            NodeEffect::Persist(batch) => {
                 self.witness_proposals(place, &batch.entries)?;
                 self.prepare_journal(place, &batch);
                 if self.scenario.prepare.forgets_history {
-                    self.coordinators[place].disk.journal_mut().neglect();
+                    self.coordinators[place].disk.history_file_mut().neglect();
                 }
                 let (number, takes) = (batch.number, self.random.delay());
                 let durable = self.coordinators[place].disk.write(self.now, takes, batch);
-                self.queue.put(durable, Happening::Durable(place));
+                self.queue.put(durable, Event::Durable(place));
                 if self.scenario.prepare.skips_fsync {
-                    self.later(Happening::Coordinator(place, Input::Persisted(number)));
+                    self.later(Event::Coordinator(place, NodeInput::Persisted(number)));
                 }
+            }
+            NodeEffect::Recall { to, from } => self.recall(place, to, from)?,
+            NodeEffect::Recalled(entries) => self.recalled(place, entries),
+            NodeEffect::Removed => self.later(Event::Removed(place)),
+        }
+        Ok(())
+    }
+
+    fn bring_about_for_core(&mut self, place: usize, effect: ShellEffect) -> Result<(), Violation> {
+        match effect {
+            ShellEffect::Send { to, message } => self.tell(place, to, message),
+            ShellEffect::Broadcast { to, message } => {
+                to.into_iter().try_for_each(|link| self.tell(place, link, message.clone()))
+            }
+            ShellEffect::History(entry) => {
+                self.witness_history(place, &entry)?;
+                self.coordinators[place].disk.history_file_mut().take(entry);
                 Ok(())
             }
-            Effect::History(frame) => {
-                self.witness_frame(place, &frame)?;
-                self.coordinators[place].disk.journal_mut().take(frame);
-                Ok(())
-            }
-            Effect::Recall { to, from } => self.recall(place, to, from),
-            Effect::Recalled(frames) => {
-                self.recalled(place, frames);
-                Ok(())
-            }
-            Effect::Removed => {
-                self.later(Happening::Removed(place));
-                Ok(())
-            }
-            Effect::Close { to, reason } => {
+            ShellEffect::Close { to, reason } => {
                 self.hang_up(place, to, End::lost(&reason));
                 Ok(())
             }
-            Effect::Admitted { .. } | Effect::Looked(_) => Ok(()), // no caller asks
+            ShellEffect::Admitted { .. } | ShellEffect::ReadReady(_) => Ok(()), // no caller asks
             of_lines => self.bring_lines_about(place, of_lines),
         }
     }
@@ -459,8 +459,8 @@ impl World {
     ) -> Result<(), Violation> {
         let own = Node::Coordinator(place);
         self.witness_word(place, &message)?;
-        let Some(peer) = self.links.peer(own, link.0) else { return Ok(()) };
-        if self.links.number(own, peer) == Some(link.0) {
+        let Some(peer) = self.network.links.peer(own, link.0) else { return Ok(()) };
+        if self.network.links.number(own, peer) == Some(link.0) {
             self.say(own, peer, message);
         }
         Ok(())

@@ -5,13 +5,13 @@ use std::net::{Ipv4Addr, SocketAddr};
 use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::{Generation, MachineId, ModelPlace, RunSpec, Zone};
 use everstep_transport::time::Time;
-use everstep_worker::device::build::{Place, build};
+use everstep_worker::device::build::{BuildContext, build};
 use everstep_worker::step::event::{Input, Job, Report};
 
-use super::bench::{Bench, Done};
-use super::types::Happening;
+use super::sim_device::{DeviceOutput, SimDevice};
+use super::types::Event;
 use super::{Node, World};
-use crate::check::{Copy, Invariant, Observation, Violation};
+use crate::check::{Invariant, Observation, ShardCopy, Violation};
 use crate::random::mix;
 
 /// The zones of machines. An empty label is no zone.
@@ -30,12 +30,13 @@ fn place_of(slot: usize) -> ModelPlace {
 impl World {
     /// The store of a worker's machine takes no model until `until`, or until the faults end.
     pub(super) fn fill_store(&mut self, node: Node, until: Time) {
-        let (Node::Worker(slot), until) = (node, until.min(self.calm)) else { return };
-        self.full_stores.insert(slot, until);
-        if let Node::Worker(place) = self.process(node)
-            && let Some(bench) = self.workers.get_mut(place).and_then(|it| it.bench.as_mut())
+        let (Node::Worker(slot), until) = (node, until.min(self.faults.end())) else { return };
+        self.faults.fill_store(slot, until);
+        if let Node::Worker(place) = self.workers.process(node)
+            && let Some(sim_device) =
+                self.workers.find_mut(place).and_then(|it| it.sim_device.as_mut())
         {
-            bench.fill_store(until);
+            sim_device.fill_store(until);
         }
     }
 
@@ -43,15 +44,12 @@ impl World {
     pub(super) fn build(&mut self, place: usize, run: &RunSpec) -> Result<(), Violation> {
         self.leave_roster(place);
         let slot = self.workers[place].slot();
-        let address = match self.misstated.get(&Node::Worker(slot)) {
-            Some(Node::Worker(other)) => address(*other),
-            _ => address(slot),
-        };
+        let address = address(self.faults.stated_slot(slot));
         let incarnation = self.random.bits();
         let worker = &mut self.workers[place];
         let zone = zone(self.scenario.seed, worker.slot());
         // No thread loads ahead: its pace would depend on the real machine.
-        let own = Place {
+        let own = BuildContext {
             incarnation,
             address,
             machine: Some(MachineId(slot as u64)),
@@ -62,20 +60,20 @@ impl World {
             prefetch: 0,
         };
         worker.builds += 1;
-        worker.bench = None;
+        worker.sim_device = None;
         let builds = worker.builds;
         let built = build(&self.scenario.registry, run, &own, worker.pool().clone());
         let built = built.map(|(mut device, mut built)| {
             (self.scenario.prepare.device)(&mut device);
             let shards = built.registration.fingerprint.shards;
-            let full_until = self.full_stores.get(&worker.slot()).copied().unwrap_or_default();
-            worker.bench = Some(Bench::new(device, shards, full_until));
+            let full_until = self.faults.store_full_until(worker.slot());
+            worker.sim_device = Some(SimDevice::new(device, shards, full_until));
             built.registration.model = Some(place_of(worker.slot()));
             built
         });
         let begins = self.workers[place].hangs_until.max(self.now);
         let at = begins + self.random.delay();
-        self.queue.put(at, Happening::Device(place, builds, Done::Built(Box::new(built))));
+        self.queue.put(at, Event::Device(place, builds, DeviceOutput::Built(Box::new(built))));
         Ok(())
     }
 
@@ -84,12 +82,12 @@ impl World {
         match &job {
             Job::Load { shard, version, values } => {
                 let (version, shard, parameters) = (*version, *shard, Some(&**values));
-                let copy = Copy { version, shard, digest: None, parameters };
+                let copy = ShardCopy { version, shard, digest: None, parameters };
                 self.observe(Observation::Loaded(id, copy))?;
             }
             Job::Restore { shard, version, digest, .. } => {
                 let (version, shard, digest) = (*version, *shard, Some(*digest));
-                let copy = Copy { version, shard, digest, parameters: None };
+                let copy = ShardCopy { version, shard, digest, parameters: None };
                 self.observe(Observation::Offered(id, copy))?;
             }
             Job::Update { shard, step, .. } => {
@@ -97,10 +95,10 @@ impl World {
             }
             _ => {}
         }
-        let bench = self.workers[place].bench.as_mut();
-        let bench = bench.expect("a device is built before its first job");
-        bench.push(job);
-        let waiting = bench.waiting();
+        let sim_device = self.workers[place].sim_device.as_mut();
+        let sim_device = sim_device.expect("a device is built before its first job");
+        sim_device.push(job);
+        let waiting = sim_device.waiting();
         self.observe(Observation::Queued("device", waiting))?;
         self.work(place)
     }
@@ -109,8 +107,8 @@ impl World {
         if self.workers[place].builds != build {
             return Ok(());
         }
-        if let Some(bench) = &mut self.workers[place].bench {
-            bench.release();
+        if let Some(sim_device) = &mut self.workers[place].sim_device {
+            sim_device.release();
         }
         self.work(place)
     }
@@ -121,12 +119,12 @@ impl World {
         if self.now < self.workers[place].hangs_until {
             return Ok(());
         }
-        let Some(bench) = &mut self.workers[place].bench else { return Ok(()) };
-        let Some(work) = bench.work(self.now, &mut self.random) else { return Ok(()) };
+        let Some(sim_device) = &mut self.workers[place].sim_device else { return Ok(()) };
+        let Some(work) = sim_device.work(self.now, &mut self.random) else { return Ok(()) };
         for (at, done) in work.reports {
-            self.queue.put(at, Happening::Device(place, build, done));
+            self.queue.put(at, Event::Device(place, build, done));
         }
-        self.queue.put(work.until, Happening::Free(place, build));
+        self.queue.put(work.until, Event::Free(place, build));
         match (work.gradient, id) {
             // In the other case the core has gone on, perhaps to another history.
             (Some((entered, step, scale)), Some(id)) if entered == generation => {
@@ -137,24 +135,29 @@ impl World {
     }
 
     /// A worker takes the result of a device, or of its construction.
-    pub(super) fn heed(&mut self, place: usize, build: u64, done: Done) -> Result<(), Violation> {
+    pub(super) fn on_device_output(
+        &mut self,
+        place: usize,
+        build: u64,
+        done: DeviceOutput,
+    ) -> Result<(), Violation> {
         if self.workers[place].builds != build || self.workers[place].ended() {
             return Ok(());
         }
         let input = match done {
-            Done::Built(built) => match *built {
+            DeviceOutput::Built(built) => match *built {
                 Ok(built) => Input::Built(built),
                 Err(error) => {
                     let (inability, reason) = (error.inability(), error.to_string());
                     Input::BuildFailed { inability, reason }
                 }
             },
-            Done::Report(generation, report) => {
+            DeviceOutput::Report(generation, report) => {
                 self.witness_report(place, generation, &report)?;
                 Input::Device(report)
             }
         };
-        self.feed(place, input)
+        self.step_worker(place, input)
     }
 
     fn witness_report(
@@ -164,7 +167,7 @@ impl World {
         report: &Report,
     ) -> Result<(), Violation> {
         if let Report::Failed(reason) = report
-            && !self.course.may_end(place)
+            && !self.checkers.liveness.may_end(place)
         {
             let seen = format!("the device of process {place} failed for no reason: {reason}");
             return Err(Violation { invariant: Invariant::I8, at: self.now, seen });
@@ -177,7 +180,7 @@ impl World {
                 self.observe(Observation::Durable(&place))
             }
             Report::Entered { generation, owned } => {
-                let record = self.checks.record_of(*generation);
+                let record = self.checkers.invariants.record_of(*generation);
                 let resume = record.map_or_else(Default::default, |record| record.resume);
                 self.observe(Observation::Holds(id, owned, resume))
             }
@@ -187,18 +190,18 @@ impl World {
             Report::Updated { version, shard, digest, parameters } => {
                 let parameters = parameters.as_ref().map(|values| &***values);
                 let (version, shard, digest) = (*version, *shard, Some(*digest));
-                let copy = Copy { version, shard, digest, parameters };
+                let copy = ShardCopy { version, shard, digest, parameters };
                 let of_now = entered == current;
                 self.observe(Observation::Updated(id, copy, of_now))
             }
             Report::Shared { version, shard, values, .. } => {
                 let (version, shard, parameters) = (*version, *shard, Some(&***values));
-                let copy = Copy { version, shard, digest: None, parameters };
+                let copy = ShardCopy { version, shard, digest: None, parameters };
                 self.observe(Observation::Shared(id, copy))
             }
             Report::Restored { version, shard, intact: true } => {
                 let (version, shard) = (*version, *shard);
-                let copy = Copy { version, shard, digest: None, parameters: None };
+                let copy = ShardCopy { version, shard, digest: None, parameters: None };
                 self.observe(Observation::Restored(id, copy))
             }
             _ => Ok(()),

@@ -9,18 +9,18 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use everstep_coordinator::raft::{Batch, Entry, Kept};
+use everstep_coordinator::raft::{Batch, DurableState, RaftEntry};
 use everstep_transport::time::Time;
 
-use super::journal::Journal;
+use super::history_file::HistoryFile;
 use super::lines::LineFiles;
 use crate::random::Random;
 
 /// What survives a process, and what may survive it.
 #[derive(Debug)]
-pub struct Disk {
-    kept: Kept,
-    journal: Journal,
+pub struct CoordinatorDisk {
+    kept: DurableState,
+    history_file: HistoryFile,
     lines: LineFiles,
     under_way: VecDeque<Batch>,
     /// When the newest batch will be durable.
@@ -30,26 +30,34 @@ pub struct Disk {
     full: Option<Duration>,
 }
 
-impl Disk {
+impl CoordinatorDisk {
     /// A disk with this on it.
-    pub fn new(kept: Kept, journal: Journal) -> Self {
+    pub fn new(kept: DurableState, history_file: HistoryFile) -> Self {
         let (under_way, last, stalled) = (VecDeque::new(), Time(0), Time(0));
-        Self { kept, journal, lines: LineFiles::default(), under_way, last, stalled, full: None }
+        Self {
+            kept,
+            history_file,
+            lines: LineFiles::default(),
+            under_way,
+            last,
+            stalled,
+            full: None,
+        }
     }
 
     /// The log as a process finds it that starts now.
-    pub fn kept(&self) -> Kept {
+    pub fn kept(&self) -> DurableState {
         self.kept.clone()
     }
 
     /// The file of the history.
-    pub fn journal(&self) -> &Journal {
-        &self.journal
+    pub fn history_file(&self) -> &HistoryFile {
+        &self.history_file
     }
 
     /// The file of the history.
-    pub fn journal_mut(&mut self) -> &mut Journal {
-        &mut self.journal
+    pub fn history_file_mut(&mut self) -> &mut HistoryFile {
+        &mut self.history_file
     }
 
     /// The files of metrics lines.
@@ -95,7 +103,7 @@ impl Disk {
     pub fn written(&mut self) -> Option<u64> {
         let batch = self.under_way.pop_front()?;
         if batch.snapshot.is_some() {
-            self.journal.sync();
+            self.history_file.sync();
         }
         self.kept.absorb(&batch);
         Some(batch.number)
@@ -107,7 +115,7 @@ impl Disk {
             return;
         }
         while self.written().is_some() {}
-        self.journal.sync();
+        self.history_file.sync();
         self.lines.sync();
     }
 
@@ -118,12 +126,12 @@ impl Disk {
             (0..in_time).for_each(|_| _ = self.written());
         }
         self.under_way.clear();
-        self.journal.crash(random);
+        self.history_file.crash(random);
         self.lines.crash(random);
     }
 
     /// The newest entry with this index, durable or not.
-    pub fn entry(&self, index: u64) -> Option<&Entry> {
+    pub fn entry(&self, index: u64) -> Option<&RaftEntry> {
         let batches = self.under_way.iter().rev().map(|batch| &batch.entries);
         let newest = batches.flat_map(|entries| entries.iter().rev());
         newest.chain(self.kept.entries.iter().rev()).find(|entry| entry.place.index == index)
@@ -138,7 +146,7 @@ mod tests {
     use super::*;
 
     fn batch(number: u64) -> Batch {
-        let kept = Kept::founded_by(ReplicaId(1));
+        let kept = DurableState::founded_by(ReplicaId(1));
         let hard_state = HardState { term: Term(number), ..kept.hard_state };
         Batch { number, hard_state, snapshot: None, base: kept.base, entries: Vec::new() }
     }
@@ -147,7 +155,10 @@ mod tests {
     fn a_crash_leaves_the_first_batches_and_never_a_later_one_without_them() {
         let mut found = [0; 4];
         for seed in 0..100 {
-            let mut disk = Disk::new(Kept::founded_by(ReplicaId(1)), Journal::default());
+            let mut disk = CoordinatorDisk::new(
+                DurableState::founded_by(ReplicaId(1)),
+                HistoryFile::default(),
+            );
             for number in 2..5 {
                 disk.write(Time(0), Duration::from_millis(1), batch(number));
             }
@@ -160,7 +171,8 @@ mod tests {
 
     #[test]
     fn a_full_disk_refuses_what_comes_and_keeps_what_is_there() {
-        let mut disk = Disk::new(Kept::founded_by(ReplicaId(1)), Journal::default());
+        let mut disk =
+            CoordinatorDisk::new(DurableState::founded_by(ReplicaId(1)), HistoryFile::default());
         let ms = Duration::from_millis;
         disk.write(Time(0), ms(1), batch(2));
         assert_eq!((disk.refuse(), disk.written()), (None, Some(2)));
@@ -179,7 +191,8 @@ mod tests {
 
     #[test]
     fn a_disk_that_stalls_writes_later_and_in_order() {
-        let mut disk = Disk::new(Kept::founded_by(ReplicaId(1)), Journal::default());
+        let mut disk =
+            CoordinatorDisk::new(DurableState::founded_by(ReplicaId(1)), HistoryFile::default());
         let ms = |ms| Time(0) + Duration::from_millis(ms);
         disk.stall(ms(500));
         assert_eq!(disk.write(ms(1), Duration::from_millis(2), batch(2)), ms(500));

@@ -11,8 +11,8 @@ use everstep_transport::protocol::Step;
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
 use everstep_transport::time::Time;
 
-use super::course::Tally;
-use super::types::{Failure, Happening};
+use super::liveness::Tally;
+use super::types::{Event, Failure};
 use super::{Node, World};
 use crate::check::{Invariant, Violation};
 use crate::fault::Schedule;
@@ -22,12 +22,12 @@ use crate::fault::Schedule;
 /// for workers that fell silent together, 10 s until a run gives up an owner that has ended
 /// unnoticed, 2 s in which all answer a Pause, all by clocks that are a tenth slow, and a second
 /// for a step.
-pub const STANDSTILL: Duration = Duration::from_millis(42_000);
+pub const MAX_STANDSTILL: Duration = Duration::from_millis(42_000);
 /// A run must be complete this long after the last fault: it has gone on, perhaps from the
 /// beginning.
-pub const RECOVERY: Duration = Duration::from_secs(75);
+pub const MAX_RECOVERY: Duration = Duration::from_secs(75);
 /// How soon a cluster that has ended starts again.
-const RESTART: Duration = Duration::from_millis(200);
+const CLUSTER_RESTART_DELAY: Duration = Duration::from_millis(200);
 
 /// The results of a schedule of faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub struct Endured {
     /// The longest time from a Pause to its record.
     pub longest_change: Duration,
     /// How many elements of sums, gradients and parameters came to members for each step of the
-    /// last run. This includes aborted tries. It excludes elements for learners and for a
+    /// last run. This includes aborted tries. It excludes elements for joiners and for a
     /// resumption.
     pub elements: BTreeMap<Step, u64>,
     /// The time from the last fault to the end.
@@ -74,28 +74,33 @@ impl World {
         let mut endured = Endured::default();
         for (at, fault) in &schedule.0 {
             *endured.faults.entry(fault.kind()).or_default() += 1;
-            self.queue.put(*at, Happening::Fault(Box::new(fault.clone())));
+            self.queue.put(*at, Event::Fault(Box::new(fault.clone())));
         }
-        self.calm = Time(0) + end;
-        self.queue.put(self.calm, Happening::Calm);
-        self.course.judge();
-        while self.advance(self.calm + RECOVERY)? {
-            let idle = self.course.standstill(self.now).ok_or_else(|| self.stuck(STANDSTILL))?;
+        self.faults.end_at(Time(0) + end);
+        self.queue.put(self.faults.end(), Event::Calm);
+        self.checkers.liveness.judge();
+        while self.advance(self.faults.end() + MAX_RECOVERY)? {
+            let idle = self
+                .checkers
+                .liveness
+                .standstill(self.now)
+                .ok_or_else(|| self.stuck(MAX_STANDSTILL))?;
             endured.longest = endured.longest.max(idle);
             let Some(complete) = self.verdict(state_hash)? else { continue };
-            endured.steps += self.checks.steps();
+            endured.steps += self.checkers.invariants.steps();
             endured.completed += u64::from(complete);
             endured.failed += u64::from(!complete);
-            endured.longest_change = endured.longest_change.max(self.checks.longest_change());
-            (endured.at, endured.changes) = (self.now, self.course.tally);
-            endured.elements = self.wire.elements().clone();
-            endured.recovery = self.now.since(self.calm);
-            if complete && self.now >= self.calm {
+            endured.longest_change =
+                endured.longest_change.max(self.checkers.invariants.longest_change());
+            (endured.at, endured.changes) = (self.now, self.checkers.liveness.tally);
+            endured.elements = self.network.wire.elements().clone();
+            endured.recovery = self.now.since(self.faults.end());
+            if complete && self.now >= self.faults.end() {
                 return Ok(endured);
             }
             self.start_over()?;
         }
-        Err(self.stuck(RECOVERY))
+        Err(self.stuck(MAX_RECOVERY))
     }
 
     /// Whether the run is over, and then whether it is complete. It fails if the result is wrong,
@@ -108,7 +113,9 @@ impl World {
                 self.compare(results.clone(), state_hash)?;
                 Ok(Some(true))
             }
-            Outcome::Failed { reason, .. } if self.course.may_fail(reason) => Ok(Some(false)),
+            Outcome::Failed { reason, .. } if self.checkers.liveness.may_fail(reason) => {
+                Ok(Some(false))
+            }
             Outcome::Failed { reason, .. } => {
                 let seen = format!("the run failed, and no fault explains it: {reason}");
                 Err(Violation { invariant: Invariant::I8, at: self.now, seen })
@@ -119,8 +126,8 @@ impl World {
     /// Ends all processes of the cluster, and starts new ones from the beginning.
     fn start_over(&mut self) -> Result<(), Violation> {
         self.note(format_args!("the cluster is started again"));
-        self.queue.retain(Happening::is_fate);
-        self.now = self.now + RESTART;
+        self.queue.retain(Event::is_fate);
+        self.now = self.now + CLUSTER_RESTART_DELAY;
         self.begin()
     }
 
@@ -128,9 +135,9 @@ impl World {
     /// still, does not count: the next leader that it reaches tells it.
     fn all_gone(&self) -> bool {
         let Some(leader) = self.leader().map(Node::Coordinator) else { return false };
-        let cut_off = |node: Node| !self.links.is_open(node, leader);
+        let cut_off = |node: Node| !self.network.links.is_open(node, leader);
         let mut places = (0..self.workers.len()).map(Node::Worker);
-        let waited_for = |node: Node| !cut_off(node) && !self.paused.contains_key(&node);
+        let waited_for = |node: Node| !cut_off(node) && !self.faults.is_paused(node);
         places.all(|node| !self.is_alive(node) || !waited_for(node))
     }
 

@@ -1,77 +1,24 @@
 //! Inflicts faults on the world.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
 use everstep_kernels::reduce;
-use everstep_transport::protocol::{Chunk, Generation, Message, Step, Wish};
+use everstep_transport::protocol::{Chunk, Generation, Message, OperatorCommand, Step};
 use everstep_transport::time::Time;
-use everstep_worker::step::event::{Input, Lane, Parcel};
+use everstep_worker::step::event::{Input, Lane, StreamItem};
 
+use super::active_faults::{Duplicate, PausedProcess};
 use super::link::End;
-use super::types::{Happening, Stray};
+use super::types::{Event, Orphan};
 use super::{Node, World};
 use crate::check::{Observation, Violation};
-use crate::fault::{Asker, Fault, Twice};
-
-/// A process that stands still.
-#[derive(Debug, Default)]
-pub struct Pause {
-    /// Since when the process stands still. None before the world has set it.
-    since: Option<Time>,
-    until: Time,
-    /// Events that wait until the process goes on.
-    held: Vec<Happening>,
-}
-
-impl Pause {
-    /// Keeps an event until the process goes on.
-    pub fn hold(&mut self, happening: Happening) {
-        self.held.push(happening);
-    }
-}
-
-/// Faults that wait for their moment.
-#[derive(Debug, Default)]
-pub struct Armed {
-    duplicates: Vec<Duplicate>,
-    /// A coordinator crashes at its next proposal, and starts again after this time.
-    proposing: Option<Duration>,
-    /// A coordinator crashes when it next shuts another one out, and starts again after this time.
-    expelling: Option<Duration>,
-    /// Slots of workers whose next reduced gradient the world will garble in memory.
-    garbles: BTreeSet<usize>,
-    /// Slots of workers that will err in an update.
-    mistakes: BTreeSet<usize>,
-    /// Slots of workers whose next piece of a shard's state the world will garble in memory.
-    states: BTreeSet<usize>,
-}
+use crate::fault::{DrainOrigin, DuplicateKind, Fault};
 
 /// A coordinator that stood still for longer gives all workers fresh deadlines.
-const LATE: Duration = Duration::from_secs(1);
+const COORDINATOR_LATE_AFTER: Duration = Duration::from_secs(1);
 /// The longest time until a process starts again that crashes before the run has begun.
-const BEGIN: Duration = Duration::from_secs(1);
-
-impl Armed {
-    /// A leader has proposed a generation. If it is to crash, returns when it starts again.
-    pub fn proposing(&mut self) -> Option<Duration> {
-        self.proposing.take()
-    }
-
-    /// A coordinator shuts another one out. If it is to crash, returns when it starts again.
-    pub fn expelling(&mut self) -> Option<Duration> {
-        self.expelling.take()
-    }
-}
-
-#[derive(Debug)]
-struct Duplicate {
-    /// The machine that sends, and the one that receives.
-    way: (Node, Node),
-    what: Twice,
-    after: Duration,
-}
+const MAX_EARLY_RESTART_DELAY: Duration = Duration::from_secs(1);
 
 impl World {
     /// Inflicts a fault now.
@@ -79,18 +26,19 @@ impl World {
         let leader = Node::Coordinator(self.leader().unwrap_or_default());
         let fault = &fault.clone().with_leader(leader);
         self.note(format_args!("fault: {fault}"));
-        self.course.strike(self.now, fault);
+        let running = self.running_workers();
+        self.checkers.liveness.strike(self.now, fault, &running);
         let (now, all) = (self.now, self.machines());
-        let until = (now + fault.outage()).min(self.calm);
+        let until = (now + fault.outage()).min(self.faults.end());
         match fault {
             Fault::Crash { node, restart } => self.crash(*node, *restart),
-            Fault::CrashProposing { restart } => self.armed.proposing = Some(*restart),
-            Fault::CrashExpelling { restart } => self.armed.expelling = Some(*restart),
+            Fault::CrashProposing { restart } => self.faults.armed.crash_proposing(*restart),
+            Fault::CrashExpelling { restart } => self.faults.armed.crash_expelling(*restart),
             Fault::CrashTogether { side, restart } => {
                 side.iter().for_each(|node| self.crash(*node, *restart));
             }
             Fault::Stop { node: Node::Coordinator(place), restart } => {
-                let leave = Happening::Leave { place: *place, since: None, restart: *restart };
+                let leave = Event::Leave { place: *place, since: None, restart: *restart };
                 self.later(leave);
             }
             Fault::Wipe { node, restart } => self.wipe(*node, *restart),
@@ -109,13 +57,13 @@ impl World {
             Fault::Stall { node, .. } => self.stall(*node, until),
             Fault::Drift { node, permille } => self.drift(*node, *permille),
             Fault::Disconnect { ends: (a, b) } => {
-                let (a, b) = (self.process(*a), self.process(*b));
+                let (a, b) = (self.workers.process(*a), self.workers.process(*b));
                 self.lose(a, b, End::lost("the connection is lost"))?;
                 return self.lose(b, a, End::lost("the connection is lost"));
             }
             Fault::Slow { ends: (a, b), extra, span } => {
-                self.roads.slow((*a, *b), None, *extra, now + *span);
-                self.roads.slow((*b, *a), None, *extra, now + *span);
+                self.network.roads.slow((*a, *b), None, *extra, now + *span);
+                self.network.roads.slow((*b, *a), None, *extra, now + *span);
             }
             Fault::Clog { from, to, .. } => self.shut(&[*from], &[*to], until),
             Fault::Partition { side, .. } => {
@@ -130,16 +78,16 @@ impl World {
             }
             Fault::Duplicate { from, to, what, after } => {
                 let duplicate = Duplicate { way: (*from, *to), what: *what, after: *after };
-                self.armed.duplicates.push(duplicate);
+                self.faults.armed.repeat(duplicate);
             }
             Fault::Reorder { from, to, lane, extra, span } => {
-                self.roads.slow((*from, *to), Some(*lane), *extra, now + *span);
+                self.network.roads.slow((*from, *to), Some(*lane), *extra, now + *span);
             }
-            Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.calm)),
+            Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.faults.end())),
             Fault::FullStore { node, span } => self.fill_store(*node, now + *span),
             Fault::Flip { node } => self.flip(*node),
-            Fault::Garble { node: Node::Worker(slot) } => _ = self.armed.garbles.insert(*slot),
-            Fault::Mistake { node: Node::Worker(slot) } => _ = self.armed.mistakes.insert(*slot),
+            Fault::Garble { node: Node::Worker(slot) } => self.faults.armed.garble(*slot),
+            Fault::Mistake { node: Node::Worker(slot) } => self.faults.armed.mistake(*slot),
             fault => self.mislead(fault, &all, until),
         }
         Ok(())
@@ -149,10 +97,9 @@ impl World {
     /// are. Every slot that had a worker at first gets one again.
     pub(super) fn calm_down(&mut self) -> Result<(), Violation> {
         self.note(format_args!("no more faults"));
-        self.course.calm(self.now);
-        self.roads.clear();
-        self.refused_until.clear();
-        self.armed = Armed::default();
+        self.checkers.liveness.calm(self.now);
+        self.network.roads.clear();
+        self.faults.calm_down();
         self.review_all();
         let first = (0..self.scenario.workers as usize).map(Node::Worker);
         let members = self.scenario.coordinators as usize;
@@ -164,23 +111,21 @@ impl World {
 
     // Processes.
 
-    /// The newest process on a machine.
-    pub(super) fn process(&self, machine: Node) -> Node {
-        match machine {
-            Node::Worker(slot) => Node::Worker(self.slots.get(slot).copied().unwrap_or(usize::MAX)),
-            other => other,
-        }
+    /// The machines of workers on which a process runs.
+    fn running_workers(&self) -> Vec<Node> {
+        let runs = |machine: &Node| self.is_alive(self.workers.process(*machine));
+        self.workers.machines().filter(runs).collect()
     }
 
     fn machines(&self) -> Vec<Node> {
-        let slots = (0..self.slots.len()).map(Node::Worker);
-        slots.chain((0..self.coordinators.len()).map(Node::Coordinator)).collect()
+        let workers = self.workers.machines();
+        workers.chain((0..self.coordinators.len()).map(Node::Coordinator)).collect()
     }
 
     pub(super) fn crash(&mut self, machine: Node, restart: Option<Duration>) {
-        let node = self.process(machine);
+        let node = self.workers.process(machine);
         if self.is_alive(node) {
-            self.paused.remove(&node);
+            self.faults.forget(node);
             match node {
                 Node::Operator | Node::Client(_) | Node::Leader => return,
                 Node::Worker(place) => self.end_worker(place, "it was killed"),
@@ -188,34 +133,37 @@ impl World {
             }
             self.cut_links(node);
         }
-        let begun = self.checks.current_record().is_some();
-        let at_least = if begun { restart } else { Some(restart.unwrap_or(BEGIN).min(BEGIN)) };
+        let begun = self.checkers.invariants.current_record().is_some();
+        let at_least = if begun {
+            restart
+        } else {
+            Some(restart.unwrap_or(MAX_EARLY_RESTART_DELAY).min(MAX_EARLY_RESTART_DELAY))
+        };
         if let Some(after) = at_least {
-            self.queue.put(self.now + after, Happening::Restart(machine));
+            self.queue.put(self.now + after, Event::Restart(machine));
         }
     }
 
     /// Starts a new process on a machine where none runs.
     pub(super) fn start_again(&mut self, machine: Node) -> Result<(), Violation> {
-        if self.is_alive(self.process(machine)) {
+        if self.is_alive(self.workers.process(machine)) {
             return Ok(());
         }
         self.note(format_args!("{machine} is started"));
         match machine {
             Node::Worker(slot) => {
-                self.slots.resize(self.slots.len().max(slot + 1), usize::MAX);
                 self.start_worker(slot);
                 Ok(())
             }
             Node::Coordinator(place) => {
                 let Some(coordinator) = self.coordinators.get(place) else { return Ok(()) };
-                let (soonest, prospect) = (coordinator.startable(), coordinator.prospect);
-                if prospect.is_in_the_way() {
-                    self.note(format_args!("{machine} does not begin: {prospect:?}"));
+                let (soonest, plan) = (coordinator.startable(), coordinator.plan);
+                if plan.is_in_the_way() {
+                    self.note(format_args!("{machine} does not begin: {plan:?}"));
                     return Ok(());
                 }
                 if soonest > self.now {
-                    self.queue.put(soonest, Happening::Restart(machine));
+                    self.queue.put(soonest, Event::Restart(machine));
                     return Ok(());
                 }
                 self.forget_links(machine);
@@ -227,29 +175,29 @@ impl World {
 
     /// The device of a worker does nothing until `until`. Nor does a new device in its place.
     fn hang(&mut self, machine: Node, until: Time) {
-        let Node::Worker(place) = self.process(machine) else { return };
-        let Some(worker) = self.workers.get_mut(place) else { return };
+        let Node::Worker(place) = self.workers.process(machine) else { return };
+        let Some(worker) = self.workers.find_mut(place) else { return };
         worker.hangs_until = worker.hangs_until.max(until);
-        self.queue.put(until, Happening::Free(place, worker.builds));
+        self.queue.put(until, Event::Free(place, worker.builds));
     }
 
     /// Asks a worker to leave.
-    fn drain(&mut self, machine: Node, by: Asker, grace: Option<Duration>) {
-        let Node::Worker(place) = self.process(machine) else { return };
-        let Some(worker) = self.workers.get(place).filter(|worker| !worker.ended()) else {
+    fn drain(&mut self, machine: Node, by: DrainOrigin, grace: Option<Duration>) {
+        let Node::Worker(place) = self.workers.process(machine) else { return };
+        let Some(worker) = self.workers.find(place).filter(|worker| !worker.ended()) else {
             return;
         };
         let id = worker.id();
-        self.course.leaves(place);
+        self.checkers.liveness.leaves(place);
         match (by, id) {
-            (Asker::Operator, Some(worker)) => {
-                self.operator.wish(Wish::Drain(worker));
+            (DrainOrigin::Operator, Some(worker)) => {
+                self.operator.command(OperatorCommand::Drain(worker));
             }
-            (Asker::Operator, None) => {}
-            (Asker::Machine, _) => {
-                self.later(Happening::Worker(place, Input::Drain));
+            (DrainOrigin::Operator, None) => {}
+            (DrainOrigin::Machine, _) => {
+                self.later(Event::Worker(place, Input::Drain));
                 if let Some(grace) = grace {
-                    let overdue = Happening::Worker(place, Input::DrainOverdue);
+                    let overdue = Event::Worker(place, Input::DrainOverdue);
                     self.queue.put(self.now + grace, overdue);
                 }
             }
@@ -257,34 +205,31 @@ impl World {
     }
 
     fn pause(&mut self, machine: Node, until: Time) {
-        let node = self.process(machine);
+        let node = self.workers.process(machine);
         if !self.is_alive(node) {
             return;
         }
-        let pause = self.paused.entry(node).or_default();
-        pause.since.get_or_insert(self.now);
-        pause.until = pause.until.max(until);
-        self.queue.put(until, Happening::Resume(node, until));
+        self.faults.pause(self.now, node, until);
+        self.queue.put(until, Event::Resume(node, until));
         self.review_node(node);
     }
 
     /// The process goes on, and handles the events that it has missed.
     pub(super) fn resume(&mut self, node: Node, until: Time) -> Result<(), Violation> {
-        if self.paused.get(&node).is_none_or(|pause| pause.until > until) {
+        let Some(PausedProcess { since, held, .. }) = self.faults.resume(node, until) else {
             return Ok(());
-        }
-        let Some(Pause { since, held, .. }) = self.paused.remove(&node) else { return Ok(()) };
+        };
         self.note(format_args!("{node} goes on with {} happenings", held.len()));
         let stood = since.map_or(Duration::ZERO, |since| self.now.since(since));
         if let Node::Coordinator(place) = node
-            && stood > LATE
+            && stood > COORDINATOR_LATE_AFTER
         {
-            self.course.awake(self.now, place);
+            self.checkers.liveness.awake(self.now, place);
             self.coordinators[place].awakes(self.now);
         }
         self.review_node(node);
-        for happening in held {
-            self.happen(happening)?;
+        for event in held {
+            self.on_event(event)?;
         }
         Ok(())
     }
@@ -300,15 +245,15 @@ impl World {
 
     fn drift(&mut self, machine: Node, permille: u32) {
         let now = self.now;
-        self.drifts.insert(machine, permille);
-        match self.process(machine) {
+        self.faults.drift(machine, permille);
+        match self.workers.process(machine) {
             Node::Coordinator(place) => {
                 if let Some(coordinator) = self.coordinators.get_mut(place) {
                     coordinator.clock_mut().drift(now, permille);
                 }
             }
             Node::Worker(place) => {
-                if let Some(worker) = self.workers.get_mut(place) {
+                if let Some(worker) = self.workers.find_mut(place) {
                     worker.clock_mut().drift(now, permille);
                 }
             }
@@ -331,7 +276,7 @@ impl World {
         match fault {
             Fault::Deafen { node, .. } => self.deafen(*node, all, until),
             Fault::Refuse { node, .. } => self.firewall(*node, all, until),
-            Fault::Misstate { node, of } => _ = self.misstated.insert(*node, *of),
+            Fault::Misstate { node, of } => self.faults.misstate(*node, *of),
             _ => {} // of machines that have no such process
         }
     }
@@ -347,8 +292,7 @@ impl World {
     /// Shuts the roads between one worker and the coordinators, and refuses the coordinators'
     /// probes of that worker.
     fn firewall(&mut self, node: Node, all: &[Node], until: Time) {
-        let refused = self.refused_until.entry(node).or_default();
-        *refused = until.max(*refused);
+        self.faults.refuse(node, until);
         let is_other = |other: &&Node| matches!(other, Node::Coordinator(_));
         let coordinators: Vec<Node> = all.iter().filter(is_other).copied().collect();
         self.shut(&[node], &coordinators, until);
@@ -359,70 +303,70 @@ impl World {
     fn shut(&mut self, from: &[Node], to: &[Node], until: Time) {
         for from in from {
             for to in to.iter().filter(|to| *to != from) {
-                self.roads.shut((*from, *to), until);
+                self.network.roads.shut((*from, *to), until);
             }
         }
-        self.queue.put(until, Happening::Reopen);
+        self.queue.put(until, Event::Reopen);
         self.review_all();
     }
 
     // Duplicates.
 
-    fn take_duplicate(&mut self, way: (Node, Node), kinds: &[Twice]) -> Option<Duplicate> {
-        let fits = |armed: &Duplicate| armed.way == way && kinds.contains(&armed.what);
-        let found = self.armed.duplicates.iter().position(fits)?;
-        self.checks.expect_refusals();
-        Some(self.armed.duplicates.remove(found))
-    }
-
     /// Lets a message arrive a second time, if a fault waits for one.
     pub(super) fn repeat_message(&mut self, from: Node, to: Node, message: &Message) {
-        if self.armed.duplicates.is_empty() {
+        if !self.faults.armed.repeats() {
             return;
         }
-        let way = (self.machine(from), self.machine(to));
-        if let Some(duplicate) = self.take_duplicate(way, &[Twice::Message]) {
-            let stray = Stray::Message { from, to, message: message.clone().into() };
-            self.queue.put(self.now + duplicate.after, Happening::Stray(Box::new(stray)));
+        let way = (self.workers.machine(from), self.workers.machine(to));
+        let duplicate = self.faults.armed.take_duplicate(way, &[DuplicateKind::Message]);
+        if let Some(duplicate) = duplicate {
+            self.checkers.invariants.expect_refusals();
+            let orphan = Orphan::Message { from, to, message: message.clone().into() };
+            self.queue.put(self.now + duplicate.after, Event::Orphan(Box::new(orphan)));
         }
     }
 
-    /// Lets a parcel arrive a second time, if a fault waits for one.
-    pub(super) fn repeat_parcel(
+    /// Lets an item arrive a second time, if a fault waits for one.
+    pub(super) fn repeat_item(
         &mut self,
         (from, to): (usize, usize),
-        (lane, step, parcel): (Lane, Step, &Parcel),
+        (lane, step, item): (Lane, Step, &StreamItem),
     ) {
-        if self.armed.duplicates.is_empty() {
+        if !self.faults.armed.repeats() {
             return;
         }
-        let way = (self.machine(Node::Worker(from)), self.machine(Node::Worker(to)));
-        let tensor = matches!(parcel, Parcel::Tensor { .. });
-        let kinds = [Twice::Parcel, Twice::OlderParcel];
+        let way =
+            (self.workers.machine(Node::Worker(from)), self.workers.machine(Node::Worker(to)));
+        let tensor = matches!(item, StreamItem::Tensor { .. });
+        let kinds = [DuplicateKind::Item, DuplicateKind::OlderItem];
         let kinds = if tensor { &kinds[..] } else { &kinds[..1] };
-        let Some(duplicate) = self.take_duplicate(way, kinds) else { return };
-        let mut parcel = parcel.clone();
-        if let (Twice::OlderParcel, Parcel::Tensor { chunk, .. }) = (duplicate.what, &mut parcel) {
+        let Some(duplicate) = self.faults.armed.take_duplicate(way, kinds) else { return };
+        self.checkers.invariants.expect_refusals();
+        let mut item = item.clone();
+        if let (DuplicateKind::OlderItem, StreamItem::Tensor { chunk, .. }) =
+            (duplicate.what, &mut item)
+        {
             chunk.generation = Generation(chunk.generation.0.saturating_sub(1));
         }
-        let stray = Stray::Parcel { from, to, parcel: (lane, step, parcel) };
-        self.queue.put(self.now + duplicate.after, Happening::Stray(Box::new(stray)));
+        let orphan = Orphan::Item { from, to, item: (lane, step, item) };
+        self.queue.put(self.now + duplicate.after, Event::Orphan(Box::new(orphan)));
     }
 
     // Memory.
 
     /// Flips a bit in a device's memory, or in the state that it will receive next.
     fn flip(&mut self, machine: Node) {
-        let (Node::Worker(slot), Node::Worker(place)) = (machine, self.process(machine)) else {
+        let (Node::Worker(slot), Node::Worker(place)) = (machine, self.workers.process(machine))
+        else {
             return;
         };
         if self.random.below(2) == 0 {
-            self.armed.states.insert(slot);
-        } else if let Some(worker) = self.workers.get_mut(place)
-            && let Some(bench) = &mut worker.bench
+            self.faults.armed.garble_state(slot);
+        } else if let Some(worker) = self.workers.find_mut(place)
+            && let Some(sim_device) = &mut worker.sim_device
         {
-            bench.flip();
-            self.course.garbled(place);
+            sim_device.flip();
+            self.checkers.liveness.garbled(place);
         }
     }
 
@@ -435,26 +379,26 @@ impl World {
         values: &mut Buffer,
     ) -> Result<(), Violation> {
         let slot = self.workers[place].slot();
-        if !self.armed.garbles.is_empty() && self.armed.garbles.remove(&slot) {
+        if self.faults.armed.garbles(slot) {
             flip_a_bit(values);
-            self.course.garbled(place);
+            self.checkers.liveness.garbled(place);
             self.note(format_args!("a gradient is garbled in the memory of worker {place}"));
         }
-        let (id, standing) = self.workers[place].standing_for(chunk.shard);
-        if standing.owns && !self.armed.mistakes.is_empty() && self.armed.mistakes.remove(&slot) {
+        let (id, receiver) = self.workers[place].receiver_state(chunk.shard);
+        if receiver.owns && self.faults.armed.mistakes(slot) {
             flip_a_bit(values);
             chunk.digest = reduce::digest(0, values);
             self.note(format_args!("worker {place} errs in an update"));
-            self.course.mistaken();
+            self.checkers.liveness.mistaken();
             self.observe(Observation::Corrupted(id))?;
         }
         Ok(())
     }
 
-    /// Garbles a piece of a shard's state, if a fault waits for one. Its digest will show it.
+    /// Garbles a chunk of a shard's state, if a fault waits for one. Its digest will show it.
     pub(super) fn garble_state(&mut self, place: usize, values: &mut Buffer) {
         let slot = self.workers[place].slot();
-        if !self.armed.states.is_empty() && self.armed.states.remove(&slot) {
+        if self.faults.armed.garbles_state(slot) {
             flip_a_bit(values);
         }
     }

@@ -5,15 +5,14 @@
 
 use std::collections::BTreeMap;
 
-use everstep_coordinator::core::LinkId;
+use everstep_coordinator::core::{LinkId, ShellEffect, ShellInput};
 use everstep_coordinator::lines::{LineRecord, LinesFound, PAGE, RECENT};
-use everstep_coordinator::seat::{Effect, Input};
 use everstep_coordinator::state::LineHistory;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{Lineage, Message, MetricsLine, RunId, Step};
 
 use super::World;
-use super::types::Happening;
+use super::types::Event;
 use crate::check::{Invariant, Violation};
 use crate::random::Random;
 
@@ -103,19 +102,19 @@ impl World {
     pub(super) fn bring_lines_about(
         &mut self,
         place: usize,
-        effect: Effect,
+        effect: ShellEffect,
     ) -> Result<(), Violation> {
         match effect {
-            Effect::OpenLines(history) => self.open_lines(place, &history),
-            Effect::AppendLines(records) => self.append_lines(place, records),
-            Effect::SkipLines(to) => {
+            ShellEffect::OpenLines(history) => self.open_lines(place, &history),
+            ShellEffect::AppendLines(records) => self.append_lines(place, records),
+            ShellEffect::SkipLines(to) => {
                 self.skip_lines(place, to);
                 Ok(())
             }
-            Effect::TellLines { to, lineage, reach, after } => {
+            ShellEffect::TellLines { to, lineage, reach, after } => {
                 self.tell_lines(place, to, (lineage, reach, after))
             }
-            Effect::Update { to, after, update } => self.update(place, to, (after, *update)),
+            ShellEffect::Update { to, after, update } => self.update(place, to, (after, *update)),
             other => panic!("{other:?} is not about lines"),
         }
     }
@@ -123,7 +122,7 @@ impl World {
     /// A coordinator opens the file of a run's lines.
     fn open_lines(&mut self, place: usize, history: &LineHistory) -> Result<(), Violation> {
         let found = self.coordinators[place].disk_mut().lines_mut().open(history);
-        self.coordinate(place, Input::LinesOpened { lineage: history.lineage, found })
+        self.step_coordinator(place, ShellInput::LinesOpened { lineage: history.lineage, found })
     }
 
     /// A coordinator writes lines at the end of the file.
@@ -157,7 +156,7 @@ impl World {
         let (lineage, durable) = (lines.open, lines.durable());
         let reach = Step(lines.current_mut().records.len() as u64);
         if reach > durable && !std::mem::replace(&mut lines.is_busy, true) {
-            self.later(Happening::LinesDurable(place, lineage, reach));
+            self.later(Event::LinesDurable(place, lineage, reach));
         }
     }
 
@@ -170,7 +169,7 @@ impl World {
         let now = self.now;
         let disk = self.coordinators[place].disk_mut();
         if let Some(until) = disk.stalled(now) {
-            self.queue.put(until, Happening::LinesDurable(place, lineage, reach));
+            self.queue.put(until, Event::LinesDurable(place, lineage, reach));
             return Ok(());
         }
         let lines = disk.lines_mut();
@@ -180,7 +179,7 @@ impl World {
             file.durable = file.durable.max(reach.0 as usize);
         }
         self.sync_lines(place);
-        self.coordinate(place, Input::LinesDurable { lineage, reach })
+        self.step_coordinator(place, ShellInput::LinesDurable { lineage, reach })
     }
 
     /// A coordinator sends lines to another one.
@@ -191,7 +190,7 @@ impl World {
         (lineage, reach, after): (Lineage, Step, Step),
     ) -> Result<(), Violation> {
         let lines = self.coordinators[place].disk().lines().page(after);
-        self.course.tally.line_pages += u64::from(!lines.is_empty());
+        self.checkers.liveness.tally.line_pages += u64::from(!lines.is_empty());
         self.tell(place, to, Message::Lines { lineage, reach, lines })
     }
 

@@ -1,31 +1,31 @@
 //! Links between processes, with what QUIC promises: a control lane keeps its order and loses
-//! nothing until the link is lost. A process loses a link on which it hears nothing for [`IDLE`].
-//! If it can, it tells the other end that it does not know the link any more.
+//! nothing until the link is lost. A process loses a link on which it hears nothing for
+//! [`IDLE_TIMEOUT`]. If it can, it tells the other end that it does not know the link any more.
 //!
 //! Coordinators and their peers also probe each other. The host of a dead process refuses the
-//! probe, so the prober notices the death within [`PROBE`]. Every link has a number, counted from
-//! 1, by which the cores know it.
+//! probe, so the prober notices the death within [`MAX_PROBE_TIME`]. Every link has a number,
+//! counted from 1, by which the cores know it.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_coordinator::core::{self as coordination, LinkEnd};
-use everstep_coordinator::seat;
+use everstep_coordinator::core::{self as coordination, LinkEnd, ShellInput};
+use everstep_coordinator::node;
 use everstep_transport::protocol::Message;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, Lane, LinkId};
 
 use super::clock::Clock;
-use super::types::Happening;
+use super::types::Event;
 use super::{Node, World};
 use crate::check::{Observation, Violation};
 
 /// The transport's idle time-out.
-pub const IDLE: Duration = Duration::from_secs(3);
+pub const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How often an idle link sends a packet. The last sign of life may be this much earlier.
-const KEEP_ALIVE: Duration = Duration::from_millis(500);
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest time until a prober notices a dead process.
-const PROBE: Duration = Duration::from_millis(75);
+const MAX_PROBE_TIME: Duration = Duration::from_millis(75);
 
 /// An item on a control lane.
 #[derive(Clone, Debug)]
@@ -175,23 +175,24 @@ impl Links {
 impl World {
     /// Puts an item on the control lane between two nodes.
     pub(super) fn put_on_lane(&mut self, from: Node, to: Node, item: Item) {
-        let Some(link) = self.links.number(from, to).filter(|_| self.links.is_open(from, to))
+        let Some(link) =
+            self.network.links.number(from, to).filter(|_| self.network.links.is_open(from, to))
         else {
             return;
         };
         let soonest = self.now + self.delay(from, to, None);
         let fresh = || ControlLane { link, items: VecDeque::new(), last: Time(0) };
-        let lane = self.links.lanes.entry((from, to)).or_insert_with(fresh);
+        let lane = self.network.links.lanes.entry((from, to)).or_insert_with(fresh);
         lane.items.push_back(item);
         lane.last = lane.last.max(soonest);
-        self.queue.put(lane.last, Happening::Deliver(from, to, link));
+        self.queue.put(lane.last, Event::Deliver(from, to, link));
     }
 
     /// The first item of a lane arrives.
     pub(super) fn deliver(&mut self, from: Node, to: Node, link: u64) -> Result<(), Violation> {
-        let waits = self.waits_at_the_door(from, to);
+        let waits = self.workers.wait_at_the_door(from, to);
         let now = self.now;
-        let lane = self.links.lanes.get_mut(&(from, to)).filter(|lane| lane.link == link);
+        let lane = self.network.links.lanes.get_mut(&(from, to)).filter(|lane| lane.link == link);
         let Some(lane) = lane else { return Ok(()) };
         // A process notices the end of a link even if it leaves the earlier messages unread.
         if waits
@@ -201,14 +202,16 @@ impl World {
             return self.lose(to, from, end);
         }
         if waits {
-            return self.leave_at_the_door(to, Happening::Deliver(from, to, link));
+            return self.leave_at_the_door(to, Event::Deliver(from, to, link));
         }
         let waiting = lane.items.len();
         let Some(item) = lane.items.pop_front() else { return Ok(()) };
         let between = matches!((from, to), (Node::Coordinator(_), Node::Coordinator(_)));
         let kind = if between { "lane between coordinators" } else { "control lane" };
         self.observe(Observation::Queued(kind, waiting))?;
-        if !self.links.is_open(to, from) || self.links.number(to, from) != Some(link) {
+        if !self.network.links.is_open(to, from)
+            || self.network.links.number(to, from) != Some(link)
+        {
             return Ok(());
         }
         match item {
@@ -219,13 +222,15 @@ impl World {
 
     /// The travel time from one node to another.
     pub(super) fn delay(&mut self, from: Node, to: Node, lane: Option<Lane>) -> Duration {
-        let way = (self.machine(from), self.machine(to));
-        self.random.delay() + self.roads.extra(way, lane, self.now, &mut self.random)
+        let way = (self.workers.machine(from), self.workers.machine(to));
+        self.random.delay() + self.network.roads.extra(way, lane, self.now, &mut self.random)
     }
 
     /// Until when nothing arrives on the road between two processes.
     pub(super) fn shut_until(&self, from: Node, to: Node) -> Option<Time> {
-        self.roads.shut_until((self.machine(from), self.machine(to)), self.now)
+        self.network
+            .roads
+            .shut_until((self.workers.machine(from), self.workers.machine(to)), self.now)
     }
 
     /// Whether a packet sent now arrives, and its answer too.
@@ -233,28 +238,18 @@ impl World {
         self.shut_until(one, other).is_none() && self.shut_until(other, one).is_none()
     }
 
-    /// The slot that a process is in, or the process itself.
-    pub(super) fn machine(&self, node: Node) -> Node {
-        match node {
-            Node::Worker(place) => {
-                Node::Worker(self.workers.get(place).map_or(place, |worker| worker.slot()))
-            }
-            other => other,
-        }
-    }
-
     // Starts and ends of links.
 
     /// Opens a link for both nodes, and returns its number.
     pub(super) fn link(&mut self, one: Node, other: Node) -> u64 {
-        self.links.count += 1;
-        let link = self.links.count;
+        self.network.links.count += 1;
+        let link = self.network.links.count;
         for (owner, peer) in [(one, other), (other, one)] {
             let side = Side { link, open: true, silent_since: None, due: None };
-            self.links.ends.insert((owner, peer), side);
-            self.links.clear(owner, peer);
-            self.drop_streams(owner, peer);
-            self.links.peers.insert((owner, link), peer);
+            self.network.links.ends.insert((owner, peer), side);
+            self.network.links.clear(owner, peer);
+            self.network.drop_streams(owner, peer);
+            self.network.links.peers.insert((owner, link), peer);
         }
         self.review(one, other);
         self.review(other, one);
@@ -263,18 +258,18 @@ impl World {
 
     /// `owner` learns that its link is gone. All items on the way to it are lost.
     pub(super) fn lose(&mut self, owner: Node, peer: Node, end: End) -> Result<(), Violation> {
-        let number = self.links.number(owner, peer).unwrap_or_default();
-        if !self.links.close(owner, peer) {
+        let number = self.network.links.number(owner, peer).unwrap_or_default();
+        if !self.network.links.close(owner, peer) {
             return Ok(());
         }
         self.note(format_args!("{owner} loses {peer}: {}", end.reason));
-        self.links.clear(peer, owner);
-        self.drop_streams(peer, owner);
+        self.network.links.clear(peer, owner);
+        self.network.drop_streams(peer, owner);
         self.review(peer, owner);
         let End { sign, reason } = end;
         match (owner, peer) {
             (Node::Operator | Node::Client(_), Node::Coordinator(place)) => {
-                self.seek(owner, place, None);
+                self.reconnect(owner, place, None);
                 Ok(())
             }
             (Node::Coordinator(place), _) => {
@@ -282,13 +277,15 @@ impl World {
                     // Of two coordinators the one with the lower number dials, whichever has lost
                     // the link.
                     Node::Coordinator(other) => {
-                        self.seek(Node::Coordinator(place.min(other)), place.max(other), None);
+                        self.reconnect(Node::Coordinator(place.min(other)), place.max(other), None);
                     }
-                    Node::Worker(worker) => self.course.unlinked(self.now, place, worker),
+                    Node::Worker(worker) => {
+                        self.checkers.liveness.unlinked(self.now, place, worker)
+                    }
                     _ => {}
                 }
                 if sign == Sign::Expelled {
-                    self.later(Happening::Removed(place));
+                    self.later(Event::Removed(place));
                 }
                 let end = match sign {
                     Sign::Gone => LinkEnd::Goodbye,
@@ -296,12 +293,12 @@ impl World {
                     Sign::Lost | Sign::Expelled => LinkEnd::Lost,
                 };
                 let link = coordination::LinkId(number);
-                self.coordinate(place, seat::Input::Disconnected { link, end, reason })
+                self.step_coordinator(place, ShellInput::Disconnected { link, end, reason })
             }
             (Node::Worker(place), Node::Worker(peer)) => self.lose_peer(place, peer, reason),
             (Node::Worker(place), Node::Coordinator(coordinator)) => {
-                self.seek(owner, coordinator, None);
-                self.feed(place, Input::CoordinatorLost { link: LinkId(number) })
+                self.reconnect(owner, coordinator, None);
+                self.step_worker(place, Input::CoordinatorLost { link: LinkId(number) })
             }
             _ => Ok(()),
         }
@@ -310,9 +307,9 @@ impl World {
     /// A process closes its end of a link, and gives the reason.
     pub(super) fn close_link(&mut self, owner: Node, peer: Node, end: End) {
         self.put_on_lane(owner, peer, Item::Closed(end));
-        if self.links.close(owner, peer) {
-            self.links.clear(peer, owner);
-            self.drop_streams(peer, owner);
+        if self.network.links.close(owner, peer) {
+            self.network.links.clear(peer, owner);
+            self.network.drop_streams(peer, owner);
             self.review(peer, owner);
         }
     }
@@ -320,39 +317,40 @@ impl World {
     /// A coordinator closes a link. Its core hears of that as of any other end.
     pub(super) fn hang_up(&mut self, place: usize, link: coordination::LinkId, end: End) {
         let own = Node::Coordinator(place);
-        let Some(peer) = self.links.peer(own, link.0) else { return };
-        if self.links.number(own, peer) == Some(link.0) {
+        let Some(peer) = self.network.links.peer(own, link.0) else { return };
+        if self.network.links.number(own, peer) == Some(link.0) {
             self.close_link(own, peer, end);
         }
         let reason = "this coordinator has closed it".into();
-        let closed = seat::Input::Disconnected { link, end: LinkEnd::Lost, reason };
-        self.later(Happening::Coordinator(place, closed));
+        let closed =
+            node::NodeInput::Shell(ShellInput::Disconnected { link, end: LinkEnd::Lost, reason });
+        self.later(Event::Coordinator(place, closed));
     }
 
     /// A process says goodbye on all its links.
     pub(super) fn close_links(&mut self, owner: Node, reason: &str) {
-        for peer in self.links.peers_of(owner) {
+        for peer in self.network.links.peers_of(owner) {
             self.close_link(owner, peer, End::gone(reason));
         }
     }
 
     /// A process ends without a word. Some of the lanes on which it sent are lost.
     pub(super) fn cut_links(&mut self, gone: Node) {
-        for peer in self.links.peers_of(gone) {
+        for peer in self.network.links.peers_of(gone) {
             if self.random.below(2) == 0 {
-                self.links.clear(gone, peer);
+                self.network.links.clear(gone, peer);
             }
-            self.cut_streams(gone, peer);
-            self.links.clear(peer, gone);
-            self.links.close(gone, peer);
+            self.network.cut_streams(gone, peer, &mut self.random);
+            self.network.links.clear(peer, gone);
+            self.network.links.close(gone, peer);
             self.review(peer, gone);
         }
     }
 
     /// A new process has started that has no links yet.
     pub(super) fn forget_links(&mut self, node: Node) {
-        let peers = self.links.peers_of(node);
-        self.links.forget(node);
+        let peers = self.network.links.peers_of(node);
+        self.network.links.forget(node);
         for peer in peers {
             self.review(peer, node);
         }
@@ -371,7 +369,7 @@ impl World {
 
     /// Reviews every link of a node.
     pub(super) fn review_node(&mut self, node: Node) {
-        for peer in self.links.peers_of(node) {
+        for peer in self.network.links.peers_of(node) {
             self.review(node, peer);
             self.review(peer, node);
         }
@@ -379,7 +377,7 @@ impl World {
 
     /// Reviews every link.
     pub(super) fn review_all(&mut self) {
-        let ends: Vec<_> = self.links.ends.keys().copied().collect();
+        let ends: Vec<_> = self.network.links.ends.keys().copied().collect();
         for (owner, peer) in ends {
             self.review(owner, peer);
         }
@@ -387,18 +385,19 @@ impl World {
 
     /// Reviews a link, since `owner` may hear its peer again, or not any more.
     fn review(&mut self, owner: Node, peer: Node) {
-        if !self.links.is_open(owner, peer) {
+        if !self.network.links.is_open(owner, peer) {
             return;
         }
-        let whole = self.links.is_whole(owner, peer);
-        let standing = self.paused.contains_key(&peer);
+        let whole = self.network.links.is_whole(owner, peer);
+        let standing = self.faults.is_paused(peer);
         let alive = self.is_alive(peer);
         let silent = !alive || standing || !whole || self.shut_until(peer, owner).is_some();
         let now = self.now;
         let why = self.why_silent(owner, peer, (alive, standing, whole));
-        let patience = self.clock(owner).true_time(IDLE);
-        let earlier = Duration::from_nanos(self.random.below(KEEP_ALIVE.as_nanos() as u64));
-        let Some(side) = self.links.ends.get_mut(&(owner, peer)) else { return };
+        let patience = self.clock(owner).true_time(IDLE_TIMEOUT);
+        let earlier =
+            Duration::from_nanos(self.random.below(KEEP_ALIVE_INTERVAL.as_nanos() as u64));
+        let Some(side) = self.network.links.ends.get_mut(&(owner, peer)) else { return };
         if !silent {
             (side.silent_since, side.due) = (None, None);
             return;
@@ -409,12 +408,12 @@ impl World {
         }
         let at = match why {
             Silence::Unknown => since + (patience - earlier),
-            Silence::Refused => now + (PROBE - earlier / 10),
+            Silence::Refused => now + (MAX_PROBE_TIME - earlier / 10),
             Silence::Forgotten => now + earlier,
         };
         let due = at.max(now);
         side.due = Some((why, due));
-        self.queue.put(due, Happening::Idle { owner, peer, due });
+        self.queue.put(due, Event::Idle { owner, peer, due });
     }
 
     fn why_silent(
@@ -425,9 +424,8 @@ impl World {
     ) -> Silence {
         let probed = [owner, peer].iter().any(|node| matches!(node, Node::Coordinator(_)));
         // A process that was started again does not know the links of the one before.
-        let known = self.links.number(peer, owner).is_some();
-        let refused = self.refused_until.get(&self.machine(peer));
-        let refused = refused.is_some_and(|until| *until > self.now);
+        let known = self.network.links.number(peer, owner).is_some();
+        let refused = self.faults.is_refused(self.workers.machine(peer), self.now);
         match () {
             () if refused && matches!(owner, Node::Coordinator(_)) => Silence::Refused,
             () if !self.reach(owner, peer) => Silence::Unknown,
@@ -439,7 +437,7 @@ impl World {
 
     /// A silent link may be due to be lost now.
     pub(super) fn idle(&mut self, owner: Node, peer: Node, due: Time) -> Result<(), Violation> {
-        let side = self.links.ends.get(&(owner, peer)).and_then(|side| side.due);
+        let side = self.network.links.ends.get(&(owner, peer)).and_then(|side| side.due);
         let end = match side.filter(|(_, at)| *at == due) {
             None => return Ok(()),
             Some((Silence::Unknown, _)) => End::lost("nothing was heard for too long"),

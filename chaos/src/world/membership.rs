@@ -11,29 +11,29 @@
 
 use std::time::Duration;
 
-use everstep_coordinator::core::LinkId;
-use everstep_coordinator::raft::{Kept, Members, ReplicaId};
-use everstep_coordinator::seat::{Input, TICK};
-use everstep_transport::protocol::{CoordinatorId, Message, Wish};
+use everstep_coordinator::core::{LinkId, ShellInput};
+use everstep_coordinator::node::{NODE_TICK, NodeInput};
+use everstep_coordinator::raft::{DurableState, Members, ReplicaId};
+use everstep_transport::protocol::{CoordinatorId, Message, OperatorCommand};
 use everstep_transport::time::Time;
 
 use super::coordinator::{Directory, Process};
-use super::disk::Disk;
-use super::journal::Journal;
+use super::disk::CoordinatorDisk;
+use super::history_file::HistoryFile;
 use super::link::End;
-use super::types::Happening;
+use super::types::Event;
 use super::{Node, World};
 use crate::check::{Observation, Violation};
 use crate::fault::Fault;
 
 /// How often a machine asks to be a coordinator.
-const ASKING: Duration = Duration::from_millis(500);
+const JOIN_REQUEST_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a leader that is to stop waits for another leader.
-const HANDING_OVER: Duration = Duration::from_secs(1);
+const LEADER_TRANSFER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What the schedule plans for a coordinator's machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Prospect {
+pub enum MachinePlan {
     /// Processes may start there again.
     #[default]
     Open,
@@ -47,7 +47,7 @@ pub enum Prospect {
     Damaged(Duration),
 }
 
-impl Prospect {
+impl MachinePlan {
     /// Whether no process can start there.
     pub fn is_in_the_way(self) -> bool {
         matches!(self, Self::Retired | Self::Damaged(_))
@@ -68,8 +68,8 @@ impl World {
             let places = 0..self.coordinators.len();
             places.max_by_key(|place| self.coordinators[*place].applied())
         };
-        let seat = self.coordinators[self.leader().or_else(newest)?].seat()?;
-        Some(seat.replica().members())
+        let node = self.coordinators[self.leader().or_else(newest)?].node()?;
+        Some(node.replica().members())
     }
 
     /// Whether most of the members run. A member that was removed and told so does not count, even
@@ -79,13 +79,13 @@ impl World {
             let place = self.place_of(id.0);
             place.is_some_and(|place| {
                 let coordinator = &self.coordinators[place];
-                let stands = self.paused.contains_key(&Node::Coordinator(place))
+                let stands = self.faults.is_paused(Node::Coordinator(place))
                     || coordinator.disk().stalled(self.now).is_some();
-                coordinator.seat().is_some() && !stands
+                coordinator.node().is_some() && !stands
             })
         };
         let most = |ids: &[ReplicaId]| {
-            let needed = || ids.iter().filter(|id| !self.checks.was_dismissed(id.0));
+            let needed = || ids.iter().filter(|id| !self.checkers.invariants.was_dismissed(id.0));
             2 * needed().filter(|id| runs(id)).count() > needed().count()
         };
         self.members().is_some_and(|members| {
@@ -96,23 +96,23 @@ impl World {
     /// Whether the log lists all machines that are coordinators, each has a vote, and no change of
     /// members is under way.
     fn is_settled(&self) -> bool {
-        let Some(seat) = self.leader().and_then(|place| self.coordinators[place].seat()) else {
+        let Some(node) = self.leader().and_then(|place| self.coordinators[place].node()) else {
             return false;
         };
         let ids = self.coordinators.iter().filter_map(|known| known.directory.id);
         let mut ids: Vec<ReplicaId> = ids.map(ReplicaId).collect();
         ids.sort_unstable();
-        let listed = seat.core().state().coordinators();
+        let listed = node.core().state().coordinators();
         let listed = listed.iter().map(|view| ReplicaId(view.id)).eq(ids.iter().copied());
         let settled = Members { voters: ids, ..Members::default() };
-        listed && *seat.replica().members() == settled && !self.operator.wishes_a_removal()
+        listed && *node.replica().members() == settled && !self.operator.wishes_a_removal()
     }
 
     /// Whether another coordinator has the whole history.
     fn is_told_elsewhere(&self, place: usize) -> bool {
         let others = self.coordinators.iter().enumerate().filter(|(other, _)| *other != place);
         let mut members = others.filter(|(_, known)| known.directory.id.is_some());
-        members.any(|(_, known)| known.disk().journal().is_whole())
+        members.any(|(_, known)| known.disk().history_file().is_whole())
     }
 }
 
@@ -121,17 +121,18 @@ impl World {
     /// A machine without a coordinator's id asks for one on all its links.
     pub(super) fn petition(&mut self, place: usize) {
         let (own, now) = (Node::Coordinator(place), self.now);
+        let state = self.own(place);
         let coordinator = &mut self.coordinators[place];
-        let state = coordinator.own();
         let Process::Asks(asked) = coordinator.process_mut() else { return };
-        if asked.is_some_and(|asked| now.since(asked) < ASKING) {
+        if asked.is_some_and(|asked| now.since(asked) < JOIN_REQUEST_INTERVAL) {
             return;
         }
         *asked = Some(now);
         let (incarnation, address) = (state.incarnation, state.address);
+        let (api, log_format) = (None, state.log_format);
         for other in (0..self.coordinators.len()).map(Node::Coordinator) {
-            if self.links.is_open(own, other) {
-                let join = Message::Join { id: None, incarnation, address, api: None };
+            if self.network.links.is_open(own, other) {
+                let join = Message::Join { id: None, incarnation, address, api, log_format };
                 self.say(own, other, join);
             }
         }
@@ -141,13 +142,15 @@ impl World {
     pub(super) fn answered_petition(
         &mut self,
         place: usize,
-        input: Input,
+        input: NodeInput,
     ) -> Result<(), Violation> {
-        let Input::Message { message, .. } = input else { return Ok(()) };
+        let NodeInput::Shell(ShellInput::Message { message, .. }) = input else { return Ok(()) };
         let directory = &mut self.coordinators[place].directory;
         match message {
-            Message::Coordinators { revision, members, .. } if revision > directory.book.0 => {
-                directory.book = (revision, members);
+            Message::Coordinators { revision, members, .. }
+                if revision > directory.membership.0 =>
+            {
+                directory.membership = (revision, members);
                 Ok(())
             }
             Message::Joined { id } => self.admitted(place, id),
@@ -159,7 +162,7 @@ impl World {
     fn admitted(&mut self, place: usize, id: CoordinatorId) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
         self.note(format_args!("{node} is admitted under id {id}"));
-        self.course.tally.joined += 1;
+        self.checkers.liveness.tally.joined += 1;
         self.close_links(node, "it is a coordinator now");
         self.end_coordinator(place);
         self.forget_links(node);
@@ -170,23 +173,23 @@ impl World {
     /// Keeps the newest list of coordinators in the directory.
     pub(super) fn keep_book(&mut self, place: usize) -> Result<(), Violation> {
         let coordinator = &mut self.coordinators[place];
-        let Some(state) = coordinator.seat().map(|seat| seat.core().state()) else { return Ok(()) };
+        let Some(state) = coordinator.node().map(|node| node.core().state()) else { return Ok(()) };
         let (revision, all) = (state.revision(), state.coordinators());
-        if revision <= coordinator.directory.book.0 {
+        if revision <= coordinator.directory.membership.0 {
             return Ok(());
         }
         let ids: Vec<CoordinatorId> = all.iter().map(|view| view.id).collect();
-        coordinator.directory.book = (revision, all);
+        coordinator.directory.membership = (revision, all);
         self.observe(Observation::Listed(revision, &ids))
     }
 }
 
 // Coordinators that are shut out.
 impl World {
-    /// A coordinator closes its links with removed coordinators, as the daemon's roster does.
+    /// A coordinator closes its links with removed coordinators, as the daemon's allow list does.
     pub(super) fn shut_out(&mut self, place: usize) {
-        let Some(seat) = self.coordinators[place].seat() else { return };
-        let shut_out = seat.shut_out();
+        let Some(node) = self.coordinators[place].node() else { return };
+        let shut_out = node.shut_out();
         if shut_out == self.coordinators[place].shut_out {
             return;
         }
@@ -196,21 +199,21 @@ impl World {
         for other in 0..self.coordinators.len() {
             let peer = Node::Coordinator(other);
             if self.refuses(place, other)
-                && self.links.is_open(own, peer)
-                && let Some(link) = self.links.number(own, peer)
+                && self.network.links.is_open(own, peer)
+                && let Some(link) = self.network.links.number(own, peer)
             {
                 self.hang_up(place, LinkId(link), End::expelled());
             }
         }
-        if let Some(restart) = self.armed.expelling() {
+        if let Some(restart) = self.faults.armed.expelling() {
             let crash = Fault::Crash { node: own, restart: Some(restart) };
-            self.queue.put(self.now, Happening::Fault(Box::new(crash)));
+            self.queue.put(self.now, Event::Fault(Box::new(crash)));
         }
     }
 
     fn refuses(&self, place: usize, other: usize) -> bool {
         let shut_out = &self.coordinators[place].shut_out;
-        !shut_out.is_empty() && shut_out.contains(&self.coordinators[other].own().name)
+        !shut_out.is_empty() && shut_out.contains(&self.coordinators[other].of_today().name)
     }
 
     /// Whether one of two coordinators refuses a link between them. The refused one always learns
@@ -218,7 +221,7 @@ impl World {
     pub(super) fn refuse(&mut self, one: usize, two: usize) -> bool {
         let refused = [(one, two), (two, one)].map(|(by, whom)| (self.refuses(by, whom), whom));
         for (_, whom) in refused.iter().filter(|(is_refused, _)| *is_refused) {
-            self.later(Happening::Removed(*whom));
+            self.later(Event::Removed(*whom));
         }
         refused.iter().any(|(is_refused, _)| *is_refused)
     }
@@ -247,7 +250,7 @@ impl World {
         self.crash(machine, Some(restart));
         self.note(format_args!("{machine} has an empty disk"));
         self.renew(place);
-        self.operator.wish(Wish::Remove(id));
+        self.operator.command(OperatorCommand::Remove(id));
     }
 
     /// A coordinator's process ends, and a byte of its log changes, if the cluster can bear that.
@@ -256,18 +259,18 @@ impl World {
         let Some((place, id)) = self.expendable(machine) else { return };
         self.crash(machine, Some(restart));
         self.note(format_args!("a byte on the disk of {machine} is another one"));
-        self.coordinators[place].prospect = Prospect::Damaged(restart);
-        self.operator.wish(Wish::Remove(id));
+        self.coordinators[place].plan = MachinePlan::Damaged(restart);
+        self.operator.command(OperatorCommand::Remove(id));
     }
 
     /// The operator's removal was answered. A new coordinator may begin on a machine with a damaged
     /// log.
     pub(super) fn has_removed(&mut self, id: CoordinatorId) {
         let Some(place) = self.place_of(id) else { return };
-        if let Prospect::Damaged(restart) = self.coordinators[place].prospect {
-            self.course.tally.replaced += 1;
+        if let MachinePlan::Damaged(restart) = self.coordinators[place].plan {
+            self.checkers.liveness.tally.replaced += 1;
             self.renew(place);
-            self.queue.put(self.now + restart, Happening::Restart(Node::Coordinator(place)));
+            self.queue.put(self.now + restart, Event::Restart(Node::Coordinator(place)));
         }
     }
 
@@ -275,7 +278,7 @@ impl World {
     pub(super) fn fill(&mut self, machine: Node, restart: Duration) {
         if let Node::Coordinator(place) = machine
             && let Some(coordinator) = self.coordinators.get_mut(place)
-            && coordinator.seat().is_some()
+            && coordinator.node().is_some()
         {
             coordinator.disk_mut().fill(restart);
         }
@@ -285,18 +288,18 @@ impl World {
     pub(super) fn end_for_room(&mut self, place: usize, restart: Duration) {
         let node = Node::Coordinator(place);
         self.note(format_args!("{node} ends: no storage space"));
-        self.course.tally.full += 1;
+        self.checkers.liveness.tally.full += 1;
         self.close_links(node, "no storage space");
         self.end_coordinator(place);
-        self.queue.put(self.now + restart, Happening::Restart(node));
+        self.queue.put(self.now + restart, Event::Restart(node));
     }
 
     /// The operator removes a coordinator. If only that one has a part of the history, the others
     /// must get it before they let it go.
     pub(super) fn remove(&mut self, machine: Node, restart: Option<Duration>) {
         if let Some((place, id)) = self.removable(machine, 2) {
-            self.coordinators[place].prospect = Prospect::Removal(restart);
-            self.operator.wish(Wish::Remove(id));
+            self.coordinators[place].plan = MachinePlan::Removal(restart);
+            self.operator.command(OperatorCommand::Remove(id));
         }
     }
 
@@ -304,9 +307,9 @@ impl World {
     pub(super) fn revive(&mut self, machine: Node) {
         if let Node::Coordinator(place) = machine
             && let Some(coordinator) = self.coordinators.get_mut(place)
-            && coordinator.prospect == Prospect::Retired
+            && coordinator.plan == MachinePlan::Retired
         {
-            coordinator.prospect = Prospect::Open;
+            coordinator.plan = MachinePlan::Open;
         }
     }
 
@@ -317,20 +320,20 @@ impl World {
     pub(super) fn removed(&mut self, place: usize) -> Result<(), Violation> {
         let node = Node::Coordinator(place);
         let coordinator = &self.coordinators[place];
-        let prospect = coordinator.prospect;
+        let plan = coordinator.plan;
         let Some(id) = coordinator.directory.id else { return Ok(()) };
         self.observe(Observation::Dismissed(id))?;
         self.note(format_args!("{node} was removed"));
-        self.course.tally.removed += 1;
+        self.checkers.liveness.tally.removed += 1;
         self.close_links(node, "it was removed");
         self.end_coordinator(place);
         self.renew(place);
         self.judge_history()?;
-        match prospect {
-            Prospect::Removal(Some(after)) => {
-                self.queue.put(self.now + after, Happening::Restart(node));
+        match plan {
+            MachinePlan::Removal(Some(after)) => {
+                self.queue.put(self.now + after, Event::Restart(node));
             }
-            _ => self.coordinators[place].prospect = Prospect::Retired,
+            _ => self.coordinators[place].plan = MachinePlan::Retired,
         }
         Ok(())
     }
@@ -340,11 +343,13 @@ impl World {
         let coordinator = &mut self.coordinators[place];
         let incarnation = coordinator.directory.incarnation + 1;
         coordinator.directory = Directory { incarnation, ..Directory::default() };
-        coordinator.prospect = Prospect::Open;
-        *coordinator.disk_mut() = Disk::new(Kept::default(), Journal::default());
+        coordinator.plan = MachinePlan::Open;
+        *coordinator.disk_mut() =
+            CoordinatorDisk::new(DurableState::default(), HistoryFile::default());
     }
 
-    /// Stops a coordinator. A leader first waits up to [`HANDING_OVER`] for another one to lead.
+    /// Stops a coordinator. A leader first waits up to [`LEADER_TRANSFER_TIMEOUT`] for another one
+    /// to lead.
     pub(super) fn leave(
         &mut self,
         place: usize,
@@ -352,27 +357,27 @@ impl World {
         restart: Duration,
     ) -> Result<(), Violation> {
         if since.is_none() {
-            self.coordinate(place, Input::HandOver)?;
+            self.step_coordinator(place, NodeInput::HandOver)?;
         }
         let Some(coordinator) = self.coordinators.get(place) else { return Ok(()) };
         let since = since.unwrap_or(self.now);
-        let leads = coordinator.seat().is_some_and(|seat| {
-            let follows = seat.leads().is_none() && seat.leader().is_some();
-            !follows && seat.replica().members().voters.len() > 1
+        let leads = coordinator.node().is_some_and(|node| {
+            let follows = node.leads().is_none() && node.leader().is_some();
+            !follows && node.replica().members().voters.len() > 1
         });
-        if leads && self.now.since(since) <= HANDING_OVER {
-            let again = Happening::Leave { place, since: Some(since), restart };
-            self.queue.put(self.now + TICK, again);
+        if leads && self.now.since(since) <= LEADER_TRANSFER_TIMEOUT {
+            let again = Event::Leave { place, since: Some(since), restart };
+            self.queue.put(self.now + NODE_TICK, again);
             return Ok(());
         }
         if !coordinator.is_down() {
             let node = Node::Coordinator(place);
             self.note(format_args!("{node} has stopped, and led: {leads}"));
-            self.course.tally.stopped += 1;
+            self.checkers.liveness.tally.stopped += 1;
             self.coordinators[place].disk_mut().finish();
             self.close_links(node, "it has stopped");
             self.end_coordinator(place);
-            self.queue.put(self.now + restart, Happening::Restart(node));
+            self.queue.put(self.now + restart, Event::Restart(node));
         }
         Ok(())
     }

@@ -1,43 +1,43 @@
 //! The operator that submits the run and watches it, as the launcher does.
 //!
-//! It has a link to every coordinator, and asks the leader. It repeats a wish until it has an
-//! answer, and then once more. The cluster must carry the wish out once, and give the same answer
-//! again (I9).
+//! It has a link to every coordinator, and asks the leader. It repeats a command until it has an
+//! answer, and then once more. The cluster must carry the command out once, and give the same
+//! answer again (I9).
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use everstep_coordinator::core::LinkId;
-use everstep_coordinator::seat::Input;
+use everstep_coordinator::core::{LinkId, ShellInput};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
+use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
-    CoordinatorId, Message, MetricsLine, NodeName, Question, RequestId, Step, Term, Wish,
+    CoordinatorId, Message, MetricsLine, NodeName, OperatorCommand, Question, RequestId, Step, Term,
 };
 use everstep_transport::time::Time;
 
-use super::types::Happening;
+use super::types::Event;
 use super::{Exits, Node, World};
 use crate::check::{Invariant, Observation, Violation};
 
 /// The pause between an answer and the next question.
-const PAUSE: Duration = Duration::from_millis(100);
+const WATCH_INTERVAL: Duration = Duration::from_millis(100);
 /// How often the world looks for processes that have ended.
-const REMIND: Duration = Duration::from_secs(1);
+const EXIT_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// An operator asks a run to go back when it has waited this long for owners.
-const WAIT: Duration = Duration::from_secs(4);
+const ROLLBACK_AFTER: Duration = Duration::from_secs(4);
 /// The operator's number among all clients.
 const CLIENT: u64 = 1;
 
-/// What the operator wishes and knows.
+/// The commands and the knowledge of the operator.
 #[derive(Debug)]
-pub struct Operator {
+pub struct SimOperator {
     /// Wishes that are not done yet, with their numbers. The first one is under way.
-    wishes: VecDeque<(u64, Wish)>,
-    /// How many wishes there were.
-    wished: u64,
-    /// The first answer to the wish under way. The operator expects a second one.
-    answer: Option<Option<String>>,
+    commands: VecDeque<(u64, OperatorCommand)>,
+    /// How many commands there were.
+    commanded: u64,
+    /// The first answer to the command under way. The operator expects a second one.
+    answer: Option<Option<Rejection>>,
     /// The coordinator whose removal was refused while it was a member. The operator asks for it
     /// again.
     refused: Option<CoordinatorId>,
@@ -55,11 +55,11 @@ pub struct Operator {
     looked: Time,
 }
 
-impl Default for Operator {
+impl Default for SimOperator {
     fn default() -> Self {
         Self {
-            wishes: VecDeque::new(),
-            wished: 0,
+            commands: VecDeque::new(),
+            commanded: 0,
             answer: None,
             refused: None,
             leader: (Term(0), None),
@@ -73,7 +73,7 @@ impl Default for Operator {
     }
 }
 
-impl Operator {
+impl SimOperator {
     /// The state of the run, as the operator last heard.
     pub fn outcome(&self) -> &Outcome {
         &self.outcome
@@ -86,7 +86,7 @@ impl Operator {
 
     /// Whether the operator wants to remove a coordinator.
     pub fn wishes_a_removal(&self) -> bool {
-        self.wishes.iter().any(|(_, wish)| matches!(wish, Wish::Remove(_)))
+        self.commands.iter().any(|(_, command)| matches!(command, OperatorCommand::Remove(_)))
     }
 
     /// Notes that a launcher has seen the end of a process.
@@ -94,10 +94,10 @@ impl Operator {
         self.exits.push((name, how));
     }
 
-    /// Adds a wish at the end of the queue.
-    pub fn wish(&mut self, wish: Wish) {
-        self.wished += 1;
-        self.wishes.push_back((self.wished, wish));
+    /// Adds a command at the end of the queue.
+    pub fn command(&mut self, command: OperatorCommand) {
+        self.commanded += 1;
+        self.commands.push_back((self.commanded, command));
     }
 }
 
@@ -107,16 +107,17 @@ impl World {
         let name = NodeName::parse("operator").expect("a valid name");
         let identity = Identity { role: Role::Operator, name };
         let link = LinkId(self.link(Node::Operator, Node::Coordinator(place)));
-        self.queue.put(self.now, Happening::Watch(link.0));
-        self.coordinate(place, Input::Connected { link, identity })
+        self.queue.put(self.now, Event::Watch(link.0));
+        self.step_coordinator(place, ShellInput::Connected { link, identity })
     }
 
-    /// Asks the leader for news on this link, and repeats the wish under way. Asks any other
+    /// Asks the leader for news on this link, and repeats the command under way. Asks any other
     /// coordinator which one leads.
     pub(super) fn watch(&mut self, link: u64) {
         let own = Node::Operator;
-        let Some(peer) = self.links.peer(own, link) else { return };
-        let usable = self.links.is_open(own, peer) && self.links.number(own, peer) == Some(link);
+        let Some(peer) = self.network.links.peer(own, link) else { return };
+        let usable = self.network.links.is_open(own, peer)
+            && self.network.links.number(own, peer) == Some(link);
         if !usable || self.operator.asked == Some(link) {
             return;
         }
@@ -124,9 +125,9 @@ impl World {
             return self.say(own, peer, Message::Ask(Question::Coordinators));
         }
         self.operator.asked = Some(link);
-        if let Some((number, wish)) = self.operator.wishes.front().cloned() {
+        if let Some((number, command)) = self.operator.commands.front().cloned() {
             let id = RequestId { client: CLIENT, number };
-            self.say(own, peer, Message::Request { id, wish });
+            self.say(own, peer, Message::Request { id, command });
         }
         let step = self.operator.lines.last().map_or(Step(0), |line| line.step);
         let event = self.operator.event;
@@ -135,9 +136,9 @@ impl World {
 
     /// Tells the leader of processes that have ended, in the scenario's way.
     pub(super) fn look_after_exits(&mut self) {
-        let leader = self.leader().and_then(|place| self.coordinators[place].seat());
-        let Some(state) = leader.map(|seat| seat.core().state()) else { return };
-        if self.now.since(self.operator.looked) < REMIND {
+        let leader = self.leader().and_then(|place| self.coordinators[place].node());
+        let Some(state) = leader.map(|node| node.core().state()) else { return };
+        if self.now.since(self.operator.looked) < EXIT_REPORT_INTERVAL {
             return;
         }
         self.operator.looked = self.now;
@@ -151,9 +152,13 @@ impl World {
             Exits::RolledBack => {
                 let (run, asked) = (state.run_id(), state.is_to_go_back());
                 let generation = state.generation();
-                let waits = self.waits_for_owners().is_some_and(|span| span >= WAIT);
-                if waits && !asked && self.operator.wishes.is_empty() {
-                    self.operator.wish(Wish::Rollback { run, step: Step(0), generation });
+                let waits = self.waits_for_owners().is_some_and(|span| span >= ROLLBACK_AFTER);
+                if waits && !asked && self.operator.commands.is_empty() {
+                    self.operator.command(OperatorCommand::Rollback {
+                        run,
+                        step: Step(0),
+                        generation,
+                    });
                 }
             }
             Exits::GivenUp => {}
@@ -165,7 +170,7 @@ impl World {
         let place = self.leader()?;
         let coordinator = &self.coordinators[place];
         let now = coordinator.clock().read(self.now);
-        let view = coordinator.seat()?.core().cluster_view(now);
+        let view = coordinator.node()?.core().cluster_view(now);
         let since = view.owners_awaited?.since_unix_ms;
         Some(Duration::from_millis(view.now_unix_ms.saturating_sub(since)))
     }
@@ -186,7 +191,7 @@ impl World {
                 Ok(())
             }
             Message::Update(update) => {
-                let link = self.links.number(Node::Operator, from);
+                let link = self.network.links.number(Node::Operator, from);
                 match self.operator.asked.take_if(|asked| Some(*asked) == link) {
                     Some(_) => self.updated(update),
                     None => Ok(()),
@@ -209,23 +214,24 @@ impl World {
             if let Some(asked) = self.operator.asked.take() {
                 self.give_up(Node::Operator, asked);
             }
-            if let Some(link) = self.links.number(Node::Operator, Node::Coordinator(place)) {
-                self.queue.put(self.now, Happening::Watch(link));
+            if let Some(link) = self.network.links.number(Node::Operator, Node::Coordinator(place))
+            {
+                self.queue.put(self.now, Event::Watch(link));
             }
         }
     }
 
-    fn answered(&mut self, id: RequestId, refusal: Option<String>) -> Result<(), Violation> {
-        let Some((number, wish)) = self.operator.wishes.front() else { return Ok(()) };
+    fn answered(&mut self, id: RequestId, refusal: Option<Rejection>) -> Result<(), Violation> {
+        let Some((number, command)) = self.operator.commands.front() else { return Ok(()) };
         if id.number != *number {
             return Ok(());
         }
-        let submission = matches!(wish, Wish::Submit(_));
-        let removal = if let Wish::Remove(id) = wish { Some(*id) } else { None };
+        let submission = matches!(command, OperatorCommand::Submit(_));
+        let removal = if let OperatorCommand::Remove(id) = command { Some(*id) } else { None };
         let first = self.operator.answer.is_none();
         match removal.filter(|_| first && refusal.is_some()) {
             // The leader may hear too few of the others at this moment. The operator asks again.
-            Some(id) if self.checks.is_listed(id) => return self.ask_anew(id),
+            Some(id) if self.checkers.invariants.is_listed(id) => return self.ask_anew(id),
             Some(id) if self.operator.refused == Some(id) => {
                 let seen = format!("the removal of coordinator {id} was refused, and carried out");
                 return Err(Violation { invariant: Invariant::I9, at: self.now, seen });
@@ -236,7 +242,7 @@ impl World {
             self.operator.answer = Some(refusal);
             return Ok(());
         };
-        self.operator.wishes.pop_front();
+        self.operator.commands.pop_front();
         removal.into_iter().for_each(|id| self.has_removed(id));
         if first == refusal && !(submission && refusal.is_some()) {
             return Ok(());
@@ -245,13 +251,13 @@ impl World {
         Err(Violation { invariant: Invariant::I9, at: self.now, seen })
     }
 
-    /// The cluster must not carry out a refused wish, however often the operator repeated it. So
-    /// the operator makes the same wish under a new number.
+    /// The cluster must not carry out a refused command, however often the operator repeated it. So
+    /// the operator makes the same command under a new number.
     fn ask_anew(&mut self, refused: CoordinatorId) -> Result<(), Violation> {
-        let Operator { wishes, wished, .. } = &mut self.operator;
-        *wished += 1;
-        if let Some((number, _)) = wishes.front_mut() {
-            *number = *wished;
+        let SimOperator { commands, commanded, .. } = &mut self.operator;
+        *commanded += 1;
+        if let Some((number, _)) = commands.front_mut() {
+            *number = *commanded;
         }
         self.operator.refused = Some(refused);
         Ok(())
@@ -278,9 +284,9 @@ impl World {
             self.operator.outcome = update.outcome;
         }
         if let Some(leader) = self.operator.leader.1
-            && let Some(link) = self.links.number(Node::Operator, Node::Coordinator(leader))
+            && let Some(link) = self.network.links.number(Node::Operator, Node::Coordinator(leader))
         {
-            self.queue.put(self.now + PAUSE, Happening::Watch(link));
+            self.queue.put(self.now + WATCH_INTERVAL, Event::Watch(link));
         }
         Ok(())
     }

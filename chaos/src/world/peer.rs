@@ -1,6 +1,6 @@
 //! The other workers, as a worker's shell keeps them. It talks to the workers that its generation
-//! names, and to the learners that it was told to meet. Input from any other linked worker waits at
-//! the door for a while.
+//! names, and to the joiners that it was told to accept. Input from any other linked worker waits
+//! at the door for a while.
 //!
 //! Of two workers the newer one dials the older one, until it has a link. Messages wait for the
 //! link. The shell reports a link as lost if it does not come up in time, or if another link
@@ -11,19 +11,19 @@ use std::time::Duration;
 
 use everstep_transport::protocol::{Message, NodeName, Record, Step, WorkerId};
 use everstep_transport::time::Time;
-use everstep_worker::step::event::{Input, Lane, Parcel};
+use everstep_worker::step::event::{Input, Lane, StreamItem};
 
 use super::link::End;
-use super::types::Happening;
+use super::types::Event;
 use super::{Node, World};
 use crate::check::Violation;
 
 /// How long a link may take to come up.
-const CONNECT: Duration = Duration::from_secs(3);
+const PEER_LINK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The wait between two dials, at first and at most.
-const AGAIN: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const PEER_DIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How many generations may begin while a link is of no use.
-const MAX_WAIT: u32 = 4;
+const MAX_PENDING_GENERATIONS: u32 = 4;
 
 /// Another worker.
 #[derive(Debug)]
@@ -32,7 +32,7 @@ pub struct Peer {
     linked: bool,
     /// Whether something was sent in this generation.
     used: bool,
-    /// Messages and parcels that wait for the link.
+    /// Messages and items that wait for the link.
     waiting: Vec<Outgoing>,
     /// Since when a link is expected. None once it is up, or once it was reported missing.
     expected: Option<Time>,
@@ -40,11 +40,11 @@ pub struct Peer {
     called: Time,
 }
 
-/// A message or parcel to send.
+/// A message or item to send.
 #[derive(Debug)]
 enum Outgoing {
     Message(Box<Message>),
-    Parcel(Lane, Step, Parcel),
+    Item(Lane, Step, StreamItem),
 }
 
 /// All other workers that a worker talks to.
@@ -52,7 +52,7 @@ enum Outgoing {
 pub struct Peers {
     peers: BTreeMap<WorkerId, Peer>,
     /// Input from workers that this one does not know yet.
-    door: Vec<Happening>,
+    door: Vec<Event>,
     /// Generations that have begun since a link was of use, by the other's place.
     waited: BTreeMap<usize, u32>,
 }
@@ -70,11 +70,11 @@ impl World {
     pub(super) fn enter_roster(&mut self, place: usize, record: &Record) {
         let own = self.workers[place].name().clone();
         let others = record.members.iter().filter(|member| member.name != own);
-        let roster: BTreeMap<WorkerId, usize> =
+        let members: BTreeMap<WorkerId, usize> =
             others.filter_map(|other| Some((other.worker, place_of(&other.name)?))).collect();
-        self.workers[place].peers_mut().peers.retain(|id, _| roster.contains_key(id));
+        self.workers[place].peers_mut().peers.retain(|id, _| members.contains_key(id));
         self.reset_streams(place, record.number);
-        for (id, other) in roster {
+        for (id, other) in members {
             self.expect_peer(place, id, other);
         }
         self.let_strangers_go(place);
@@ -83,7 +83,7 @@ impl World {
     }
 
     /// Adds a worker to talk to in this generation, or dials one again after the loss of its link.
-    pub(super) fn meet(&mut self, place: usize, worker: WorkerId, name: &NodeName) {
+    pub(super) fn accept_peer(&mut self, place: usize, worker: WorkerId, name: &NodeName) {
         let known = self.workers[place].peers().peers.get(&worker);
         let known = known.is_some_and(|peer| peer.linked || peer.expected.is_some());
         if let Some(other) = place_of(name).filter(|other| *other != place && !known) {
@@ -96,7 +96,7 @@ impl World {
     /// Drops all other workers.
     pub(super) fn leave_roster(&mut self, place: usize) {
         self.workers[place].peers_mut().peers.clear();
-        for other in self.links.workers_of(place) {
+        for other in self.network.links.workers_of(place) {
             let end = End::lost("this worker begins anew");
             self.close_link(Node::Worker(place), Node::Worker(other), end);
         }
@@ -104,26 +104,26 @@ impl World {
 
     /// Begins a generation with a peer. An open link is kept.
     fn expect_peer(&mut self, place: usize, id: WorkerId, other: usize) {
-        let linked = self.links.is_open(Node::Worker(place), Node::Worker(other));
+        let linked = self.network.links.is_open(Node::Worker(place), Node::Worker(other));
         let (expected, called) = ((!linked).then_some(self.now), Time(0));
         let (used, waiting) = (false, Vec::new());
         let peer = Peer { place: other, linked, used, waiting, expected, called };
         self.workers[place].peers_mut().peers.insert(id, peer);
         if !linked {
-            let patience = self.workers[place].clock().true_time(CONNECT);
-            let overdue = Happening::Overdue { place, to: id, since: self.now };
+            let patience = self.workers[place].clock().true_time(PEER_LINK_TIMEOUT);
+            let overdue = Event::Overdue { place, to: id, since: self.now };
             self.queue.put(self.now + patience, overdue);
         }
     }
 
     /// Closes links that have been of no use for some generations.
     fn let_strangers_go(&mut self, place: usize) {
-        for other in self.links.workers_of(place) {
+        for other in self.network.links.workers_of(place) {
             let peers = self.workers[place].peers_mut();
             let is_peer = peers.peers.values().any(|peer| peer.place == other);
             let waited = peers.waited.entry(other).or_default();
             *waited = if is_peer { 0 } else { *waited + 1 };
-            if *waited >= MAX_WAIT {
+            if *waited >= MAX_PENDING_GENERATIONS {
                 peers.waited.remove(&other);
                 let end = End::lost("no member of the generation");
                 self.close_link(Node::Worker(place), Node::Worker(other), end);
@@ -143,7 +143,7 @@ impl World {
         }
         for to in called {
             let at = now + self.random.delay();
-            self.queue.put(at, Happening::Dial { place, to, since: now, wait: AGAIN.0 });
+            self.queue.put(at, Event::Dial { place, to, since: now, wait: PEER_DIAL_BACKOFF.0 });
         }
     }
 
@@ -162,13 +162,13 @@ impl World {
         };
         let other = peer.place;
         let (own, peer) = (Node::Worker(place), Node::Worker(other));
-        let answers = self.is_alive(peer) && !self.paused.contains_key(&peer);
+        let answers = self.is_alive(peer) && !self.faults.is_paused(peer);
         if !answers || !self.reach(own, peer) {
-            let again = Happening::Dial { place, to, since, wait: (wait * 2).min(AGAIN.1) };
+            let again = Event::Dial { place, to, since, wait: (wait * 2).min(PEER_DIAL_BACKOFF.1) };
             self.queue.put(self.now + wait, again);
             return Ok(());
         }
-        let replaced = self.links.is_open(peer, own);
+        let replaced = self.network.links.is_open(peer, own);
         self.link(own, peer);
         self.attach(place, other)?;
         match self.workers[other].peers().id_of(place).filter(|_| replaced) {
@@ -182,9 +182,9 @@ impl World {
         let peer = self.workers[place].peers_mut().peers.get_mut(&from);
         let Some(peer) = peer.filter(|peer| peer.used) else { return Ok(()) };
         let other = peer.place;
-        self.course.parted(self.now, place, other);
+        self.checkers.liveness.parted(self.now, place, other);
         let reason = "it has connected anew".to_string();
-        self.feed(place, Input::PeerLost { from, reason })
+        self.step_worker(place, Input::PeerLost { from, reason })
     }
 
     /// A link should be up by now.
@@ -198,9 +198,9 @@ impl World {
         let Some(peer) = peer.filter(|peer| peer.expected == Some(since)) else { return Ok(()) };
         peer.expected = None;
         let other = peer.place;
-        self.course.parted(self.now, place, other);
+        self.checkers.liveness.parted(self.now, place, other);
         let reason = "no link to it came up".to_string();
-        self.feed(place, Input::PeerLost { from: to, reason })
+        self.step_worker(place, Input::PeerLost { from: to, reason })
     }
 
     /// The link is up. Sends what has waited for it.
@@ -211,8 +211,8 @@ impl World {
         for outgoing in std::mem::take(&mut peer.waiting) {
             match outgoing {
                 Outgoing::Message(message) => self.send(place, id, *message),
-                Outgoing::Parcel(lane, step, parcel) => {
-                    self.post(place, id, (lane, step, parcel))?;
+                Outgoing::Item(lane, step, item) => {
+                    self.post(place, id, (lane, step, item))?;
                 }
             }
         }
@@ -231,20 +231,20 @@ impl World {
         }
     }
 
-    /// Puts a parcel on its stream to another worker, once the link is up.
+    /// Puts an item on its stream to another worker, once the link is up.
     pub(super) fn post(
         &mut self,
         place: usize,
         to: WorkerId,
-        (lane, step, parcel): (Lane, Step, Parcel),
+        (lane, step, item): (Lane, Step, StreamItem),
     ) -> Result<(), Violation> {
         let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&to) else { return Ok(()) };
         peer.used = true;
         if peer.linked {
             let other = peer.place;
-            return self.stream(place, other, (lane, step, parcel));
+            return self.stream(place, other, (lane, step, item));
         }
-        peer.waiting.push(Outgoing::Parcel(lane, step, parcel));
+        peer.waiting.push(Outgoing::Item(lane, step, item));
         Ok(())
     }
 
@@ -255,43 +255,29 @@ impl World {
         other: usize,
         reason: String,
     ) -> Result<(), Violation> {
-        self.course.parted(self.now, place, other);
+        self.checkers.liveness.parted(self.now, place, other);
         let Some(from) = self.workers[place].peers().id_of(other) else { return Ok(()) };
         if let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&from) {
             peer.linked = false;
         }
-        self.feed(place, Input::PeerLost { from, reason })
+        self.step_worker(place, Input::PeerLost { from, reason })
     }
 
     // The door.
 
-    /// Whether input from one worker is for another one that does not know it yet.
-    pub(super) fn waits_at_the_door(&self, from: Node, to: Node) -> bool {
-        match (from, to) {
-            (Node::Worker(from), Node::Worker(to)) => {
-                self.workers[to].peers().id_of(from).is_none()
-            }
-            _ => false,
-        }
-    }
-
-    pub(super) fn leave_at_the_door(
-        &mut self,
-        to: Node,
-        happening: Happening,
-    ) -> Result<(), Violation> {
+    pub(super) fn leave_at_the_door(&mut self, to: Node, event: Event) -> Result<(), Violation> {
         if let Node::Worker(place) = to
             && !self.workers[place].ended()
         {
-            self.workers[place].peers_mut().door.push(happening);
+            self.workers[place].peers_mut().door.push(event);
         }
         Ok(())
     }
 
     /// Handles the input at the door again: the worker may know its senders now.
     fn open_the_door(&mut self, place: usize) {
-        for happening in std::mem::take(&mut self.workers[place].peers_mut().door) {
-            self.queue.put(self.now, happening);
+        for event in std::mem::take(&mut self.workers[place].peers_mut().door) {
+            self.queue.put(self.now, event);
         }
     }
 }

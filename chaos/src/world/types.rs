@@ -4,19 +4,21 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_coordinator::raft::Kept;
-use everstep_coordinator::seat::{self, Seat, SeatError};
+use everstep_coordinator::node::{self, NodeError};
+use everstep_coordinator::raft::DurableState;
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Frame, Lineage, Message, MetricsLine, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{
+    HistoryEntry, Lineage, Message, MetricsLine, RunSpec, Step, WorkerId,
+};
 use everstep_transport::time::Time;
 use everstep_worker::device::Device;
 use everstep_worker::registry::Registry;
 use everstep_worker::step::core::Core;
-use everstep_worker::step::event::{Input, Lane, Parcel, Report};
+use everstep_worker::step::event::{Input, Lane, Report, StreamItem};
 
-use super::bench::Done;
+use super::sim_device::DeviceOutput;
 use super::wire::StreamId;
-use crate::check::{Chronicle, Invariant, Violation};
+use crate::check::{Invariant, RunHistory, Violation};
 use crate::fault::Fault;
 
 /// A cluster and a run to simulate.
@@ -35,7 +37,7 @@ pub struct Scenario {
     /// How the coordinators learn that a worker's process has ended.
     pub exits: Exits,
     /// The same run without faults, to compare every step with.
-    pub reference: Option<Arc<Chronicle>>,
+    pub reference: Option<Arc<RunHistory>>,
     /// Changes cores and devices before their first input.
     pub prepare: Prepare,
 }
@@ -62,13 +64,20 @@ pub struct Prepare {
     pub worker: fn(&mut Core),
     /// Changes a worker's device.
     pub device: fn(&mut Device),
-    /// Makes a coordinator: see [`Seat::new`].
-    pub coordinator: fn(Time, seat::Options, Kept, Vec<Frame>) -> Result<Seat, SeatError>,
+    /// Makes a coordinator: see [`node::Node::new`].
+    pub coordinator: fn(
+        Time,
+        node::NodeOptions,
+        DurableState,
+        Vec<HistoryEntry>,
+    ) -> Result<node::Node, NodeError>,
     /// When true, a coordinator hears that a batch is durable when it is only written.
     pub skips_fsync: bool,
     /// When true, a coordinator does not make its history durable before a snapshot replaces the
     /// entries.
     pub forgets_history: bool,
+    /// When true, every process of a coordinator but its machine's first is of a later build.
+    pub upgrades: bool,
 }
 
 impl Default for Prepare {
@@ -77,9 +86,10 @@ impl Default for Prepare {
         Self {
             worker: |_| {},
             device: |_| {},
-            coordinator: Seat::new,
+            coordinator: node::Node::new,
             skips_fsync: false,
             forgets_history: false,
+            upgrades: false,
         }
     }
 }
@@ -126,10 +136,10 @@ impl fmt::Display for Node {
     }
 }
 
-/// Something on its way, as a list of one. A meddler may empty the list, change its content, or add
-/// to it.
+/// Something on its way, as a list of one. An interceptor may empty the list, change its content,
+/// or add to it.
 #[derive(Debug)]
-pub enum Passing<'a> {
+pub enum InFlight<'a> {
     /// A message on a control lane.
     Messages {
         /// The sender.
@@ -139,22 +149,22 @@ pub enum Passing<'a> {
         /// The message.
         messages: &'a mut Vec<Message>,
     },
-    /// A parcel on a bulk stream. Each added parcel gets a stream of its own, so that it delays no
+    /// An item on a bulk stream. Each added item gets a stream of its own, so that it delays no
     /// other.
-    Parcels {
+    StreamItems {
         /// The sending worker.
         from: Node,
         /// The receiving worker.
         to: Node,
         /// The lane of the stream.
         lane: Lane,
-        /// The parcel.
-        parcels: &'a mut Vec<Parcel>,
+        /// The item.
+        items: &'a mut Vec<StreamItem>,
     },
 }
 
 /// Stands between the cores and the wire. It proves that the cores or the checkers notice changes.
-pub type Meddler = Box<dyn FnMut(Passing<'_>)>;
+pub type Interceptor = Box<dyn FnMut(InFlight<'_>)>;
 
 /// A complete run.
 #[derive(Clone, Debug)]
@@ -167,8 +177,8 @@ pub struct Finished {
     /// The members' reports.
     pub results: Vec<WorkerResult>,
     /// Every step of the run, for comparison.
-    pub chronicle: Chronicle,
-    /// Messages and pieces that workers took and refused, or dropped at their header.
+    pub run_history: RunHistory,
+    /// Messages and chunks that workers took and refused, or dropped at their header.
     pub refused: u64,
     /// The virtual time of the run's end.
     pub at: Time,
@@ -211,7 +221,7 @@ impl Failure {
 
 /// An event to come.
 #[derive(Debug)]
-pub enum Happening {
+pub enum Event {
     /// A node dials the coordinator at this place.
     Connect(Node, usize),
     /// A worker dials another one.
@@ -237,9 +247,9 @@ pub enum Happening {
     /// The first item of a control lane is due: sender, receiver, number of the link.
     Deliver(Node, Node, u64),
     /// An item arrives outside its lane's order.
-    Stray(Box<Stray>),
+    Orphan(Box<Orphan>),
     /// A coordinator takes an input that came over no link.
-    Coordinator(usize, seat::Input),
+    Coordinator(usize, node::NodeInput),
     /// The next batch is on a coordinator's disk.
     Durable(usize),
     /// The lines of this history are on a coordinator's disk up to this step.
@@ -247,12 +257,12 @@ pub enum Happening {
     /// A worker takes an input that came over no link.
     Worker(usize, Input),
     /// A worker's device, identified by its number, has been built or has reported.
-    Device(usize, u64, Done),
+    Device(usize, u64, DeviceOutput),
     /// The operator asks for news, on the link of this number.
     Watch(u64),
-    /// The header of a stream's next parcel has arrived for admission.
+    /// The header of a stream's next item has arrived for admission.
     Header(StreamId),
-    /// The body of a stream's next parcel has arrived.
+    /// The body of a stream's next item has arrived.
     Body(StreamId),
     /// A worker's device, identified by its number, has finished its job.
     Free(usize, u64),
@@ -298,14 +308,14 @@ pub enum Happening {
     /// A node starts again after a crash.
     Restart(Node),
     /// The checkers hear that time passes.
-    Glance,
+    Check,
     /// The faults end.
     Calm,
 }
 
 /// An item that arrives a second time.
 #[derive(Debug)]
-pub enum Stray {
+pub enum Orphan {
     /// A message.
     Message {
         /// The sender.
@@ -315,18 +325,18 @@ pub enum Stray {
         /// The message.
         message: Box<Message>,
     },
-    /// A parcel.
-    Parcel {
+    /// An item.
+    Item {
         /// The sender's place.
         from: usize,
         /// The receiver's place.
         to: usize,
-        /// The parcel, with its lane and step.
-        parcel: (Lane, Step, Parcel),
+        /// The item, with its lane and step.
+        item: (Lane, Step, StreamItem),
     },
 }
 
-impl Happening {
+impl Event {
     /// The process that handles the event. The event waits while that process stands still.
     pub fn owner(&self) -> Option<Node> {
         match self {
@@ -338,7 +348,7 @@ impl Happening {
             | Self::WorkerTick(place) => Some(Node::Worker(*place)),
             Self::Connect(node, _) => Some(*node),
             Self::Deliver(_, to, _) => Some(*to),
-            Self::Stray(stray) => Some(stray.ends().1),
+            Self::Orphan(orphan) => Some(orphan.ends().1),
             Self::Coordinator(place, _)
             | Self::Durable(place)
             | Self::LinesDurable(place, ..)
@@ -355,7 +365,7 @@ impl Happening {
     pub fn path(&self) -> Option<(Node, Node)> {
         match self {
             Self::Deliver(from, to, _) => Some((*from, *to)),
-            Self::Stray(stray) => Some(stray.ends()),
+            Self::Orphan(orphan) => Some(orphan.ends()),
             Self::Header(stream) | Self::Body(stream) => Some(stream.ends()),
             _ => None,
         }
@@ -367,7 +377,7 @@ impl Happening {
         match self {
             Self::Connect(node, place) => [1, node.word(), *place as u64],
             Self::Deliver(from, to, _) => ends(2, *from, *to),
-            Self::Stray(stray) => ends(3, stray.ends().0, stray.ends().1),
+            Self::Orphan(orphan) => ends(3, orphan.ends().0, orphan.ends().1),
             Self::Coordinator(place, _) => [4, *place as u64, 0],
             Self::Worker(place, _) => [5, *place as u64, 0],
             Self::Watch(link) => [6, *link, 0],
@@ -391,7 +401,7 @@ impl Happening {
             Self::Device(place, build, done) => [20 + build, *place as u64, report_word(done)],
             Self::Operator(_) => [6, 0, 1],
             Self::Ask { client, .. } => [6, *client as u64, 3],
-            Self::Glance => [6, 0, 2],
+            Self::Check => [6, 0, 2],
         }
     }
 
@@ -401,18 +411,18 @@ impl Happening {
     }
 }
 
-impl Stray {
+impl Orphan {
     fn ends(&self) -> (Node, Node) {
         match self {
             Self::Message { from, to, .. } => (*from, *to),
-            Self::Parcel { from, to, .. } => (Node::Worker(*from), Node::Worker(*to)),
+            Self::Item { from, to, .. } => (Node::Worker(*from), Node::Worker(*to)),
         }
     }
 }
 
 /// A word for the numbers in a device's report. A simulation checks these numbers.
-fn report_word(done: &Done) -> u64 {
-    let Done::Report(_, report) = done else { return 0 };
+fn report_word(done: &DeviceOutput) -> u64 {
+    let DeviceOutput::Report(_, report) = done else { return 0 };
     match report {
         Report::Updated { digest, .. } | Report::State { digest, .. } => *digest,
         Report::Computed { contribution, .. } => contribution.loss.to_bits(),

@@ -1,7 +1,7 @@
-//! How parcels travel: which order they keep, and which ones wait for admission.
+//! How items travel: which order they keep, and which ones wait for admission.
 //!
 //! As in the shells, a bulk stream keeps its order, and there is one for each pair of workers,
-//! generation, lane and step. A parcel's header comes first. Its receiver takes the parcel, drops
+//! generation, lane and step. An item's header comes first. Its receiver takes the item, drops
 //! it, or lets it wait and decides again when it has moved on. A worker that enters a generation
 //! gives up its streams of the one before, of which some have arrived already.
 
@@ -11,10 +11,10 @@ use std::fmt;
 use everstep_kernels::buffer::{Buffer, Pool};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, Step, codec};
-use everstep_worker::step::event::{Admission, Input, Lane, Parcel};
+use everstep_worker::step::event::{Admission, Input, Lane, StreamItem};
 
-use super::types::Happening;
-use super::{Node, Passing, World, over_the_wire};
+use super::types::Event;
+use super::{Node, World, over_the_wire};
 use crate::check::{Observation, Violation};
 use crate::random::mix;
 
@@ -29,8 +29,8 @@ pub struct StreamId {
     generation: Generation,
     /// The number of their link.
     link: u64,
-    /// Zero for a lane's own stream. Else the number of a stray parcel's stream.
-    stray: u64,
+    /// Zero for a lane's own stream. Else the number of an orphan item's stream.
+    orphan: u64,
 }
 
 impl StreamId {
@@ -42,7 +42,7 @@ impl StreamId {
     /// A number for the trace that stands for the stream.
     pub fn word(self) -> u64 {
         let ends = (self.from as u64) << 32 | (self.to as u64) << 8 | self.lane as u64;
-        mix(ends) ^ mix(self.step.0 << 40 | self.generation.0 << 20 | self.stray)
+        mix(ends) ^ mix(self.step.0 << 40 | self.generation.0 << 20 | self.orphan)
     }
 }
 
@@ -53,14 +53,14 @@ impl fmt::Display for StreamId {
     }
 }
 
-/// All parcels on their way.
+/// All items on their way.
 #[derive(Debug, Default)]
 pub struct Wire {
-    /// Parcels that have not arrived, by stream. No queue is empty.
-    streams: BTreeMap<StreamId, VecDeque<Parcel>>,
-    /// How many parcels are on their way for each pair.
+    /// Items that have not arrived, by stream. No queue is empty.
+    streams: BTreeMap<StreamId, VecDeque<StreamItem>>,
+    /// How many items are on their way for each pair.
     pending: BTreeMap<(usize, usize), usize>,
-    strays: u64,
+    orphans: u64,
     /// How many elements that members exchange for a step have arrived, by step.
     elements: BTreeMap<Step, u64>,
 }
@@ -78,31 +78,31 @@ impl Wire {
         }
     }
 
-    /// Queues a parcel. Returns true if it is the first of its stream.
-    fn push(&mut self, stream: StreamId, parcel: Parcel) -> bool {
+    /// Queues an item. Returns true if it is the first of its stream.
+    fn push(&mut self, stream: StreamId, item: StreamItem) -> bool {
         let queue = self.streams.entry(stream).or_default();
-        queue.push_back(parcel);
+        queue.push_back(item);
         *self.pending.entry((stream.from, stream.to)).or_default() += 1;
         queue.len() == 1
     }
 
-    fn front(&self, stream: StreamId) -> Option<&Parcel> {
+    fn front(&self, stream: StreamId) -> Option<&StreamItem> {
         self.streams.get(&stream)?.front()
     }
 
-    /// Removes the first parcel of a stream, and says whether another one follows.
-    fn pop(&mut self, stream: StreamId) -> Option<(Parcel, bool)> {
+    /// Removes the first item of a stream, and says whether another one follows.
+    fn pop(&mut self, stream: StreamId) -> Option<(StreamItem, bool)> {
         let queue = self.streams.get_mut(&stream)?;
-        let parcel = queue.pop_front()?;
+        let item = queue.pop_front()?;
         let more = !queue.is_empty();
         if !more {
             self.streams.remove(&stream);
         }
         *self.pending.entry((stream.from, stream.to)).or_default() -= 1;
-        Some((parcel, more))
+        Some((item, more))
     }
 
-    fn retain(&mut self, mut keep: impl FnMut(StreamId) -> bool) {
+    pub fn retain(&mut self, mut keep: impl FnMut(StreamId) -> bool) {
         let Self { streams, pending, .. } = self;
         streams.retain(|stream, queue| {
             let kept = keep(*stream);
@@ -115,33 +115,29 @@ impl Wire {
 }
 
 impl World {
-    /// Puts a parcel on the stream of its lane and step.
+    /// Puts an item on the stream of its lane and step.
     pub(super) fn stream(
         &mut self,
         from: usize,
         to: usize,
-        (lane, step, parcel): (Lane, Step, Parcel),
+        (lane, step, item): (Lane, Step, StreamItem),
     ) -> Result<(), Violation> {
         let (sender, receiver) = (Node::Worker(from), Node::Worker(to));
-        if !self.links.is_open(sender, receiver) {
+        if !self.network.links.is_open(sender, receiver) {
             return Ok(());
         }
-        self.repeat_parcel((from, to), (lane, step, &parcel));
-        let mut parcels = vec![parcel];
-        if let Some(meddler) = &mut self.meddler {
-            let parcels = &mut parcels;
-            meddler(Passing::Parcels { from: sender, to: receiver, lane, parcels });
-        }
-        for (position, parcel) in parcels.into_iter().enumerate() {
+        self.repeat_item((from, to), (lane, step, &item));
+        let items = self.network.items(sender, receiver, lane, item);
+        for (position, item) in items.into_iter().enumerate() {
             if position > 0 {
-                self.add_stray(from, to, (lane, step, parcel))?;
+                self.add_orphan(from, to, (lane, step, item))?;
                 continue;
             }
             let stream = self.stream_id((from, to), lane, step, 0);
-            if self.wire.push(stream, parcel) {
-                self.travel(Happening::Header(stream), stream);
+            if self.network.wire.push(stream, item) {
+                self.travel(Event::Header(stream), stream);
             }
-            let pending = self.wire.pending.get(&(from, to)).copied().unwrap_or(0);
+            let pending = self.network.wire.pending.get(&(from, to)).copied().unwrap_or(0);
             let kind = if self.is_member_here(from, to) { "pair of workers" } else { "learner" };
             self.observe(Observation::Queued(kind, pending))?;
         }
@@ -151,7 +147,7 @@ impl World {
     /// Whether a worker is a member of another's generation.
     fn is_member_here(&self, place: usize, other: usize) -> bool {
         let id = self.workers[place].peers().id_of(other);
-        id.is_some_and(|id| self.checks.lists(self.workers[place].entered(), id))
+        id.is_some_and(|id| self.checkers.invariants.lists(self.workers[place].entered(), id))
     }
 
     fn stream_id(
@@ -159,49 +155,50 @@ impl World {
         (from, to): (usize, usize),
         lane: Lane,
         step: Step,
-        stray: u64,
+        orphan: u64,
     ) -> StreamId {
-        let link = self.links.number(Node::Worker(from), Node::Worker(to)).unwrap_or_default();
+        let link =
+            self.network.links.number(Node::Worker(from), Node::Worker(to)).unwrap_or_default();
         let generation = self.workers[from].entered();
-        StreamId { from, to, lane, step, generation, link, stray }
+        StreamId { from, to, lane, step, generation, link, orphan }
     }
 
-    /// Puts a parcel on a stream of its own.
-    pub(super) fn add_stray(
+    /// Puts an item on a stream of its own.
+    pub(super) fn add_orphan(
         &mut self,
         from: usize,
         to: usize,
-        (lane, step, parcel): (Lane, Step, Parcel),
+        (lane, step, item): (Lane, Step, StreamItem),
     ) -> Result<(), Violation> {
-        if !self.links.is_open(Node::Worker(to), Node::Worker(from)) {
+        if !self.network.links.is_open(Node::Worker(to), Node::Worker(from)) {
             return Ok(());
         }
-        self.wire.strays += 1;
-        let stream = self.stream_id((from, to), lane, step, self.wire.strays);
-        self.wire.push(stream, parcel);
-        self.travel(Happening::Header(stream), stream);
+        self.network.wire.orphans += 1;
+        let stream = self.stream_id((from, to), lane, step, self.network.wire.orphans);
+        self.network.wire.push(stream, item);
+        self.travel(Event::Header(stream), stream);
         Ok(())
     }
 
     /// A header has arrived, or has waited until its receiver moved on.
     pub(super) fn header(&mut self, stream: StreamId) -> Result<(), Violation> {
         let (sender, receiver) = stream.ends();
-        if !self.links.is_open(receiver, sender) {
+        if !self.network.links.is_open(receiver, sender) {
             self.next(stream);
             return Ok(());
         }
         let Some(from) = self.workers[stream.to].peers().id_of(stream.from) else {
-            return self.leave_at_the_door(receiver, Happening::Header(stream));
+            return self.leave_at_the_door(receiver, Event::Header(stream));
         };
-        let Some(parcel) = self.wire.front(stream) else { return Ok(()) };
-        let chunk = header_of(parcel, stream);
+        let Some(item) = self.network.wire.front(stream) else { return Ok(()) };
+        let chunk = header_of(item, stream);
         let answer = self.workers[stream.to].admit(from, &chunk);
         self.note(format_args!("{stream} with {chunk:?}: {answer:?}"));
         match answer {
             Admission::Take => {
-                let (id, standing) = self.workers[stream.to].standing_for(chunk.shard);
-                self.observe(Observation::Admitted(id, &chunk, standing))?;
-                self.travel(Happening::Body(stream), stream);
+                let (id, receiver) = self.workers[stream.to].receiver_state(chunk.shard);
+                self.observe(Observation::Admitted(id, &chunk, receiver))?;
+                self.travel(Event::Body(stream), stream);
             }
             Admission::Wait => self.workers[stream.to].wait_with(stream),
             Admission::Drop => {
@@ -212,24 +209,24 @@ impl World {
         Ok(())
     }
 
-    /// An admitted parcel has arrived whole.
+    /// An admitted item has arrived whole.
     pub(super) fn body(&mut self, stream: StreamId) -> Result<(), Violation> {
         let from = self.workers[stream.to].peers().id_of(stream.from);
-        let Some((parcel, from)) = self.next(stream).zip(from) else { return Ok(()) };
-        let input = match parcel {
-            Parcel::Message(message) => Input::Peer { from, message: over_the_wire(&message) },
-            Parcel::Tensor { mut chunk, values } => {
-                self.wire.count(stream.lane, &chunk);
+        let Some((item, from)) = self.next(stream).zip(from) else { return Ok(()) };
+        let input = match item {
+            StreamItem::Message(message) => Input::Peer { from, message: over_the_wire(&message) },
+            StreamItem::Tensor { mut chunk, values } => {
+                self.network.wire.count(stream.lane, &chunk);
                 let mut values = receive(&chunk, &values, self.workers[stream.to].pool());
                 match chunk.kind {
                     ChunkKind::Reduced => self.spoil(stream.to, &mut chunk, &mut values)?,
                     ChunkKind::State => self.garble_state(stream.to, &mut values),
                     _ => {}
                 }
-                Input::Piece { from, chunk, values }
+                Input::Chunk { from, chunk, values }
             }
         };
-        self.feed(stream.to, input)
+        self.step_worker(stream.to, input)
     }
 
     /// A worker enters a generation and gives up its streams of older ones. Half of those that can
@@ -237,51 +234,34 @@ impl World {
     pub(super) fn reset_streams(&mut self, sender: usize, entered: Generation) {
         let shut = |to: &usize| self.shut_until(Node::Worker(sender), Node::Worker(*to)).is_some();
         let out_of_reach: Vec<usize> = (0..self.workers.len()).filter(shut).collect();
-        let Self { wire, random, .. } = self;
+        let (wire, random) = (&mut self.network.wire, &mut self.random);
         wire.retain(|stream| {
             let old = stream.from == sender && stream.generation < entered;
             !old || !out_of_reach.contains(&stream.to) && random.below(2) == 0
         });
     }
 
-    /// Nothing more arrives from this sender.
-    pub(super) fn drop_streams(&mut self, from: Node, to: Node) {
-        self.wire.retain(|stream| stream.ends() != (from, to));
-    }
-
-    /// A process is gone. Some of the streams that it sent to another process are lost, and all
-    /// that the other sent to it.
-    pub(super) fn cut_streams(&mut self, gone: Node, peer: Node) {
-        let Self { wire, random, .. } = self;
-        wire.retain(|stream| {
-            let (from, to) = stream.ends();
-            let incoming = (from, to) == (peer, gone);
-            let lost = (from, to) == (gone, peer) && random.below(2) == 0;
-            !incoming && !lost
-        });
-    }
-
-    /// Removes the first parcel of a stream. The next one sets out.
-    fn next(&mut self, stream: StreamId) -> Option<Parcel> {
-        let (parcel, more) = self.wire.pop(stream)?;
+    /// Removes the first item of a stream. The next one sets out.
+    fn next(&mut self, stream: StreamId) -> Option<StreamItem> {
+        let (item, more) = self.network.wire.pop(stream)?;
         if more {
-            self.travel(Happening::Header(stream), stream);
+            self.travel(Event::Header(stream), stream);
         }
-        Some(parcel)
+        Some(item)
     }
 
-    fn travel(&mut self, happening: Happening, stream: StreamId) {
+    fn travel(&mut self, event: Event, stream: StreamId) {
         let (from, to) = stream.ends();
         let at = self.now + self.delay(from, to, Some(stream.lane));
-        self.queue.put(at, happening);
+        self.queue.put(at, event);
     }
 }
 
-/// The header that the shell puts before a parcel. A message has the header of its stream.
-fn header_of(parcel: &Parcel, stream: StreamId) -> Chunk {
-    match parcel {
-        Parcel::Tensor { chunk, .. } => *chunk,
-        Parcel::Message(message) => {
+/// The header that the shell puts before an item. A message has the header of its stream.
+fn header_of(item: &StreamItem, stream: StreamId) -> Chunk {
+    match item {
+        StreamItem::Tensor { chunk, .. } => *chunk,
+        StreamItem::Message(message) => {
             Chunk::message(stream.generation, stream.step, codec::encode(message).len())
         }
     }

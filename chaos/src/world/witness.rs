@@ -1,10 +1,10 @@
 //! What the checkers see of a worker: its state after every input, and its messages.
 
 use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Message, WorkerId};
-use everstep_worker::step::event::{Input, Parcel};
+use everstep_worker::step::event::{Input, StreamItem};
 
-use super::bench::Bench;
-use super::worker::Look;
+use super::sim_device::SimDevice;
+use super::worker::CoreView;
 use super::{Node, World};
 use crate::check::{Observation, Violation};
 
@@ -13,8 +13,8 @@ impl World {
     pub(super) fn witness(
         &mut self,
         place: usize,
-        before: &Look,
-        after: &Look,
+        before: &CoreView,
+        after: &CoreView,
     ) -> Result<(), Violation> {
         if before.worker != after.worker {
             self.rename(place, before.worker, after.worker)?;
@@ -34,7 +34,7 @@ impl World {
             if let Some(commit) = commit.filter(|commit| commit.step == committed) {
                 self.observe(Observation::Committed(id, &commit))?;
             }
-            self.course.progress(self.now);
+            self.checkers.liveness.progress(self.now);
         }
         if let Some(settled) = after.settled.filter(|_| before.settled != after.settled) {
             self.observe(Observation::Settled(id, (after.generation, settled)))?;
@@ -51,7 +51,7 @@ impl World {
     ) -> Result<(), Violation> {
         self.note(format_args!("worker {place} was {before:?} and is {after:?}"));
         if let Some(after) = after {
-            self.places.insert(after, place);
+            self.workers.name(after, place);
         }
         before.map_or(Ok(()), |before| self.observe(Observation::Gone(before)))
     }
@@ -90,14 +90,14 @@ impl World {
         }
     }
 
-    pub(super) fn witness_parcel(
+    pub(super) fn witness_item(
         &mut self,
         place: usize,
-        parcel: &Parcel,
+        item: &StreamItem,
     ) -> Result<(), Violation> {
-        match parcel {
-            Parcel::Message(message) => self.witness_words(place, message),
-            Parcel::Tensor { chunk, .. } => {
+        match item {
+            StreamItem::Message(message) => self.witness_words(place, message),
+            StreamItem::Tensor { chunk, .. } => {
                 let id = self.workers[place].id().unwrap_or_default();
                 self.observe(Observation::Said(id, chunk.generation))
             }
@@ -116,11 +116,11 @@ impl World {
                 }
                 _ => return None,
             },
-            Input::Piece { from, chunk, .. } => (*from, chunk.generation, "a piece"),
+            Input::Chunk { from, chunk, .. } => (*from, chunk.generation, "a piece"),
             _ => return None,
         };
         let chunk = match input {
-            Input::Piece { chunk, .. } => Some(chunk),
+            Input::Chunk { chunk, .. } => Some(chunk),
             _ => None,
         };
         let of_members = self.is_between_members(place, from, generation, chunk);
@@ -134,7 +134,7 @@ impl World {
         chunk: &Chunk,
         from: WorkerId,
     ) -> Result<(), Violation> {
-        self.refused += 1;
+        self.checkers.refused += 1;
         if chunk.kind == ChunkKind::Message
             || !self.is_between_members(place, from, chunk.generation, Some(chunk))
         {
@@ -144,7 +144,7 @@ impl World {
     }
 
     /// Whether this comes from one member of a worker's generation to another, the receiver has not
-    /// promised the next, and it is not about a shard that the receiver only learns.
+    /// promised the next, and it is not about a shard that the receiver only syncs.
     fn is_between_members(
         &self,
         place: usize,
@@ -153,38 +153,39 @@ impl World {
         chunk: Option<&Chunk>,
     ) -> bool {
         let worker = &self.workers[place];
-        let look = worker.look();
-        let current = look.generation == generation && look.promised.1 <= generation;
-        let members = look.committed.is_some() && self.checks.lists(generation, from);
-        let learned = chunk.is_some_and(|chunk| match chunk.kind {
+        let core_view = worker.core_view();
+        let current = core_view.generation == generation && core_view.promised.1 <= generation;
+        let members =
+            core_view.committed.is_some() && self.checkers.invariants.lists(generation, from);
+        let syncing = chunk.is_some_and(|chunk| match chunk.kind {
             ChunkKind::State => true,
-            ChunkKind::Reduced => !worker.standing_for(chunk.shard).1.owns,
+            ChunkKind::Reduced => !worker.receiver_state(chunk.shard).1.owns,
             _ => false,
         });
-        current && members && !learned
+        current && members && !syncing
     }
 
     /// What a worker waits for, in words.
     pub(super) fn waits_for(&self, place: usize) -> String {
         let worker = &self.workers[place];
-        let look = worker.look();
-        let what = match look.committed {
+        let core_view = worker.core_view();
+        let what = match core_view.committed {
             _ if worker.ended() => "has ended".into(),
-            _ if self.paused.contains_key(&Node::Worker(place)) => "stands still".into(),
-            None => format!("is no member, {}", standing(&look)),
+            _ if self.faults.is_paused(Node::Worker(place)) => "stands still".into(),
+            None => format!("is no member, {}", standing(&core_view)),
             Some(committed) => format!(
                 "has committed step {committed}, {}; {} streams wait, {} jobs are to do",
-                standing(&look),
+                standing(&core_view),
                 worker.streams_waiting(),
-                worker.bench.as_ref().map_or(0, Bench::waiting)
+                worker.sim_device.as_ref().map_or(0, SimDevice::waiting)
             ),
         };
         format!("worker {place} (slot {}) {what}", worker.slot())
     }
 }
 
-fn standing(look: &Look) -> String {
-    let Look { worker, generation, promised: (term, number), settled, .. } = look;
+fn standing(core_view: &CoreView) -> String {
+    let CoreView { worker, generation, promised: (term, number), settled, .. } = core_view;
     format!(
         "id {worker:?}, settled {settled:?}, in generation {generation}, has promised {number} to \
          term {term}"

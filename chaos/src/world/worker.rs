@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use everstep_coordinator::{core as coordination, seat};
+use everstep_coordinator::core as coordination;
+use everstep_coordinator::core::ShellInput;
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
@@ -14,23 +15,23 @@ use everstep_transport::time::Time;
 use everstep_worker::step::core::{self, Core};
 use everstep_worker::step::event::{Admission, Effect, Exit, Input, LinkId};
 
-use super::bench::Bench;
 use super::clock::Clock;
 use super::peer::Peers;
-use super::types::Happening;
+use super::sim_device::SimDevice;
+use super::types::Event;
 use super::wire::StreamId;
-use super::{Node, UNIX_MS_AT_ZERO, WORKER_TICK, World};
-use crate::check::{Observation, Standing, Violation};
+use super::{Node, UNIX_MS_AT_ZERO, WORKER_TICK_INTERVAL, World};
+use crate::check::{Observation, ReceiverState, Violation};
 use crate::toy;
 
 /// One worker.
-pub struct Worker {
+pub struct SimWorker {
     name: NodeName,
     slot: usize,
     clock: Clock,
     core: Core,
     pool: Pool,
-    pub(super) bench: Option<Bench>,
+    pub(super) sim_device: Option<SimDevice>,
     /// Its device does nothing until this time.
     pub(super) hangs_until: Time,
     /// How many devices it has built. The world ignores reports of earlier ones.
@@ -45,12 +46,12 @@ pub struct Worker {
 
 /// The state that the world compares before and after an input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Look {
+pub struct CoreView {
     /// Its id. None before it is registered.
     pub worker: Option<WorkerId>,
     /// The newest promise.
     pub promised: (Term, Generation),
-    /// The generation that it is in, as member or learner.
+    /// The generation that it is in, as member or joiner.
     pub generation: Generation,
     /// Its last commit, if it is a member.
     pub committed: Option<Step>,
@@ -63,23 +64,24 @@ pub struct Look {
 /// Free memory that a worker's pool keeps, bytes.
 const POOL_BYTES: usize = 1 << 20;
 /// How soon a worker that ends after the last fault starts again.
-const AGAIN: Duration = Duration::from_millis(200);
+const WORKER_RESTART_DELAY: Duration = Duration::from_millis(200);
 
-impl Worker {
+impl SimWorker {
     /// The worker at `place`, before its first message.
     pub fn new(place: usize, slot: usize, clock: Clock) -> Self {
         let name = NodeName::parse(&format!("worker-{place}")).expect("a valid name");
         let pool = Pool::new(POOL_BYTES);
-        let identity = core::Identity { name: name.clone(), unix_ms_at_zero: UNIX_MS_AT_ZERO };
+        let identity =
+            core::WorkerIdentity { name: name.clone(), unix_ms_at_zero: UNIX_MS_AT_ZERO };
         Self {
             core: Core::new(identity, pool.clone())
-                .growing_after(toy::GROWTH)
+                .growing_after(toy::GROWTH_INTERVAL)
                 .merging(toy::MERGE_BYTES),
             name,
             slot,
             clock,
             pool,
-            bench: None,
+            sim_device: None,
             hangs_until: Time(0),
             builds: 0,
             peers: Peers::default(),
@@ -129,7 +131,7 @@ impl Worker {
         &self.peers
     }
 
-    /// As [`Worker::peers`], to change.
+    /// As [`SimWorker::peers`], to change.
     pub fn peers_mut(&mut self) -> &mut Peers {
         &mut self.peers
     }
@@ -162,24 +164,24 @@ impl Worker {
     /// Ends the process without a word.
     pub fn crash(&mut self) {
         self.ended = true;
-        self.bench = None;
+        self.sim_device = None;
         self.peers = Peers::default();
         self.waiting.clear();
     }
 
     /// Its id, and its state as far as it matters for a chunk about `shard`.
-    pub fn standing_for(&self, shard: Shard) -> (WorkerId, Standing) {
-        let Look { worker, generation, promised, committed, .. } = self.look();
+    pub fn receiver_state(&self, shard: Shard) -> (WorkerId, ReceiverState) {
+        let CoreView { worker, generation, promised, committed, .. } = self.core_view();
         let member = self.core.member();
         let owns = member.is_some_and(|member| member.plan().owned().contains_key(&shard));
-        let standing = Standing { floor: generation.max(promised.1), committed, owns };
-        (worker.unwrap_or_default(), standing)
+        let receiver = ReceiverState { floor: generation.max(promised.1), committed, owns };
+        (worker.unwrap_or_default(), receiver)
     }
 
     /// The state that is visible from outside.
-    pub fn look(&self) -> Look {
+    pub fn core_view(&self) -> CoreView {
         let member = self.core.member();
-        Look {
+        CoreView {
             worker: self.core.worker(),
             promised: self.core.promised(),
             generation: self.core.generation(),
@@ -194,16 +196,15 @@ impl World {
     /// Starts a new process in a slot.
     pub(super) fn start_worker(&mut self, slot: usize) {
         let place = self.workers.len();
-        self.slots[slot] = place;
-        let permille = self.drifts.get(&Node::Worker(slot)).copied().unwrap_or(1000);
-        let mut worker = Worker::new(place, slot, Clock::new(self.now, permille));
+        let permille = self.faults.permille(Node::Worker(slot));
+        let mut worker = SimWorker::new(place, slot, Clock::new(self.now, permille));
         (self.scenario.prepare.worker)(&mut worker.core);
-        self.workers.push(worker);
+        self.workers.add(worker);
         let at = self.now + self.random.delay();
         for coordinator in 0..self.coordinators.len() {
-            self.queue.put(at, Happening::Connect(Node::Worker(place), coordinator));
+            self.queue.put(at, Event::Connect(Node::Worker(place), coordinator));
         }
-        self.queue.put(at, Happening::WorkerTick(place));
+        self.queue.put(at, Event::WorkerTick(place));
     }
 
     /// Gives a worker a link to a coordinator.
@@ -216,45 +217,47 @@ impl World {
         let number = self.link(own, Node::Coordinator(coordinator));
         let link = coordination::LinkId(number);
         let identity = Identity { role: Role::Worker, name: self.workers[place].name.clone() };
-        let name = self.coordinators[coordinator].own().name;
+        let name = self.coordinators[coordinator].of_today().name;
         let up = Input::CoordinatorUp { link: LinkId(number), name };
-        self.later(Happening::Worker(place, up));
-        self.coordinate(coordinator, seat::Input::Connected { link, identity })
+        self.later(Event::Worker(place, up));
+        self.step_coordinator(coordinator, ShellInput::Connected { link, identity })
     }
 
     pub(super) fn tick_worker(&mut self, place: usize) -> Result<(), Violation> {
         if self.workers[place].ended {
             return Ok(());
         }
-        let next = self.now + self.workers[place].clock.true_time(WORKER_TICK);
-        self.queue.put(next, Happening::WorkerTick(place));
-        self.feed(place, Input::Tick)
+        let next = self.now + self.workers[place].clock.true_time(WORKER_TICK_INTERVAL);
+        self.queue.put(next, Event::WorkerTick(place));
+        self.step_worker(place, Input::Tick)
     }
 
     /// Gives a worker's core an input, carries out its effects, and shows both to the checkers.
-    pub(super) fn feed(&mut self, place: usize, input: Input) -> Result<(), Violation> {
+    pub(super) fn step_worker(&mut self, place: usize, input: Input) -> Result<(), Violation> {
         if self.workers[place].ended {
             return Ok(());
         }
         let heard = self.expected_of_a_member(place, &input);
         let worker = &mut self.workers[place];
         let now = worker.clock.read(self.now);
-        let before = worker.look();
+        let before = worker.core_view();
         worker.core.handle(now, input);
-        let after = worker.look();
+        let after = worker.core_view();
         self.witness(place, &before, &after)?;
         let refused = after.refused.saturating_sub(before.refused);
-        self.refused += refused;
+        self.checkers.refused += refused;
         if let Some(what) = heard.filter(|_| refused > 0) {
             self.observe(Observation::Refused(format_args!("worker {place} refuses {what}")))?;
         }
         while let Some(effect) = self.workers[place].core.poll_effect() {
             self.perform(place, effect)?;
         }
-        let moved = |look: Look| (look.worker, look.promised, look.generation, look.committed);
+        let moved = |core_view: CoreView| {
+            (core_view.worker, core_view.promised, core_view.generation, core_view.committed)
+        };
         if moved(before) != moved(after) {
             for stream in std::mem::take(&mut self.workers[place].waiting) {
-                self.later(Happening::Header(stream));
+                self.later(Event::Header(stream));
             }
         }
         Ok(())
@@ -263,30 +266,32 @@ impl World {
     fn perform(&mut self, place: usize, effect: Effect) -> Result<(), Violation> {
         let own = Node::Worker(place);
         match effect {
-            Effect::Tell { link, message } => {
+            Effect::SendToCoordinator { link, message } => {
                 self.witness_evidence(place, &message)?;
-                let peer = self.links.peer(own, link.0);
-                if let Some(peer) = peer.filter(|it| self.links.number(own, *it) == Some(link.0)) {
+                let peer = self.network.links.peer(own, link.0);
+                if let Some(peer) =
+                    peer.filter(|it| self.network.links.number(own, *it) == Some(link.0))
+                {
                     self.say(own, peer, message);
                 }
             }
             Effect::Coordinators(_) => {} // it knows them all from the beginning
-            Effect::Send { to, message } => {
+            Effect::SendToPeer { to, message } => {
                 self.witness_words(place, &message)?;
                 self.send(place, to, message);
             }
-            Effect::Stream { to, lane, step, parcel } => {
-                self.witness_parcel(place, &parcel)?;
-                return self.post(place, to, (lane, step, parcel));
+            Effect::Stream { to, lane, step, item } => {
+                self.witness_item(place, &item)?;
+                return self.post(place, to, (lane, step, item));
             }
             Effect::Build(run) => return self.build(place, &run),
             Effect::Enter(record) => {
                 self.workers[place].entered = record.number;
                 self.enter_roster(place, &record);
             }
-            Effect::Meet { worker, name, .. } => self.meet(place, worker, &name),
+            Effect::AcceptPeer { worker, name, .. } => self.accept_peer(place, worker, &name),
             Effect::Device(job) => return self.give_job(place, job),
-            Effect::GoOn => self.later(Happening::Worker(place, Input::GoOn)),
+            Effect::Yield => self.later(Event::Worker(place, Input::Yielded)),
             Effect::Exit(exit) => self.exit(place, exit),
         }
         Ok(())
@@ -298,12 +303,12 @@ impl World {
     /// while the run goes on.
     fn exit(&mut self, place: usize, exit: Exit) {
         self.note(format_args!("worker {place} ends: {exit:?}"));
-        self.course.progress(self.now);
+        self.checkers.liveness.progress(self.now);
         self.close_links(Node::Worker(place), "its process has ended");
         self.end_worker(place, &format!("{exit:?}"));
-        if self.now >= self.calm && *self.operator.outcome() == Outcome::Running {
+        if self.now >= self.faults.end() && *self.operator.outcome() == Outcome::Running {
             let slot = self.workers[place].slot;
-            self.queue.put(self.now + AGAIN, Happening::Restart(Node::Worker(slot)));
+            self.queue.put(self.now + WORKER_RESTART_DELAY, Event::Restart(Node::Worker(slot)));
         }
     }
 
@@ -316,7 +321,7 @@ impl World {
         if self.random.below(2) == 0 {
             let exited = Message::Exited { name, how: how.into() };
             let at = self.now + self.random.delay() * 8;
-            self.queue.put(at, Happening::Operator(Box::new(exited)));
+            self.queue.put(at, Event::Operator(Box::new(exited)));
         }
     }
 }

@@ -7,8 +7,8 @@ use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::toy;
 use everstep_chaos::world::{Endured, Failure, Node, Prepare};
-use everstep_coordinator::plant::Plant;
-use everstep_coordinator::seat::Seat;
+use everstep_coordinator::node;
+use everstep_coordinator::plant::CorePlant;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 use everstep_worker::plant::Plant as Bug;
@@ -22,7 +22,7 @@ fn at(ms: u64, fault: Fault) -> (Time, Fault) {
 fn ignoring_the_tree() -> Prepare {
     Prepare {
         coordinator: |now, options, kept, history| {
-            Seat::planted(now, options, kept, history, Plant::IgnoreTree)
+            node::Node::planted(now, options, kept, history, CorePlant::IgnoreTree)
         },
         ..Prepare::default()
     }
@@ -31,7 +31,7 @@ fn ignoring_the_tree() -> Prepare {
 fn ignoring_hangs() -> Prepare {
     Prepare {
         coordinator: |now, options, kept, history| {
-            Seat::planted(now, options, kept, history, Plant::IgnoreHangs)
+            node::Node::planted(now, options, kept, history, CorePlant::IgnoreHangs)
         },
         ..Prepare::default()
     }

@@ -4,11 +4,11 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{self, I6, I16, I21};
-use everstep_chaos::fault::{Asker, Fault, Rates, Schedule};
+use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::{Node, Prepare};
-use everstep_coordinator::plant::Plant;
-use everstep_coordinator::seat::Seat;
+use everstep_coordinator::node;
+use everstep_coordinator::plant::CorePlant;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 
@@ -18,7 +18,7 @@ macro_rules! plant {
     ($plant:ident) => {
         Prepare {
             coordinator: |now, options, kept, history| {
-                Seat::planted(now, options, kept, history, Plant::$plant)
+                node::Node::planted(now, options, kept, history, CorePlant::$plant)
             },
             ..Prepare::default()
         }
@@ -74,7 +74,7 @@ fn i21_a_refusal_that_counts_as_proof_is_found() {
 /// link.
 #[test]
 fn i16_a_last_copy_that_leaves_is_found() {
-    let drain = Fault::Drain { node: Node::Worker(1), by: Asker::Machine, grace: None };
+    let drain = Fault::Drain { node: Node::Worker(1), by: DrainOrigin::Machine, grace: None };
     let ends = (Node::Leader, Node::Worker(2));
     let faults = vec![at(1_000, drain), at(1_030, Fault::Disconnect { ends })];
     find(plant!(LastCopiesLeave), faults, &[I6, I16, I21]);

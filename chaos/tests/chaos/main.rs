@@ -3,7 +3,7 @@
 mod churn;
 mod evidence;
 mod honest;
-mod meddled;
+mod intercepted;
 mod members;
 mod planted;
 mod regressions;
@@ -12,3 +12,4 @@ mod simulated;
 mod skipped;
 mod support;
 mod trained;
+mod upgraded;

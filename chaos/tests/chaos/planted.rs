@@ -9,9 +9,9 @@ use everstep_chaos::check::Invariant::{
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::{Failure, Node, Prepare};
-use everstep_coordinator::plant::Plant as Misled;
-use everstep_coordinator::raft::plant::Plant as Astray;
-use everstep_coordinator::seat::Seat;
+use everstep_coordinator::node;
+use everstep_coordinator::plant::CorePlant;
+use everstep_coordinator::raft::plant::RaftPlant;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 use everstep_worker::plant::Plant;
@@ -32,7 +32,7 @@ macro_rules! plant {
     (coordinator $plant:ident) => {
         Prepare {
             coordinator: |now, options, kept, history| {
-                Seat::planted(now, options, kept, history, Misled::$plant)
+                node::Node::planted(now, options, kept, history, CorePlant::$plant)
             },
             ..Prepare::default()
         }
@@ -40,8 +40,8 @@ macro_rules! plant {
     (replica $plant:ident) => {
         Prepare {
             coordinator: |now, mut options, kept, history| {
-                options.replica.plant = Some(Astray::$plant);
-                Seat::new(now, options, kept, history)
+                options.replica.plant = Some(RaftPlant::$plant);
+                node::Node::new(now, options, kept, history)
             },
             ..Prepare::default()
         }
@@ -256,6 +256,13 @@ fn a_rollback_for_silence_alone_is_found() {
     let schedule = Schedule(vec![(Time(0) + Duration::from_secs(1), fault)]);
     let found = simulation.endure(OF_ONE_COPY, &schedule).result.expect_err("it is found");
     assert_eq!(found.invariant(), Some(I21), "{found}");
+}
+
+/// Some or all workers stand still, and nothing else goes wrong.
+#[test]
+fn i8_giving_up_workers_that_stand_still_together_is_found() {
+    let rates = Rates { standstills: 2.0, ..Rates::none() };
+    find(plant!(coordinator IgnoreOutages), rates, &[I8]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_chaos::fault::{Asker, Fault, Rates, Schedule};
+use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::{Endured, Node};
 use everstep_transport::protocol::run::Precision;
@@ -116,7 +116,7 @@ fn i11_a_worker_that_leaves_before_the_first_generation() {
             at(42478.682, clog(COORDINATOR, worker(3), 8_707)),
             at(50443.228, pause(worker(1), 4_687)),
             at(52624.470, pause(worker(2), 7_643)),
-            at(53235.050, Fault::Drain { node: worker(2), by: Asker::Operator, grace }),
+            at(53235.050, Fault::Drain { node: worker(2), by: DrainOrigin::Operator, grace }),
         ],
     );
 }
@@ -157,8 +157,8 @@ fn down_to_one() -> Vec<(Time, Fault)> {
     crashes.map(|(ms, slot, restart_ms)| at(ms, crash(worker(slot), restart_ms))).into()
 }
 
-/// The last member and the worker that is to end its waiting lose each other while that one learns:
-/// for a moment, or for so long that a dial fails at first.
+/// The last member and the worker that is to end its waiting lose each other while that one catches
+/// up: for a moment, or for so long that a dial fails at first.
 #[test]
 fn i11_a_learner_that_is_cut_off_while_the_run_waits_for_it() {
     sweep(60, |seed| {

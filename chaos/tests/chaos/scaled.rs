@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_chaos::fault::Rates;
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::toy;
-use everstep_chaos::world::{Failure, Passing};
+use everstep_chaos::world::{Failure, InFlight};
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::{LossScale, Message};
 
@@ -23,7 +23,7 @@ fn it_halves_and_doubles_alike_for_any_number_of_workers() {
     let scales: Vec<u32> = alone.lines.iter().map(|line| line.loss_scale).collect();
     let halved = scales.windows(2).filter(|pair| pair[0] == 2 * pair[1]).count();
     let doubled = scales.windows(2).filter(|pair| 2 * pair[0] == pair[1]).count();
-    assert_eq!(alone.chronicle.skipped().count(), halved);
+    assert_eq!(alone.run_history.skipped().count(), halved);
     assert!(halved > 3 && doubled > 2, "{scales:?}");
     for workers in WORKERS {
         for copies in [1, 2] {
@@ -55,8 +55,8 @@ fn i2_sixty_seeds_of_every_fault_that_a_run_survives_forget_no_scale() {
 fn i2_a_commit_whose_scale_does_not_follow_ends_the_run() {
     for exponent in [0, 14, 17, 24, 25, 63, 200, u8::MAX] {
         let mut changed = false;
-        let met = scaled().meddled(3, move |passing| {
-            let Passing::Messages { messages, .. } = passing else { return };
+        let met = scaled().intercepted(3, move |in_flight| {
+            let InFlight::Messages { messages, .. } = in_flight else { return };
             for message in messages {
                 if let Message::Commit(commit) = message
                     && !std::mem::replace(&mut changed, true)

@@ -9,13 +9,13 @@ use std::thread;
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant;
-use everstep_chaos::fault::{Asker, Fault, Rates, Schedule, TOLERATED};
+use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule, TOLERATED_OUTAGE};
 use everstep_chaos::simulate::{Simulated, Simulation};
-use everstep_chaos::world::{Endured, Node, Passing, STANDSTILL, Tally};
+use everstep_chaos::world::{Endured, InFlight, MAX_STANDSTILL, Node, Tally};
 use everstep_transport::protocol::{Message, Rank, Record, Zone};
 use everstep_transport::time::Time;
 
-use crate::support::{LIMIT, Toy};
+use crate::support::{Toy, VIRTUAL_TIME_LIMIT};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -73,6 +73,13 @@ fn four_hundred_seeds_of_every_fault_that_a_run_survives_keep_every_promise() {
     let Tally { generations, lost, left, redone, rollbacks, .. } = changes(endured);
     assert!(completed > 1_200 && generations > 4_000, "{completed} runs, {generations}: too dull");
     assert!(lost > 800 && left > 100 && redone > 500 && rollbacks > 50, "too dull");
+}
+
+/// Some or all workers stand still together for up to 16 s, and nothing else goes wrong.
+#[test]
+fn i8_sixty_seeds_of_standstills_cost_no_worker() {
+    let rates = Rates { standstills: 1.5, ..Rates::none() };
+    assert_endured(&simulate(&simulation(rates), 60, 2));
 }
 
 #[test]
@@ -136,7 +143,8 @@ fn without_faults_every_run_is_complete_in_its_first_generation() {
     let seeds = simulate(&simulation(Rates::none()), 10, 2);
     assert_endured(&seeds);
     for endured in seeds.iter().filter_map(|one| one.result.as_ref().ok()) {
-        let once = Tally { generations: endured.completed, ..Tally::default() };
+        let Tally { log_format, .. } = endured.changes;
+        let once = Tally { generations: endured.completed, log_format, ..Tally::default() };
         assert_eq!(endured.changes, once);
     }
 }
@@ -155,8 +163,8 @@ fn owners_of_a_shard_stand_in_different_zones_where_machines_do() {
     for seed in 0..40 {
         let mut world = toy.world(4, seed);
         let (mut zones, records) = (Zones::new(), records.clone());
-        world.meddle(move |passing| {
-            let Passing::Messages { messages, .. } = passing else { return };
+        world.intercept(move |in_flight| {
+            let InFlight::Messages { messages, .. } = in_flight else { return };
             for message in messages {
                 match message {
                     Message::Register(it) => _ = zones.insert(it.address, it.zone.clone()),
@@ -171,7 +179,7 @@ fn owners_of_a_shard_stand_in_different_zones_where_machines_do() {
                 }
             }
         });
-        world.run(LIMIT).expect("nothing is changed");
+        world.run(VIRTUAL_TIME_LIMIT).expect("nothing is changed");
     }
     assert!(records.get() > 40, "{} records: too dull", records.get());
 }
@@ -189,14 +197,14 @@ fn at_every_moment_of(toy: Toy, faults: &[Fault]) -> Vec<Endured> {
     let moments = (0..20).map(|tenth| Time(0) + Duration::from_millis(100 * tenth));
     let endure = |(seed, at): (u64, Time)| {
         let schedule = Schedule(faults.iter().map(|fault| (at, fault.clone())).collect());
-        let endured = toy.world(3, seed).endure(&schedule, SECONDS, alone.state_hash);
+        let endured = toy.world(3, seed).endure(&schedule, SEVERAL_RUNS, alone.state_hash);
         endured.unwrap_or_else(|failure| panic!("{faults:?} at {at:?}: {failure}"))
     };
     (0..).zip(moments).map(endure).collect()
 }
 
 /// Long enough for several runs.
-const SECONDS: Duration = Duration::from_secs(12);
+const SEVERAL_RUNS: Duration = Duration::from_secs(12);
 
 fn longest(endured: &[Endured]) -> Duration {
     endured.iter().map(|one| one.longest).max().unwrap_or_default()
@@ -234,7 +242,7 @@ fn a_run_whose_workers_crash_all_at_once_is_done_again_from_the_beginning() {
 
 #[test]
 fn a_worker_that_is_asked_to_leave_leaves_and_nothing_is_done_again() {
-    for by in [Asker::Machine, Asker::Operator] {
+    for by in [DrainOrigin::Machine, DrainOrigin::Operator] {
         let grace = Some(Duration::from_secs(5));
         let endured = at_every_moment(&[Fault::Drain { node: Node::Worker(1), by, grace }]);
         let Tally { lost, left, redone, rollbacks, .. } = changes(&endured);
@@ -245,7 +253,7 @@ fn a_worker_that_is_asked_to_leave_leaves_and_nothing_is_done_again() {
 
 #[test]
 fn a_worker_that_joins_becomes_a_member_and_nothing_is_done_again() {
-    // Long enough that the worker learns its shards before the run is over, at every moment of its
+    // Long enough that the worker syncs its shards before the run is over, at every moment of its
     // start.
     let toy = Toy::new(|run| run.steps = 30);
     let endured = at_every_moment_of(toy, &[Fault::Join { node: Node::Worker(4) }]);
@@ -262,7 +270,7 @@ fn a_worker_that_joins_becomes_a_member_and_nothing_is_done_again() {
 #[test]
 fn i8_a_pause_that_must_be_borne_delays_the_run_and_costs_no_worker() {
     for node in [Node::Leader, Node::Worker(0), Node::Worker(2)] {
-        let endured = at_every_moment(&[Fault::Pause { node, span: TOLERATED }]);
+        let endured = at_every_moment(&[Fault::Pause { node, span: TOLERATED_OUTAGE }]);
         assert_eq!(changes(&endured).lost, 0, "{node}");
     }
 }
@@ -270,7 +278,7 @@ fn i8_a_pause_that_must_be_borne_delays_the_run_and_costs_no_worker() {
 #[test]
 fn a_partition_costs_a_worker_or_is_borne_by_its_length() {
     let partition = |span| Fault::Partition { side: vec![Node::Worker(1)], span };
-    assert_eq!(changes(&at_every_moment(&[partition(TOLERATED)])).lost, 0);
+    assert_eq!(changes(&at_every_moment(&[partition(TOLERATED_OUTAGE)])).lost, 0);
     let endured = at_every_moment(&[partition(Duration::from_secs(8))]);
     assert!(changes(&endured).lost > 10 && changes(&endured).rollbacks == 0);
 }
@@ -278,7 +286,7 @@ fn a_partition_costs_a_worker_or_is_borne_by_its_length() {
 #[test]
 fn two_members_that_do_not_reach_each_other_are_parted_and_the_run_goes_on() {
     let ends = (Node::Worker(0), Node::Worker(2));
-    let endured = at_every_moment(&[Fault::Bridge { ends, span: SECONDS }]);
+    let endured = at_every_moment(&[Fault::Bridge { ends, span: SEVERAL_RUNS }]);
     let Tally { lost, rollbacks, .. } = changes(&endured);
     assert!(lost > 10 && rollbacks == 0, "{lost} lost, {rollbacks} rollbacks");
     // Each schedule completes one run when they reach each other again. The other runs complete
@@ -311,8 +319,8 @@ fn i11_what_is_lost_without_its_connection_is_found_as_stuck() {
     let (toy, alone) = Toy::new(|_| {}).with_reference();
     let mut world = toy.world(3, 1);
     let mut lost = false;
-    world.meddle(move |passing| {
-        let Passing::Messages { messages, .. } = passing else { return };
+    world.intercept(move |in_flight| {
+        let InFlight::Messages { messages, .. } = in_flight else { return };
         let vote = messages.iter().any(|message| matches!(message, Message::Prepared(_)));
         if vote && !std::mem::replace(&mut lost, true) {
             messages.clear();
@@ -321,7 +329,7 @@ fn i11_what_is_lost_without_its_connection_is_found_as_stuck() {
     let met = world.endure(&Schedule::default(), MINUTE, alone.state_hash);
     let failure = met.expect_err("nobody repeats a vote");
     assert_eq!(failure.invariant(), Some(Invariant::I11));
-    assert!(failure.to_string().contains(&format!("{STANDSTILL:?}")), "{failure}");
+    assert!(failure.to_string().contains(&format!("{MAX_STANDSTILL:?}")), "{failure}");
     assert!(failure.to_string().contains("has committed step 0"), "{failure}");
 }
 
@@ -329,8 +337,8 @@ fn i11_what_is_lost_without_its_connection_is_found_as_stuck() {
 fn i8_a_worker_whose_heartbeats_nobody_carries_is_lost_without_a_fault() {
     let (toy, alone) = Toy::new(|run| run.steps = 40).with_reference();
     let mut world = toy.world(3, 1);
-    world.meddle(|passing| {
-        let Passing::Messages { from: Node::Worker(1), to, messages } = passing else { return };
+    world.intercept(|in_flight| {
+        let InFlight::Messages { from: Node::Worker(1), to, messages } = in_flight else { return };
         if matches!(to, Node::Coordinator(_)) {
             messages.retain(|message| !matches!(message, Message::Heartbeat(_)));
         }
@@ -343,8 +351,8 @@ fn i8_a_worker_whose_heartbeats_nobody_carries_is_lost_without_a_fault() {
 fn i20_a_pause_whose_answers_nobody_carries_is_found() {
     let (toy, alone) = Toy::new(|_| {}).with_reference();
     let mut world = toy.world(3, 1);
-    world.meddle(|passing| {
-        let Passing::Messages { messages, .. } = passing else { return };
+    world.intercept(|in_flight| {
+        let InFlight::Messages { messages, .. } = in_flight else { return };
         messages.retain(|message| !matches!(message, Message::Status(_)));
     });
     let met = world.endure(&Schedule::default(), MINUTE, alone.state_hash);

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use everstep_chaos::fault::{Fault, Schedule};
 use everstep_chaos::toy::{self, SAMPLES};
-use everstep_chaos::world::{Failure, Node, Passing};
-use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
+use everstep_chaos::world::{Failure, InFlight, Node};
+use everstep_kernels::compute::{Batch, Compute, Evaluation, HostModel, OnHost};
+use everstep_kernels::device::ChosenDevice;
 use everstep_kernels::layout::{Init, Layout};
-use everstep_transport::protocol::{DataShard, Decision, Message, Step};
+use everstep_transport::protocol::{DataShard, Decision, Message, RunSpec, Step};
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 
@@ -73,6 +74,10 @@ impl HostModel for Line {
     }
 }
 
+fn model(poison: u64) -> Result<Box<dyn Compute>, String> {
+    Ok(Box::new(OnHost::new(Line { poison })))
+}
+
 /// A run in which one sample of `step` spoils the gradient.
 fn poisoned(step: Step, data_shards: u32) -> Toy {
     let mut toy = Toy::new(|run| {
@@ -81,7 +86,7 @@ fn poisoned(step: Step, data_shards: u32) -> Toy {
     });
     let sampler = Sampler::new(toy.run.seed, SAMPLES, toy.run.batch);
     let poison = sampler.sample(step, DataShard(1), 0, 1).index;
-    let model = move |_: &_, _| Ok(Box::new(OnHost::new(Line { poison })) as Box<_>);
+    let model = move |_: &RunSpec, _: ChosenDevice<'_>| model(poison);
     toy.registry = Arc::new(toy::registry().model("line", model));
     toy
 }
@@ -91,7 +96,7 @@ fn the_step_is_committed_and_changes_nothing_for_any_number_of_workers() {
     for data_shards in [8, 2] {
         for step in [1, 3, 6].map(Step) {
             let (toy, alone) = poisoned(step, data_shards).with_reference();
-            assert_eq!(alone.chronicle.skipped().collect::<Vec<_>>(), [step]);
+            assert_eq!(alone.run_history.skipped().collect::<Vec<_>>(), [step]);
             for workers in WORKERS {
                 for copies in [1, 2] {
                     let finished = toy.copies(copies).complete(workers, 9);
@@ -108,8 +113,8 @@ fn a_lost_commit_of_a_skipped_step_stops_the_run() {
     // connection, which takes the message with it.
     let toy = poisoned(Step(3), 8);
     let mut lost = false;
-    let met = toy.meddled(3, move |passing| {
-        let Passing::Messages { messages, .. } = passing else { return };
+    let met = toy.intercepted(3, move |in_flight| {
+        let InFlight::Messages { messages, .. } = in_flight else { return };
         let skip = |message: &Message| {
             matches!(message, Message::Commit(commit) if commit.decision == Decision::Skip)
         };
@@ -129,10 +134,10 @@ fn i11_a_run_that_has_diverged_can_be_joined() {
         run.model.kind = "line".into();
         run.steps = 40;
     });
-    let model = |_: &_, _| Ok(Box::new(OnHost::new(Line { poison: EVERYWHERE })) as Box<_>);
+    let model = |_: &RunSpec, _: ChosenDevice<'_>| model(EVERYWHERE);
     toy.registry = Arc::new(toy::registry().model("line", model));
     let (toy, alone) = toy.with_reference();
-    assert_eq!(alone.chronicle.skipped().count(), 40);
+    assert_eq!(alone.run_history.skipped().count(), 40);
     for seed in 0..10 {
         let mut world = toy.world(2, seed);
         let join = (Time(500_000_000), Fault::Join { node: Node::Worker(2) });

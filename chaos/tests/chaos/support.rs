@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_chaos::check::Chronicle;
+use everstep_chaos::check::RunHistory;
 use everstep_chaos::simulate::coordinators;
 use everstep_chaos::toy;
-use everstep_chaos::world::{Failure, Finished, Passing, Prepare, Scenario, World};
+use everstep_chaos::world::{Failure, Finished, InFlight, Prepare, Scenario, World};
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 
@@ -18,7 +18,7 @@ pub const OF_COPIES: u64 = 1;
 pub const OF_THREE_COPIES: u64 = 5;
 
 /// Far more virtual time than any toy run needs.
-pub const LIMIT: Duration = Duration::from_secs(30);
+pub const VIRTUAL_TIME_LIMIT: Duration = Duration::from_secs(30);
 
 /// Power-of-two counts and others, alone and more than there are data shards.
 pub const WORKERS: [u32; 6] = [1, 2, 3, 4, 5, 8];
@@ -28,7 +28,7 @@ pub const WORKERS: [u32; 6] = [1, 2, 3, 4, 5, 8];
 pub struct Toy {
     pub run: RunSpec,
     pub registry: Arc<Registry>,
-    pub reference: Option<Arc<Chronicle>>,
+    pub reference: Option<Arc<RunHistory>>,
 }
 
 impl Toy {
@@ -42,7 +42,7 @@ impl Toy {
     /// Compares every later run with one of a single worker. Returns the run of that worker.
     pub fn with_reference(mut self) -> (Self, Finished) {
         let alone = self.complete(1, 0);
-        self.reference = Some(Arc::new(alone.chronicle.clone()));
+        self.reference = Some(Arc::new(alone.run_history.clone()));
         (self, alone)
     }
 
@@ -64,24 +64,24 @@ impl Toy {
     /// Runs to the end. On a failure, panics with the events before it.
     pub fn complete(&self, workers: u32, seed: u64) -> Finished {
         let mut world = self.world(workers, seed);
-        let finished = world.run(LIMIT);
+        let finished = world.run(VIRTUAL_TIME_LIMIT);
         finished.unwrap_or_else(|failure| {
             let mut again = self.world(workers, seed);
             again.record();
-            let _ = again.run(LIMIT); // the same, in words
+            let _ = again.run(VIRTUAL_TIME_LIMIT); // the same, in words
             let trace: Vec<&str> = again.trace().lines().rev().take(100).collect();
             panic!("{workers} workers, seed {seed}: {failure}\n{}", trace.join("\n"))
         })
     }
 
-    /// Runs with a meddler.
-    pub fn meddled(
+    /// Runs with an interceptor.
+    pub fn intercepted(
         &self,
         workers: u32,
-        meddler: impl FnMut(Passing<'_>) + 'static,
+        interceptor: impl FnMut(InFlight<'_>) + 'static,
     ) -> Result<Finished, Failure> {
         let mut world = self.world(workers, 7);
-        world.meddle(meddler);
-        world.run(LIMIT)
+        world.intercept(interceptor);
+        world.run(VIRTUAL_TIME_LIMIT)
     }
 }

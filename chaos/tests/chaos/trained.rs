@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_chaos::fault::{Asker, Fault, Rates, Schedule};
+use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::toy;
 use everstep_chaos::world::{Node, Tally};
@@ -29,7 +29,7 @@ fn crash(slot: usize) -> Fault {
     Fault::Crash { node: Node::Worker(slot), restart: None }
 }
 
-fn drain(slot: usize, by: Asker) -> Fault {
+fn drain(slot: usize, by: DrainOrigin) -> Fault {
     Fault::Drain { node: Node::Worker(slot), by, grace: None }
 }
 
@@ -42,7 +42,11 @@ fn i6_a_trained_run_repairs_its_copies_while_its_model_waits() {
 
 #[test]
 fn workers_leave_a_trained_run_while_its_model_waits() {
-    let asked = vec![drain(3, Asker::Machine), drain(2, Asker::Operator), drain(1, Asker::Machine)];
+    let asked = vec![
+        drain(3, DrainOrigin::Machine),
+        drain(2, DrainOrigin::Operator),
+        drain(1, DrainOrigin::Machine),
+    ];
     let changes = while_stores_are_full(asked);
     assert_eq!((changes.left, changes.lost, changes.rollbacks), (3, 0, 0), "{changes:?}");
 }
@@ -51,7 +55,7 @@ fn workers_leave_a_trained_run_while_its_model_waits() {
 #[test]
 fn a_worker_joins_a_trained_run_and_all_others_leave_it() {
     let join = Fault::Join { node: Node::Worker(4) };
-    let [a, b, c, d] = [0, 1, 2, 3].map(|slot| drain(slot, Asker::Machine));
+    let [a, b, c, d] = [0, 1, 2, 3].map(|slot| drain(slot, DrainOrigin::Machine));
     let changes = while_stores_are_full(vec![join, a, b, c, d]);
     assert_eq!((changes.left, changes.lost, changes.rollbacks), (4, 0, 0), "{changes:?}");
 }

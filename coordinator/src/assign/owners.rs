@@ -38,9 +38,9 @@ fn owner_sets(copies: u32, members: &[Candidate]) -> Vec<Vec<Rank>> {
     let ring = ring(members);
     let copies = ring.len().min(copies as usize);
     let mut sets = vec![Vec::new(); ring.len()];
-    for (seat, &primary) in ring.iter().enumerate() {
-        let seats = (seat..seat + copies).map(|seat| seat % ring.len());
-        sets[primary] = seats.map(|seat| Rank(ring[seat] as u32)).collect();
+    for (slot, &primary) in ring.iter().enumerate() {
+        let slots = (slot..slot + copies).map(|slot| slot % ring.len());
+        sets[primary] = slots.map(|slot| Rank(ring[slot] as u32)).collect();
     }
     sets
 }

@@ -7,8 +7,8 @@ use super::Candidate;
 /// The ranks in an order in which neighbours differ in zone, where that can be.
 ///
 /// If the order of ranks serves, it is that order, which a loss or a join hardly changes. Else
-/// members are seated zone after zone, the largest first, on every second chair and then on those
-/// between. Two members of a zone sit together only if it has more than half of all members. A
+/// members are placed zone after zone, the largest first, on every second slot and then on those
+/// between. Two members of a zone are neighbours only if it has more than half of all members. A
 /// member that stated no zone fits beside everyone.
 pub(super) fn ring(members: &[Candidate]) -> Vec<usize> {
     let ranks: Vec<usize> = (0..members.len()).collect();
@@ -20,12 +20,12 @@ pub(super) fn ring(members: &[Candidate]) -> Vec<usize> {
     if !ranks.iter().any(clash) {
         return ranks;
     }
-    let chairs = ranks.iter().step_by(2).chain(ranks.iter().skip(1).step_by(2));
-    let mut seats = ranks.clone();
-    for (&chair, rank) in chairs.zip(zones(members).into_iter().flatten()) {
-        seats[chair] = rank;
+    let order = ranks.iter().step_by(2).chain(ranks.iter().skip(1).step_by(2));
+    let mut slots = ranks.clone();
+    for (&slot, rank) in order.zip(zones(members).into_iter().flatten()) {
+        slots[slot] = rank;
     }
-    seats
+    slots
 }
 
 /// The ranks by zone, the largest zone first. Each member without a zone stands by itself.

@@ -14,42 +14,50 @@ use everstep_transport::identity::{Refusal, TokenId};
 use everstep_transport::protocol::NodeName;
 use everstep_transport::time::Time;
 
-use super::{Core, Effect};
-use crate::state::{Command, Verdict};
+use super::outbox::Outbox;
+use super::{Core, ShellEffect};
+use crate::state::{Command, EntryOutcome};
 
 /// The nodes with an entry on its way into the log.
 #[derive(Debug, Default)]
-pub(super) struct Admissions(BTreeSet<(TokenId, NodeName)>);
+pub(super) struct PendingAdmissions(BTreeSet<(TokenId, NodeName)>);
 
-impl Core {
-    pub(super) fn admit_node(&mut self, now: Time, token: TokenId, node: NodeName) {
-        if self.leader().is_some() {
-            self.admissions.0.insert((token, node.clone()));
-            self.propose(now, Command::SpendToken { token, node });
-        } else {
-            self.answer_admission(token, node, Some(Refusal::Undecided));
-        }
-    }
-
+impl PendingAdmissions {
     /// The log has spent a use of a token, or refused it.
-    pub(super) fn spent(&mut self, token: TokenId, node: NodeName, verdict: Verdict) {
+    pub(super) fn spent(
+        &mut self,
+        outbox: &mut Outbox,
+        (token, node): (TokenId, NodeName),
+        verdict: EntryOutcome,
+    ) {
         let refusal = match verdict {
-            Verdict::NotAdmitted(refusal) => Some(refusal),
+            EntryOutcome::NotAdmitted(refusal) => Some(refusal),
             _ => None,
         };
-        self.admissions.0.remove(&(token, node.clone()));
-        self.answer_admission(token, node, refusal);
+        self.0.remove(&(token, node.clone()));
+        outbox.push(ShellEffect::Admitted { token, node, refusal });
     }
 
     /// Answers all waiting nodes: this coordinator will not learn any more what becomes of their
     /// entries.
-    pub(super) fn leave_undecided(&mut self) {
-        for (token, node) in std::mem::take(&mut self.admissions.0) {
-            self.answer_admission(token, node, Some(Refusal::Undecided));
+    pub(super) fn leave_undecided(&mut self, outbox: &mut Outbox) {
+        for (token, node) in std::mem::take(&mut self.0) {
+            outbox.push(undecided(token, node));
         }
     }
+}
 
-    fn answer_admission(&mut self, token: TokenId, node: NodeName, refusal: Option<Refusal>) {
-        self.effects.push_back(Effect::Admitted { token, node, refusal });
+fn undecided(token: TokenId, node: NodeName) -> ShellEffect {
+    ShellEffect::Admitted { token, node, refusal: Some(Refusal::Undecided) }
+}
+
+impl Core {
+    pub(super) fn admit_node(&mut self, now: Time, token: TokenId, node: NodeName) {
+        if self.leader().is_some() {
+            self.clients.admissions.0.insert((token, node.clone()));
+            self.propose(now, Command::SpendToken { token, node });
+        } else {
+            self.outbox.push(undecided(token, node));
+        }
     }
 }

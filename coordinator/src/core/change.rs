@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! Steady -- suspicion --> Pausing -- evidence is in --> Proposed -- applied --> Steady
-//! Steady -- learners ready, somebody free --> Holding -- all hold --> Pausing
+//! Steady -- joiners ready, somebody free --> Holding -- all hold --> Pausing
 //! ```
 //!
 //! A suspicion of a member pauses everyone at once. A planned change first lets the step under way
@@ -13,32 +13,45 @@
 
 mod awaiting;
 mod holding;
+mod pausing;
 mod steady;
 
-use std::collections::BTreeSet;
-use std::time::Duration;
+use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{Generation, Message, WorkerId};
+use everstep_transport::protocol::{Generation, Message, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
-use self::awaiting::Awaiting;
 use self::holding::Holding;
+use self::pausing::Pausing;
+use super::catch_up::CatchUp;
+use super::failure_detector::{Certainty, SignOfLife, Suspicion, WORKER_SUSPECT_AFTER};
 use super::feeds::Feeds;
 use super::links;
-use super::plan::{Evidence, Plan, Wait, plan};
-use super::silence::{Certainty, Doubt, Heard, PATIENCE};
-use super::{Core, LinkId};
-use crate::state::{Change, Command, Loss, Standing, Verdict};
+use super::partition::Partition;
+use super::plan::{Plan, PlanInputs, Wait, plan};
+use super::roster::Roster;
+use super::{Core, LinkId, Parts};
+use crate::state::{Change, Command, EntryOutcome, Loss, State, WorkerPhase};
 
-/// The leader goes on without a worker that has not answered a Pause for this long.
-const ANSWER: Duration = Duration::from_secs(2);
-/// How often the leader repeats a Pause to workers that have not answered.
-const REPEAT: Duration = Duration::from_millis(500);
+/// What the leader knows of the change of generation under way, and of the next one.
+#[derive(Debug, Default)]
+pub(super) struct GenerationChange {
+    phase: ChangePhase,
+    /// The answers to the newest Pause, by worker.
+    statuses: BTreeMap<WorkerId, Status>,
+    feeds: Feeds,
+    catch_up: CatchUp,
+    /// The greatest step that a member of the current generation has committed, as far as this
+    /// coordinator knows.
+    reached: Step,
+}
+
 /// How far a change has come.
-#[derive(Debug)]
-pub(super) enum Phase {
+#[derive(Debug, Default)]
+enum ChangePhase {
     /// Nothing changes.
+    #[default]
     Steady,
     /// The leader has asked the step leader to hold.
     Holding(Holding),
@@ -48,75 +61,236 @@ pub(super) enum Phase {
     Proposed(Generation),
 }
 
-#[derive(Debug)]
-pub(super) struct Pausing {
-    number: Generation,
-    since: Time,
-    /// When the leader last sent the Pause.
-    said: Time,
-    /// The workers that still owe an answer.
-    missing: BTreeSet<WorkerId>,
-    /// The workers that got a link again during this Pause. Each restarts the deadline, but only
-    /// once.
-    returned: BTreeSet<WorkerId>,
-    /// Why the last attempt gave no plan.
-    wait: Option<Wait>,
-    awaiting: Awaiting,
+// What others ask.
+impl GenerationChange {
+    /// Whether nothing changes, nor is about to.
+    pub(super) fn is_steady(&self) -> bool {
+        matches!(self.phase, ChangePhase::Steady)
+    }
+
+    /// Whether members take steps, so that a change may begin.
+    pub(super) fn is_free(&self) -> bool {
+        matches!(self.phase, ChangePhase::Steady | ChangePhase::Holding(_))
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_pausing(&self) -> bool {
+        matches!(self.phase, ChangePhase::Pausing(_))
+    }
+
+    /// The greatest step that a member of the current generation is known to have committed.
+    pub(super) fn reached(&self) -> Step {
+        self.reached
+    }
+}
+
+// What happens to it.
+impl GenerationChange {
+    /// A coordinator begins or ceases to lead. Joins that were given up stay given up.
+    pub(super) fn reset(&mut self) {
+        let catch_up = std::mem::take(&mut self.catch_up);
+        *self = Self { catch_up, ..Self::default() };
+    }
+
+    /// A generation begins after this step.
+    fn begin(&mut self, resume: Step) {
+        (self.phase, self.feeds, self.reached) = (ChangePhase::Steady, Feeds::default(), resume);
+        self.catch_up.renew();
+    }
+
+    /// A member of the current generation has committed this step.
+    pub(super) fn reach(&mut self, step: Step) {
+        self.reached = self.reached.max(step);
+    }
+
+    /// Drops what is known of a worker that is gone.
+    fn forget(&mut self, worker: WorkerId) {
+        self.feeds.forget(worker);
+        self.catch_up.forget(worker);
+        if let ChangePhase::Pausing(pausing) = &mut self.phase {
+            pausing.expect_nothing_of(worker);
+        }
+    }
+
+    /// Answers to a Pause may be late, through no fault of the workers.
+    fn restart_deadline(&mut self, now: Time) {
+        if let ChangePhase::Pausing(pausing) = &mut self.phase {
+            pausing.restart_deadline(now);
+        }
+    }
+
+    fn pause(&mut self, roster: Roster<'_>) {
+        #[cfg(feature = "planted")]
+        let forgets = roster.state.plant != Some(crate::plant::CorePlant::AnyStatus);
+        #[cfg(not(feature = "planted"))]
+        let forgets = true;
+        if forgets {
+            self.statuses.clear();
+        }
+        let (number, missing) = (roster.state.generation().next(), self.expected(roster));
+        self.phase = ChangePhase::Pausing(Pausing::new(roster.now, number, missing));
+    }
+
+    /// The workers that owe an answer and may give one: members, joiners that are ready, and
+    /// before the first generation every linked worker.
+    fn expected(&self, roster: Roster<'_>) -> BTreeSet<WorkerId> {
+        let linked = roster.links.registered().keys().copied();
+        let first = linked.filter(|_| roster.state.record().is_none());
+        let all = roster.state.members().chain(first).chain(self.feeds.ready().iter().copied());
+        let silent = all.filter(|worker| !self.statuses.contains_key(worker));
+        silent.filter(|worker| roster.may_answer(*worker)).collect()
+    }
+
+    /// A worker is suspected during a Pause. A worker that may be back in a moment is asked again,
+    /// even if it has answered before. If an outage begins, so are all others that may answer.
+    /// Returns whether there is a Pause.
+    fn on_suspicion(&mut self, roster: Roster<'_>, worker: WorkerId, outage: bool) -> bool {
+        let awaited = if outage { self.expected(roster) } else { BTreeSet::new() };
+        let ChangePhase::Pausing(pausing) = &mut self.phase else { return false };
+        pausing.expect(awaited);
+        if roster.may_answer(worker) && roster.state.is_member(worker) {
+            pausing.expect(BTreeSet::from([worker]));
+        } else {
+            pausing.expect_nothing_of(worker);
+        }
+        true
+    }
+
+    /// A worker returns from an outage: the others that fell silent with it may answer, too.
+    /// Returns whether there is a Pause.
+    fn on_outage_return(&mut self, roster: Roster<'_>) -> bool {
+        let expected = self.expected(roster);
+        let ChangePhase::Pausing(pausing) = &mut self.phase else { return false };
+        pausing.expect(expected);
+        pausing.renew(roster.now);
+        true
+    }
+
+    /// Time passes during a Pause. Returns whether the Pause is to be repeated.
+    fn tick(&mut self, roster: Roster<'_>) -> bool {
+        let ChangePhase::Pausing(pausing) = &mut self.phase else { return false };
+        pausing.drop_hopeless(roster);
+        pausing.repeats(roster.now)
+    }
+
+    /// The number of the Pause under way, and the links of all workers that have not answered, and
+    /// of suspects. A suspect that answers is taken back.
+    fn unanswered(&self, roster: Roster<'_>) -> Option<(Generation, Vec<LinkId>)> {
+        let ChangePhase::Pausing(pausing) = &self.phase else { return None };
+        let silent = |worker: &WorkerId| {
+            !self.statuses.contains_key(worker) || roster.detector.is_suspected(*worker)
+        };
+        let to = roster.links.registered().iter().filter(|(worker, _)| silent(worker));
+        Some((pausing.number, to.map(|(_, link)| *link).collect()))
+    }
+
+    /// A worker has promised, and says what it holds. Returns whether this answers the Pause under
+    /// way.
+    fn on_status(&mut self, term: Option<Term>, worker: WorkerId, status: Status) -> bool {
+        let ChangePhase::Pausing(pausing) = &mut self.phase else { return false };
+        let answers = Some(status.term) == term && status.number == pausing.number;
+        if answers {
+            pausing.expect_nothing_of(worker);
+            self.statuses.insert(worker, status);
+        }
+        answers
+    }
+
+    /// The plan of the next generation, once all expected answers are there, or late. `written` is
+    /// the newest step with a line here.
+    fn plan(
+        &self,
+        roster: Roster<'_>,
+        term: Term,
+        written: Step,
+        partition: &Partition,
+    ) -> Option<Plan> {
+        let ChangePhase::Pausing(pausing) = &self.phase else { return None };
+        if !pausing.has_all_answers(roster) {
+            return None;
+        }
+        let (now, state) = (roster.now, roster.state);
+        let give_up = pausing.give_up(roster);
+        let has_answered = |worker: &WorkerId| self.statuses.contains_key(worker);
+        let is_settled = |worker| roster.detector.is_settled(now, worker);
+        Some(plan(&PlanInputs {
+            now,
+            term,
+            run: state.run()?,
+            shards: state.shards()?,
+            current: state.record(),
+            workers: state.workers(),
+            statuses: &self.statuses,
+            detector: roster.detector,
+            ready: self.feeds.ready(),
+            complete: pausing.everyone_is_heard(roster, has_answered),
+            broken: &partition.repeated(now, is_settled),
+            newest: state.generation(),
+            written,
+            reached: self.reached,
+            give_up: give_up.as_ref(),
+            #[cfg(feature = "planted")]
+            plant: state.plant,
+        }))
+    }
+
+    /// The plan waits for this.
+    fn wait_for(&mut self, now: Time, wait: Wait, state: &State) {
+        if let ChangePhase::Pausing(pausing) = &mut self.phase {
+            pausing.awaiting.on_wait(now, &wait, state.awaited());
+            pausing.wait = Some(wait);
+        }
+    }
+
+    /// The proposal of a generation with this number is refused. Returns whether it was under way.
+    fn not_begun(&mut self, number: Generation) -> bool {
+        let is_it = matches!(self.phase, ChangePhase::Proposed(proposed) if proposed == number);
+        if is_it {
+            self.phase = ChangePhase::Steady;
+        }
+        is_it
+    }
 }
 
 // What starts a change.
 impl Core {
-    /// An input arrives. If this coordinator was late itself, the answers to its Pause may still be
-    /// in a queue. While it hears no worker, they may be on their way. Both restart the deadline.
+    /// An input arrives. While answers to a Pause may be on their way, their deadline begins anew.
     pub(super) fn wake(&mut self, now: Time) {
-        let is_late = self.silence.wake(now);
-        if (is_late || !self.silence.hears_any(now))
-            && let Phase::Pausing(pausing) = &mut self.phase
-        {
-            pausing.since = now;
+        if self.health.wake(now) {
+            self.change.restart_deadline(now);
         }
     }
 
     /// A worker is suspected. If it is a member, everyone pauses. Any other worker is lost at once.
-    pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, doubt: Doubt) {
-        let reason = doubt.reason.clone();
-        let news = self.silence.suspect(now, worker, doubt);
-        let outage = self.silence.look_for_outage(now);
+    pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, suspicion: Suspicion) {
+        let reason = suspicion.reason.clone();
+        let (is_news, outage) = self.health.suspect(now, worker, suspicion);
         if !self.running() {
             return;
         }
-        if news && !self.state.is_member(worker) {
+        let is_member = self.state.is_member(worker);
+        if is_news && !is_member {
             self.propose(now, Command::Lose { worker, reason });
         }
-        let awaited = if outage { self.expected(now) } else { BTreeSet::new() };
-        match &mut self.phase {
-            Phase::Pausing(pausing) => {
-                pausing.missing.extend(awaited);
-                // A worker that may be back in a moment is asked again, even if it has answered
-                // before.
-                if self.silence.may_answer(now, worker) && self.state.is_member(worker) {
-                    pausing.missing.insert(worker);
-                } else {
-                    pausing.missing.remove(&worker);
-                }
-                self.advance(now);
-            }
-            Phase::Steady | Phase::Holding(_) if self.state.is_member(worker) => self.pause(now),
-            Phase::Steady | Phase::Holding(_) | Phase::Proposed(_) => {}
+        let Parts { change, roster, .. } = self.parts(now);
+        if change.on_suspicion(roster, worker, outage) {
+            self.advance(now);
+        } else if change.is_free() && is_member {
+            self.pause(now);
         }
     }
 
     /// Suspects the workers that have been silent for too long.
     pub(super) fn suspect_silent(&mut self, now: Time) {
-        for worker in self.silence.silent(now) {
-            let reason = format!("no heartbeat for {:?}", PATIENCE);
-            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Silent });
+        for worker in self.health.detector.silent(now) {
+            let reason = format!("no heartbeat for {:?}", WORKER_SUSPECT_AFTER);
+            self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Silent });
         }
     }
 
     /// A worker has promised a number that no generation has yet: it needs that generation.
     pub(super) fn keep_promise(&mut self, now: Time) {
-        if matches!(self.phase, Phase::Steady | Phase::Holding(_)) {
+        if self.change.is_free() {
             self.pause(now);
         }
     }
@@ -124,15 +298,14 @@ impl Core {
     /// A member has lost its links to other members of its generation.
     pub(super) fn cut_off(&mut self, now: Time, worker: WorkerId, unreachable: &[WorkerId]) {
         for other in unreachable.iter().filter(|other| self.state.is_member(**other)) {
-            self.partition.report(worker, *other);
+            self.health.partition.report(worker, *other);
         }
         self.join_up(now);
     }
 
     /// Begins a new generation for members that cannot reach each other, if it is time for one.
     fn join_up(&mut self, now: Time) {
-        let free = matches!(self.phase, Phase::Steady | Phase::Holding(_));
-        if free && self.running() && self.partition.is_due(now) {
+        if self.change.is_free() && self.running() && self.health.partition.is_due(now) {
             self.pause(now);
         }
     }
@@ -141,38 +314,33 @@ impl Core {
     pub(super) fn start(&mut self, now: Time) {
         let Some(run) = self.state.run() else { return };
         let enough = self.links.registered().len() >= run.start_workers as usize;
-        let first = self.state.record().is_none() && matches!(self.phase, Phase::Steady);
+        let first = self.state.record().is_none() && self.change.is_steady();
         if first && enough && self.running() {
             self.pause(now);
         }
     }
 
     pub(super) fn tick(&mut self, now: Time) {
-        self.past.tick(now);
+        self.history.tick(now);
         self.seek_lines(now);
         if self.leader().is_none() {
             return;
         }
-        self.ask_for_confirmation();
+        self.leadership.ask_for_confirmation(&mut self.outbox);
         self.give_up_lines(now);
-        self.silence.tick(now);
-        match self.silence.silent(now).len() {
-            many if self.silence.are_many(many) => self.confirm_silence(),
-            _ => self.suspect_silent(now),
+        if self.health.tick(now) {
+            self.leadership.confirm_silence(&mut self.outbox);
+        } else {
+            self.suspect_silent(now);
         }
         self.join_up(now);
         self.judge_unable(now);
         self.see_to_model(now);
-        match &mut self.phase {
-            Phase::Steady => self.consider(now),
-            Phase::Holding(_) => self.keep_holding(now),
-            Phase::Pausing(pausing) => {
-                pausing.missing.retain(|worker| self.silence.may_answer(now, *worker));
-                self.repeat_pause(now);
-                self.advance(now);
-                self.tell_of_wait(now);
-            }
-            Phase::Proposed(_) => {}
+        match &self.change.phase {
+            ChangePhase::Steady => self.consider(now),
+            ChangePhase::Holding(_) => self.keep_holding(now),
+            ChangePhase::Pausing(_) => self.keep_pausing(now),
+            ChangePhase::Proposed(_) => {}
         }
     }
 }
@@ -180,163 +348,68 @@ impl Core {
 // Pausing.
 impl Core {
     fn pause(&mut self, now: Time) {
-        self.forget_answers();
-        self.phase = Phase::Pausing(Pausing {
-            number: self.state.generation().next(),
-            since: now,
-            said: now,
-            missing: self.expected(now),
-            returned: BTreeSet::new(),
-            wait: None,
-            awaiting: Awaiting::default(),
-        });
-        self.say_pause();
+        let Parts { change, roster, .. } = self.parts(now);
+        change.pause(roster);
+        self.send_pause(now);
         self.advance(now);
     }
 
-    /// The leader hears a worker. If it returns from an outage, the others that fell silent with it
-    /// may answer, too.
-    pub(super) fn hear(&mut self, now: Time, heard: Heard) {
-        if heard == Heard::Alone {
-            return;
+    fn keep_pausing(&mut self, now: Time) {
+        let Parts { change, roster, .. } = self.parts(now);
+        if change.tick(roster) {
+            self.send_pause(now);
         }
-        let expected = self.expected(now);
-        if let Phase::Pausing(pausing) = &mut self.phase {
-            pausing.missing.extend(expected);
-            (pausing.since, pausing.said) = (now, now);
-            self.say_pause();
-        }
+        self.advance(now);
+        self.log_wait(now);
     }
 
-    fn forget_answers(&mut self) {
-        #[cfg(feature = "planted")]
-        if self.plant == Some(crate::plant::Plant::AnyStatus) {
-            return;
-        }
-        self.statuses.clear();
-    }
-
-    /// The workers that owe an answer and may give one: members, learners that are ready, and
-    /// before the first generation every linked worker.
-    fn expected(&self, now: Time) -> BTreeSet<WorkerId> {
-        let members = self.state.record().into_iter().flat_map(|record| &record.members);
-        let linked = self.links.registered().keys().copied();
-        let first = linked.filter(|_| self.state.record().is_none());
-        let ready = self.feeds.ready().iter().copied();
-        let all = members.map(|member| member.worker).chain(first).chain(ready);
-        let silent = all.filter(|worker| !self.statuses.contains_key(worker));
-        silent.filter(|worker| self.silence.may_answer(now, *worker)).collect()
-    }
-
-    fn repeat_pause(&mut self, now: Time) {
-        if let Phase::Pausing(pausing) = &mut self.phase
-            && now.since(pausing.said) >= REPEAT
-        {
-            pausing.said = now;
-            self.say_pause();
+    /// The leader hears a worker.
+    pub(super) fn on_sign_of_life(&mut self, now: Time, heard: SignOfLife) {
+        let Parts { change, roster, .. } = self.parts(now);
+        if heard == SignOfLife::First && change.on_outage_return(roster) {
+            self.send_pause(now);
         }
     }
 
-    /// Sends the Pause to all workers that have not answered, and to suspects. A suspect that
-    /// answers is taken back.
-    fn say_pause(&mut self) {
-        let (Phase::Pausing(pausing), Some(term)) = (&self.phase, self.leader()) else { return };
-        let number = pausing.number;
-        let silent = |worker: &WorkerId| {
-            !self.statuses.contains_key(worker) || self.silence.is_suspected(*worker)
-        };
-        let to = self.links.registered().iter().filter(|(worker, _)| silent(worker));
-        let to: Vec<LinkId> = to.map(|(_, link)| *link).collect();
-        self.broadcast(to, Message::Pause { term, number });
+    /// Sends the Pause to all workers that should answer it.
+    fn send_pause(&mut self, now: Time) {
+        let Some(term) = self.leader() else { return };
+        if let Some((number, to)) = self.change.unanswered(self.roster(now)) {
+            self.outbox.broadcast(to, Message::Pause { term, number });
+        }
     }
 
     /// A worker has promised, and says what it holds. Only the answer to this very Pause counts.
-    pub(super) fn testify(&mut self, now: Time, worker: WorkerId, status: Status) {
-        let term = self.leader();
-        let Phase::Pausing(pausing) = &mut self.phase else {
-            self.ignored += 1;
-            return;
-        };
-        if Some(status.term) != term || status.number != pausing.number {
-            self.ignored += 1;
-            return;
+    pub(super) fn on_status(&mut self, now: Time, worker: WorkerId, status: Status) {
+        if !self.change.on_status(self.leader(), worker, status) {
+            return self.links.ignore();
         }
-        self.silence.acquit(worker);
-        pausing.missing.remove(&worker);
-        self.statuses.insert(worker, status);
+        self.health.detector.clear(worker);
         self.advance(now);
     }
 
     /// A suspect has answered meanwhile, and is suspected no more.
-    pub(super) fn acquitted(&mut self, now: Time) {
-        if matches!(self.phase, Phase::Pausing(_)) {
-            self.advance(now);
-        }
+    pub(super) fn on_cleared(&mut self, now: Time) {
+        self.advance(now);
     }
 
-    /// Proposes the next generation, once all expected answers are there, or late.
+    /// During a Pause, proposes the next generation once all expected answers are there, or late.
     fn advance(&mut self, now: Time) {
-        let (Phase::Pausing(pausing), Some(term)) = (&self.phase, self.leader()) else { return };
-        if !self.evidence_is_in(now, pausing) {
-            return;
-        }
-        let (Some(run), Some(shards)) = (self.state.run(), self.state.shards()) else { return };
-        let give_up = self.give_up(now, pausing);
-        let found = plan(&Evidence {
-            now,
-            term,
-            run,
-            shards,
-            current: self.state.record(),
-            workers: self.state.workers(),
-            statuses: &self.statuses,
-            silence: &self.silence,
-            ready: self.feeds.ready(),
-            complete: self.everyone_is_heard(now, pausing),
-            broken: &self.partition.repeated(now),
-            newest: self.state.generation(),
-            written: self.newest_step(),
-            reached: self.reached,
-            give_up: give_up.as_ref(),
-            #[cfg(feature = "planted")]
-            plant: self.plant,
-        });
-        match found {
-            Plan::Wait(wait) => self.wait_for(now, wait),
-            Plan::Change(change) => {
-                self.phase = Phase::Proposed(change.record.number);
+        let Some(term) = self.leader() else { return };
+        let (roster, written) = (self.roster(now), self.newest_step());
+        match self.change.plan(roster, term, written, &self.health.partition) {
+            None => {}
+            Some(Plan::Wait(wait)) => self.change.wait_for(now, wait, &self.state),
+            Some(Plan::Change(change)) => {
+                self.change.phase = ChangePhase::Proposed(change.record.number);
                 self.propose(now, Command::Generation(*change));
             }
         }
     }
 
-    /// Whether each expected answer is there, or had its chance. A worker without a link that still
-    /// has time to come back could not answer yet, nor could a worker that fell silent together
-    /// with many others.
-    fn evidence_is_in(&self, now: Time, pausing: &Pausing) -> bool {
-        let had_its_chance = |worker: &WorkerId| {
-            let linked = self.links.of_registered(*worker).is_some();
-            (linked || pausing.returned.contains(worker)) && !self.silence.is_awaited(now, *worker)
-        };
-        pausing.missing.is_empty()
-            || (now.since(pausing.since) >= ANSWER && pausing.missing.iter().all(had_its_chance))
-    }
-
-    /// Whether all linked workers have answered, or are late.
-    fn everyone_is_heard(&self, now: Time, pausing: &Pausing) -> bool {
-        let mut linked = self.links.registered().keys();
-        let heard =
-            |worker: &WorkerId| self.statuses.contains_key(worker) || self.silence.is_dead(*worker);
-        now.since(pausing.since) >= ANSWER || linked.all(heard)
-    }
-
     /// An operator asked that the run go back.
     pub(super) fn go_back(&mut self, now: Time) {
-        match self.phase {
-            Phase::Steady | Phase::Holding(_) => self.pause(now),
-            Phase::Pausing(_) => self.advance(now),
-            Phase::Proposed(_) => {}
-        }
+        if self.change.is_free() { self.pause(now) } else { self.advance(now) }
     }
 }
 
@@ -345,25 +418,20 @@ impl Core {
     /// A generation has begun.
     pub(super) fn began(&mut self, now: Time, change: Change) {
         let Change { record, lost, left, .. } = change;
-        self.results.clear();
-        self.reached = record.resume;
-        self.partition.renew(now);
-        self.feeds = Feeds::default();
-        self.catch_up.renew();
-        self.phase = Phase::Steady;
+        self.health.renew_links(now);
+        self.change.begin(record.resume);
+        self.completion.begin(self.is_over());
         for Loss { worker, .. } in lost {
             let link = self.links.of_registered(worker);
             self.forget(worker);
             // Other workers may have reported its end before it could say why.
-            link.inspect(|link| self.links.enter(*link, links::Phase::Evicted(worker)));
+            link.inspect(|link| self.links.enter(*link, links::PeerPhase::Evicted(worker)));
         }
         for worker in left {
             self.let_go(worker);
         }
-        let members = self.member_links();
+        let members = self.roster(now).member_links();
         self.announce(members);
-        let last = self.state.run().is_some_and(|run| self.reached.0 >= run.steps);
-        self.model.renew(last);
         self.see_to_model(now);
         if self.state.is_to_go_back() {
             return self.pause(now); // An operator asked while this generation was on its way.
@@ -374,19 +442,18 @@ impl Core {
     /// A proposal came too late. The change is still to be made, and everyone is paused: pauses
     /// again.
     pub(super) fn not_begun(&mut self, now: Time, number: Generation) {
-        if matches!(self.phase, Phase::Proposed(proposed) if proposed == number) {
-            self.phase = Phase::Steady;
+        if self.change.not_begun(number) {
             self.pause(now);
         }
     }
 
     /// Forgets a worker that was no member. If the worker has become a member meanwhile, it is
     /// still suspected, and that is a reason to change.
-    pub(super) fn lost(&mut self, now: Time, worker: WorkerId, verdict: &Verdict) {
-        if *verdict == Verdict::Accepted || !self.state.is_present(worker) {
+    pub(super) fn lost(&mut self, now: Time, worker: WorkerId, verdict: &EntryOutcome) {
+        if *verdict == EntryOutcome::Accepted || !self.state.is_present(worker) {
             self.forget(worker);
         }
-        if matches!(self.phase, Phase::Steady) {
+        if self.change.is_steady() {
             self.consider(now);
         }
     }
@@ -394,10 +461,10 @@ impl Core {
     /// A worker is to leave, or has left.
     pub(super) fn drained(&mut self, now: Time, worker: WorkerId) {
         let known = self.state.workers().get(&worker);
-        if known.is_some_and(|known| known.standing == Standing::Left) {
+        if known.is_some_and(|known| known.phase == WorkerPhase::Left) {
             self.let_go(worker);
         }
-        if matches!(self.phase, Phase::Steady) {
+        if self.change.is_steady() {
             self.consider(now);
         }
     }
@@ -414,23 +481,17 @@ impl Core {
     fn let_go(&mut self, worker: WorkerId) {
         self.expect_nothing_of(worker);
         if let Some(link) = self.links.of_registered(worker) {
-            self.see_off(link, worker);
+            self.send_drained(link, worker);
         }
     }
 
     /// Tells a drained worker that it may go, no matter which side asked for the drain.
-    pub(super) fn see_off(&mut self, link: LinkId, worker: WorkerId) {
+    pub(super) fn send_drained(&mut self, link: LinkId, worker: WorkerId) {
         self.release(link, Message::Drain { worker });
     }
 
     fn expect_nothing_of(&mut self, worker: WorkerId) {
-        self.silence.forget(worker);
-        self.telemetry.remove(&worker);
-        self.progress.forget(worker);
-        self.feeds.forget(worker);
-        self.catch_up.forget(worker);
-        if let Phase::Pausing(pausing) = &mut self.phase {
-            pausing.missing.remove(&worker);
-        }
+        self.health.forget(worker);
+        self.change.forget(worker);
     }
 }

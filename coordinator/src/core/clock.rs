@@ -2,15 +2,15 @@
 //!
 //! The shell gives the wall clock anew before every input: virtual time stands still while a
 //! machine is suspended, and a clock may be set. The stamps wait out a small step back, so that
-//! they never go backwards. If a clock goes back by more than [`STEP`], its old time was wrong, and
-//! the coordinator takes the new one.
+//! they never go backwards. If a clock goes back by more than [`CLOCK_CORRECTED_ABOVE`], its old
+//! time was wrong, and the coordinator takes the new one.
 
 use std::time::Duration;
 
 use everstep_transport::time::Time;
 
 /// A larger step back is a correction.
-const STEP: Duration = Duration::from_secs(60);
+const CLOCK_CORRECTED_ABOVE: Duration = Duration::from_secs(60);
 
 /// See the module.
 #[derive(Debug)]
@@ -28,7 +28,8 @@ impl Clock {
 
     /// Takes the wall clock of `now`, milliseconds of Unix time.
     pub(super) fn set(&mut self, now: Time, unix_ms: u64) {
-        let is_correction = unix_ms + (STEP.as_millis() as u64) < self.newest_unix_ms;
+        let is_correction =
+            unix_ms + (CLOCK_CORRECTED_ABOVE.as_millis() as u64) < self.newest_unix_ms;
         let unix_ms = if is_correction { unix_ms } else { unix_ms.max(self.newest_unix_ms) };
         self.newest_unix_ms = unix_ms;
         self.epoch_unix_ms = unix_ms.saturating_sub(now.since(Time(0)).as_millis() as u64);

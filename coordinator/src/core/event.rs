@@ -3,16 +3,66 @@
 use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{
-    CoordinatorId, Frame, Lineage, Message, NodeName, RequestId, Step, Term,
+    CoordinatorId, HistoryEntry, Lineage, Message, NodeName, RequestId, Step, Term,
 };
 
 use super::{LinkEnd, LinkId};
 use crate::lines::{LineRecord, LinesFound};
-use crate::state::{Entry, LineHistory, State};
+use crate::state::{CommandEntry, LineHistory, State};
 
 /// What happens to a coordinator.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Input {
+pub enum CoreInput {
+    /// The shell has news.
+    Shell(ShellInput),
+    /// This coordinator leads from now on, once its own entry of this term has applied.
+    Elected {
+        /// The new term, above all earlier terms.
+        term: Term,
+        /// This coordinator's id.
+        id: CoordinatorId,
+    },
+    /// This coordinator leads no longer, or will not lead.
+    SteppedDown,
+    /// A coordinator leads, perhaps this one. A term above this coordinator's own deposes it.
+    Leader {
+        /// The leader's term.
+        term: Term,
+        /// The leader's id. `None` while it is unknown.
+        leader: Option<CoordinatorId>,
+    },
+    /// This coordinator led after it asked, and has applied every entry that was agreed by then.
+    Confirmed {
+        /// The ticket of the [`CoreEffect::Confirm`] that this answers.
+        ticket: u64,
+    },
+    /// The replica could not find out whether this coordinator led.
+    Unconfirmed {
+        /// The ticket of the [`CoreEffect::Confirm`] that this answers.
+        ticket: u64,
+    },
+    /// A snapshot replaced entries that the log no longer has, while this coordinator followed.
+    Installed(Box<State>),
+    /// The log has come to this entry. Before the first [`CoreInput::Elected`], the entries of a
+    /// durable log are applied again.
+    Applied {
+        /// The entry's index, above all earlier ones.
+        index: u64,
+        /// The term in which the entry came into the log.
+        term: Term,
+        /// The entry itself.
+        entry: CommandEntry,
+    },
+    /// Another coordinator has sent a page of the history that is missing here.
+    HistoryTold,
+    /// Time has passed. The driver gives this every [`super::CORE_TICK`].
+    Tick,
+}
+
+/// What a coordinator's shell tells its core, by way of the node.
+#[allow(clippy::large_enum_variant)] // the core takes one at a time and keeps none
+#[derive(Clone, Debug, PartialEq)]
+pub enum ShellInput {
     /// A peer has proved its identity.
     Connected {
         /// The new link to the peer.
@@ -36,37 +86,9 @@ pub enum Input {
         /// The message.
         message: Message,
     },
-    /// This coordinator leads from now on, once its own entry of this term has applied.
-    Elected {
-        /// The new term, above all earlier terms.
-        term: Term,
-        /// This coordinator's id.
-        id: CoordinatorId,
-    },
-    /// This coordinator leads no longer, or will not lead.
-    Deposed,
-    /// A coordinator leads, perhaps this one. A term above this coordinator's own deposes it.
-    Leader {
-        /// The leader's term.
-        term: Term,
-        /// The leader's id. `None` while it is unknown.
-        leader: Option<CoordinatorId>,
-    },
-    /// This coordinator led after it asked, and has applied every entry that was agreed by then.
-    Confirmed {
-        /// The ticket of the [`Effect::Confirm`] that this answers.
-        ticket: u64,
-    },
-    /// The replica could not find out whether this coordinator led.
-    Unconfirmed {
-        /// The ticket of the [`Effect::Confirm`] that this answers.
-        ticket: u64,
-    },
     /// Another reader reads through the shell. Once the core's knowledge may answer it,
-    /// [`Effect::Looked`] says so, with this number or a later one.
-    Look(u64),
-    /// A snapshot replaced entries that the log no longer has, while this coordinator followed.
-    Installed(Box<State>),
+    /// [`ShellEffect::ReadReady`] says so, with this number or a later one.
+    Read(u64),
     /// This node may be admitted: the log is to count a use of the token.
     Admit {
         /// The token that the node has shown.
@@ -74,17 +96,7 @@ pub enum Input {
         /// The name of the node.
         node: NodeName,
     },
-    /// The log has come to this entry. Before the first [`Input::Elected`], the entries of a
-    /// durable log are applied again.
-    Applied {
-        /// The entry's index, above all earlier ones.
-        index: u64,
-        /// The term in which the entry came into the log.
-        term: Term,
-        /// The entry itself.
-        entry: Entry,
-    },
-    /// The file of metrics lines that [`Effect::OpenLines`] asked for is open.
+    /// The file of metrics lines that [`ShellEffect::OpenLines`] asked for is open.
     LinesOpened {
         /// The history that the file belongs to.
         lineage: Lineage,
@@ -98,15 +110,48 @@ pub enum Input {
         /// The newest step that was appended, or skipped, before the file became durable.
         reach: Step,
     },
-    /// Another coordinator has sent a page of the history that is missing here.
-    HistoryTold,
-    /// Time has passed. The driver gives this every [`super::TICK`].
-    Tick,
+}
+
+impl From<ShellInput> for CoreInput {
+    fn from(it: ShellInput) -> Self {
+        Self::Shell(it)
+    }
 }
 
 /// What a coordinator wants done.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Effect {
+pub enum CoreEffect {
+    /// The shell carries this out.
+    Shell(ShellEffect),
+    /// Bring this into the log. [`CoreInput::Applied`] tells when it is there. If the shell cannot
+    /// bring it in at once, the entry waits for as long as this coordinator leads: the core does
+    /// not propose it again.
+    Propose(CommandEntry),
+    /// Ask whether this coordinator still leads. The answer is [`CoreInput::Confirmed`] or
+    /// [`CoreInput::Unconfirmed`].
+    Confirm {
+        /// The number of the question.
+        ticket: u64,
+    },
+    /// An operator asks for the state of the coordinators, which their replicas know.
+    Describe {
+        /// The operator's link.
+        to: LinkId,
+    },
+    /// An operator asks that another coordinator lead.
+    Transfer {
+        /// The operator's link.
+        asked_by: LinkId,
+        /// The operator's id of the request.
+        id: RequestId,
+        /// The next leader. `None` for the coordinator that has most of the log.
+        to: Option<CoordinatorId>,
+    },
+}
+
+/// What a coordinator's core wants of the shell, by way of the node.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ShellEffect {
     /// Send a message.
     Send {
         /// The link to send it on.
@@ -121,15 +166,11 @@ pub enum Effect {
         /// The message.
         message: Message,
     },
-    /// Bring this into the log. [`Input::Applied`] tells when it is there. If the shell cannot
-    /// bring it in at once, the entry waits for as long as this coordinator leads: the core does
-    /// not propose it again.
-    Propose(Entry),
     /// Open the file with the metrics lines of this run, an empty one if there is none. Cut away
     /// the lines after its rollback's step that are not of this history. Then give
-    /// [`Input::LinesOpened`]. Later effects on lines are about this file.
+    /// [`ShellInput::LinesOpened`]. Later effects on lines are about this file.
     OpenLines(LineHistory),
-    /// Append these lines to the file, make them durable, then give [`Input::LinesDurable`].
+    /// Append these lines to the file, make them durable, then give [`ShellInput::LinesDurable`].
     /// Several of these effects may become durable at once.
     AppendLines(Vec<LineRecord>),
     /// The lines up to this step are lost: the next line is that of the step after it. The shell
@@ -159,30 +200,10 @@ pub enum Effect {
     },
     /// What an entry has brought to the history, for a shell that keeps all of it. It follows from
     /// the log, and need not be durable before other effects.
-    History(Frame),
-    /// Ask whether this coordinator still leads. The answer is [`Input::Confirmed`] or
-    /// [`Input::Unconfirmed`].
-    Confirm {
-        /// The number of the question.
-        ticket: u64,
-    },
-    /// The core's knowledge may answer looks up to this number: it has all that was agreed when
+    History(HistoryEntry),
+    /// The core's knowledge may answer reads up to this number: it has all that was agreed when
     /// they were asked.
-    Looked(u64),
-    /// An operator asks for the state of the coordinators, which their replicas know.
-    Describe {
-        /// The operator's link.
-        to: LinkId,
-    },
-    /// An operator asks that another coordinator lead.
-    Transfer {
-        /// The operator's link.
-        asked_by: LinkId,
-        /// The operator's id of the request.
-        id: RequestId,
-        /// The next leader. `None` for the coordinator that has most of the log.
-        to: Option<CoordinatorId>,
-    },
+    ReadReady(u64),
     /// The log has spent a use of a token, or refused it.
     Admitted {
         /// The token that the node has shown.
@@ -199,4 +220,10 @@ pub enum Effect {
         /// Why, in words for the peer.
         reason: String,
     },
+}
+
+impl From<ShellEffect> for CoreEffect {
+    fn from(it: ShellEffect) -> Self {
+        Self::Shell(it)
+    }
 }

@@ -1,11 +1,11 @@
-//! What workers learn in the background: members that are to own more, and workers that are to
+//! What workers sync in the background: members that are to own more, and workers that are to
 //! become members.
 //!
 //! Input: the current record, the workers beside it, and the members that are to leave. Output: for
-//! each learner the shards that it lacks for the assignment that should be. All learners are fed at
+//! each joiner the shards that it lacks for the assignment that should be. All joiners are fed at
 //! once. A worker that comes later waits for the next generation, unless this takes long. After a
-//! learner and a member have lost each other, they are told of the feed again, until they have
-//! found each other. This module does not know how a worker learns, and believes a worker that says
+//! joiner and a member have lost each other, they are told of the feed again, until they have
+//! found each other. This module does not know how a worker syncs, and believes a worker that says
 //! to be ready.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -18,22 +18,22 @@ use super::plan::{Target, candidates};
 use crate::assign::Occasion;
 use crate::state::Worker;
 
-/// After this long, ready learners no longer wait for the others, and workers that came later are
+/// After this long, ready joiners no longer wait for the others, and workers that came later are
 /// fed as well.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
-/// A learner that is cut off is fed again after this long. If the link fails because a member is
+pub(super) const JOINERS_AWAITED_FOR: Duration = Duration::from_secs(10);
+/// A joiner that is cut off is fed again after this long. If the link fails because a member is
 /// missing, another generation begins before that.
-const REPEAT: Duration = Duration::from_secs(1);
-/// A learner that lost a link counts as ready after this long without another report of a lost
+const FEED_REPEAT_INTERVAL: Duration = Duration::from_secs(1);
+/// A joiner that lost a link counts as ready after this long without another report of a lost
 /// link. A link may take 3 s to come up, and the next heartbeat tells if it does not.
-const CALM: Duration = Duration::from_secs(5);
+const JOINER_READY_AFTER_LOST_LINK: Duration = Duration::from_secs(5);
 
 /// The workers that the feeds are for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Learners {
+pub(super) struct FeedTargets {
     /// Workers that are there and no members.
-    pub(super) joiners: BTreeSet<WorkerId>,
-    /// Members that are to leave: other workers learn their shards.
+    pub(super) newcomers: BTreeSet<WorkerId>,
+    /// Members that are to leave: other workers sync their shards.
     pub(super) leaving: BTreeSet<WorkerId>,
 }
 
@@ -41,94 +41,103 @@ pub(super) struct Learners {
 pub(super) struct Feeds {
     generation: Generation,
     since: Time,
-    learners: Learners,
-    lessons: BTreeMap<WorkerId, Vec<Shard>>,
+    feed_targets: FeedTargets,
+    shard_syncs: BTreeMap<WorkerId, Vec<Shard>>,
     ready: BTreeSet<WorkerId>,
-    /// Learners that lack a link to a member, or did a while ago.
-    cut: BTreeMap<WorkerId, Cut>,
-    /// There is nothing to learn, but the record is not yet as it should be.
+    /// Joiners that lack a link to a member, or did a while ago.
+    cut: BTreeMap<WorkerId, LostLink>,
+    /// There is nothing to sync, but the record is not yet as it should be.
     uneven: bool,
 }
 
-/// A learner and a member have lost each other.
+/// A joiner and a member have lost each other.
 #[derive(Clone, Copy, Debug)]
-struct Cut {
+struct LostLink {
     /// When a heartbeat last told of it.
     told: Time,
-    /// When the learner was fed again, or the loss was first told.
+    /// When the joiner was fed again, or the loss was first told.
     fed: Time,
 }
 
 impl Feeds {
-    /// The lessons towards the assignment to all workers that stay and all that join.
+    /// The shard syncs towards the assignment to all workers that stay and all that join.
     pub(super) fn new(
         now: Time,
         run: &RunSpec,
         record: &Record,
-        learners: Learners,
+        feed_targets: FeedTargets,
         known: &BTreeMap<WorkerId, Worker>,
     ) -> Self {
         let members = record.members.iter().map(|member| member.worker);
-        let stay = members.filter(|worker| !learners.leaving.contains(worker));
-        let mut all: Vec<WorkerId> = stay.chain(learners.joiners.iter().copied()).collect();
+        let stay = members.filter(|worker| !feed_targets.leaving.contains(worker));
+        let mut all: Vec<WorkerId> = stay.chain(feed_targets.newcomers.iter().copied()).collect();
         if all.is_empty() {
             all.push(record.step_leader()); // they all want to leave: the first has to wait
         }
         let (generation, since) = (record.number, now);
-        let mut feeds = Self { generation, since, learners, ..Self::default() };
+        let mut feeds = Self { generation, since, feed_targets, ..Self::default() };
         let all = candidates(known, all.into_iter());
         let target = Target::new(run, record.shards(), Some(record), &all, Occasion::Planned);
-        feeds.lessons = lessons(record, &target, &feeds.learners.joiners);
-        feeds.uneven = feeds.lessons.is_empty() && !target.is_met(record);
+        feeds.shard_syncs = shard_syncs(record, &target, &feeds.feed_targets.newcomers);
+        feeds.uneven = feeds.shard_syncs.is_empty() && !target.is_met(record);
         feeds
     }
 
     /// Whether other feeds should replace these. Feeds of an earlier generation are over. Feeds of
-    /// this one end if a learner is lost, if another member is to leave, or if a worker has come
+    /// this one end if a joiner is lost, if another member is to leave, or if a worker has come
     /// that need not wait.
-    pub(super) fn are_outdated(&self, now: Time, current: Generation, learners: &Learners) -> bool {
-        let free = self.lessons.is_empty() || now.since(self.since) >= PATIENCE;
+    pub(super) fn are_outdated(
+        &self,
+        now: Time,
+        current: Generation,
+        feed_targets: &FeedTargets,
+    ) -> bool {
+        let free = self.shard_syncs.is_empty() || now.since(self.since) >= JOINERS_AWAITED_FOR;
         self.generation != current
-            || self.learners.leaving != learners.leaving
-            || !self.learners.joiners.is_subset(&learners.joiners)
-            || (free && self.learners.joiners != learners.joiners)
+            || self.feed_targets.leaving != feed_targets.leaving
+            || !self.feed_targets.newcomers.is_subset(&feed_targets.newcomers)
+            || (free && self.feed_targets.newcomers != feed_targets.newcomers)
     }
 
-    /// Continues with other lessons, and returns the learners that have new ones. A learner stays
-    /// ready if its lessons are the same.
+    /// Continues with other shard syncs, and returns the joiners that have new ones. A joiner stays
+    /// ready if its shard syncs are the same.
     pub(super) fn replace(&mut self, new: Self) -> Vec<WorkerId> {
         let old = std::mem::replace(self, new);
         let same = |worker: &WorkerId| {
-            old.generation == self.generation && old.lessons.get(worker) == self.lessons.get(worker)
+            old.generation == self.generation
+                && old.shard_syncs.get(worker) == self.shard_syncs.get(worker)
         };
         self.ready = old.ready.into_iter().filter(same).collect();
         if old.generation == self.generation {
             self.cut = old.cut;
-            self.cut.retain(|worker, _| self.lessons.contains_key(worker));
+            self.cut.retain(|worker, _| self.shard_syncs.contains_key(worker));
         }
-        self.lessons.keys().copied().filter(|worker| !same(worker)).collect()
+        self.shard_syncs.keys().copied().filter(|worker| !same(worker)).collect()
     }
 
-    /// The learners, each with the shards that it is to learn.
-    pub(super) fn lessons(&self) -> &BTreeMap<WorkerId, Vec<Shard>> {
-        &self.lessons
+    /// The joiners, each with the shards that it is to sync.
+    pub(super) fn shard_syncs(&self) -> &BTreeMap<WorkerId, Vec<Shard>> {
+        &self.shard_syncs
     }
 
-    /// A learner of this generation says that it has learned everything. It may fall behind for a
+    /// A joiner of this generation says that it has synced everything. It may fall behind for a
     /// moment and still be as good as ready: its Status says what it holds when that counts.
-    pub(super) fn learned(&mut self, now: Time, worker: WorkerId, generation: Generation) {
-        let whole = self.cut.get(&worker).is_none_or(|cut| now.since(cut.told) >= CALM);
-        if whole && generation == self.generation && self.lessons.contains_key(&worker) {
+    pub(super) fn synced(&mut self, now: Time, worker: WorkerId, generation: Generation) {
+        let whole = self
+            .cut
+            .get(&worker)
+            .is_none_or(|cut| now.since(cut.told) >= JOINER_READY_AFTER_LOST_LINK);
+        if whole && generation == self.generation && self.shard_syncs.contains_key(&worker) {
             self.cut.remove(&worker);
             self.ready.insert(worker);
         }
     }
 
-    /// A learner and a member cannot reach each other: the learner would be of no use as a member.
-    pub(super) fn cut_off(&mut self, now: Time, learner: WorkerId) {
-        if self.lessons.contains_key(&learner) {
-            self.ready.remove(&learner);
-            self.cut.entry(learner).or_insert(Cut { told: now, fed: now }).told = now;
+    /// A joiner and a member cannot reach each other: the joiner would be of no use as a member.
+    pub(super) fn cut_off(&mut self, now: Time, joiner: WorkerId) {
+        if self.shard_syncs.contains_key(&joiner) {
+            self.ready.remove(&joiner);
+            self.cut.entry(joiner).or_insert(LostLink { told: now, fed: now }).told = now;
         }
     }
 
@@ -138,13 +147,13 @@ impl Feeds {
         self.cut.remove(&worker);
     }
 
-    /// The learners to feed again, since they were still cut off after the last time.
+    /// The joiners to feed again, since they were still cut off after the last time.
     pub(super) fn repeat(&mut self, now: Time) -> Vec<WorkerId> {
         let mut again = Vec::new();
-        for (learner, cut) in &mut self.cut {
-            if cut.told > cut.fed && now.since(cut.fed) >= REPEAT {
+        for (joiner, cut) in &mut self.cut {
+            if cut.told > cut.fed && now.since(cut.fed) >= FEED_REPEAT_INTERVAL {
                 cut.fed = now;
-                again.push(*learner);
+                again.push(*joiner);
             }
         }
         again
@@ -154,39 +163,39 @@ impl Feeds {
         &self.ready
     }
 
-    /// The learners that are not ready, without those that lack a link: time alone does not bring
+    /// The joiners that are not ready, without those that lack a link: time alone does not bring
     /// them nearer.
     pub(super) fn unready(&self) -> BTreeSet<WorkerId> {
         let learn =
             |worker: &&WorkerId| !self.ready.contains(worker) && !self.cut.contains_key(worker);
-        self.lessons.keys().filter(learn).copied().collect()
+        self.shard_syncs.keys().filter(learn).copied().collect()
     }
 
     /// Whether a change of generation would bring the record nearer to what it should be.
     pub(super) fn are_due(&self, now: Time) -> bool {
-        let all = self.ready.len() == self.lessons.len();
+        let all = self.ready.len() == self.shard_syncs.len();
         let some = !self.ready.is_empty();
-        self.uneven || (some && (all || now.since(self.since) >= PATIENCE))
+        self.uneven || (some && (all || now.since(self.since) >= JOINERS_AWAITED_FOR))
     }
 }
 
-/// The shards that each worker should own and does not. A joiner has to learn parameters even if it
-/// is to own nothing.
-fn lessons(
+/// The shards that each worker should own and does not. A newcomer has to sync parameters even if
+/// it is to own nothing.
+fn shard_syncs(
     record: &Record,
     target: &Target,
-    joiners: &BTreeSet<WorkerId>,
+    newcomers: &BTreeSet<WorkerId>,
 ) -> BTreeMap<WorkerId, Vec<Shard>> {
-    let joiners = joiners.iter().map(|joiner| (*joiner, Vec::new()));
-    let mut lessons: BTreeMap<WorkerId, Vec<Shard>> = joiners.collect();
+    let newcomers = newcomers.iter().map(|newcomer| (*newcomer, Vec::new()));
+    let mut shard_syncs: BTreeMap<WorkerId, Vec<Shard>> = newcomers.collect();
     for (shard, wanted) in target.owners() {
         let owners = record.owners_of(shard);
         let owns = |id: &WorkerId| owners.iter().any(|rank| record.member(*rank).worker == *id);
         for worker in wanted.iter().filter(|worker| !owns(worker)) {
-            lessons.entry(*worker).or_default().push(shard);
+            shard_syncs.entry(*worker).or_default().push(shard);
         }
     }
-    lessons
+    shard_syncs
 }
 
 /// Whether a member that is to leave is the only owner of no shard.

@@ -5,7 +5,7 @@ use everstep_transport::protocol::figures::{RunFigures, Trouble, validation};
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
 
 use super::Core;
-use crate::story;
+use crate::event_sentences;
 
 impl Core {
     /// The run as it does now. The cost grows with the number of the run's events, not of its
@@ -43,7 +43,7 @@ impl Core {
             metric,
             tokens_per_second: rate(sums.tokens, sums.seconds),
             eta_seconds: None,
-            model: self.model.durable().cloned().filter(|_| is_complete),
+            model: self.completion.model.durable().cloned().filter(|_| is_complete),
             longest_stall_ms: Some(sums.longest_stall_ms).filter(|stall| *stall > 0.0),
             ..self.figures()
         }
@@ -51,7 +51,7 @@ impl Core {
 
     /// The events since the operator submitted the run, in order.
     fn run_events(&self) -> impl Iterator<Item = &Event> {
-        let all = self.past.events_after(0);
+        let all = self.history.events_after(0);
         let submitted = |event: &Event| matches!(event.kind, EventKind::Submitted { .. });
         all[all.iter().rposition(submitted).unwrap_or(0)..].iter()
     }
@@ -67,8 +67,8 @@ impl Core {
             EventKind::Rollback { .. } => figures.rollbacks += 1,
             _ => {}
         }
-        if story::is_trouble(&event.kind) {
-            let words = story::sentence(&self.state, &event.kind);
+        if event_sentences::is_trouble(&event.kind) {
+            let words = event_sentences::sentence(&self.state, &event.kind);
             figures.trouble = Some(Trouble { unix_ms: event.unix_ms, words });
         }
     }

@@ -4,16 +4,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
-use everstep_transport::protocol::{Message, Record, Shard, WorkerId};
+use everstep_transport::protocol::{Message, Record, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
-use super::links::Phase;
+use super::links::PeerPhase;
+use super::model::ModelWriting;
+use super::unable::UnableWorkers;
 use super::{Command, Core, LinkId};
 use crate::raft::MAX_ENTRY_BYTES;
 
 /// Whether a result is of this generation: of all that the worker owns in it, and of nothing else.
 /// A result does not name its generation, and may have been on its way when the generation began.
-pub(super) fn belongs(record: &Record, result: &WorkerResult) -> bool {
+fn belongs(record: &Record, result: &WorkerResult) -> bool {
     let Some(rank) = record.rank(result.worker) else { return false };
     let owned: BTreeSet<Shard> =
         record.owned_by(rank).into_iter().map(|(shard, _)| shard).collect();
@@ -24,10 +26,7 @@ pub(super) fn belongs(record: &Record, result: &WorkerResult) -> bool {
 
 /// Checks that all owners of every parameter shard report the same digest (I3). The error names the
 /// shard and two workers that differ.
-pub(super) fn agreement(
-    record: &Record,
-    results: &BTreeMap<WorkerId, WorkerResult>,
-) -> Result<(), String> {
+fn agreement(record: &Record, results: &BTreeMap<WorkerId, WorkerResult>) -> Result<(), String> {
     let mut first = BTreeMap::new();
     for member in &record.members {
         let digests = results.get(&member.worker).map_or(&[][..], |result| &result.digests);
@@ -44,8 +43,67 @@ pub(super) fn agreement(
     Ok(())
 }
 
+/// What the end of the run depends on.
+#[derive(Debug, Default)]
+pub(super) struct Completion {
+    /// The results of members of the current generation, by worker.
+    results: BTreeMap<WorkerId, WorkerResult>,
+    pub(super) model: ModelWriting,
+    pub(super) unable: UnableWorkers,
+}
+
+impl Completion {
+    /// A generation begins. `is_last` says whether it begins after the last step.
+    pub(super) fn begin(&mut self, is_last: bool) {
+        self.results.clear();
+        self.model.renew(is_last);
+    }
+
+    /// Whether a worker has finished the current generation.
+    pub(super) fn has_finished(&self, worker: WorkerId) -> bool {
+        self.results.contains_key(&worker)
+    }
+
+    /// The outcome of a run with this last record, once every member's result is here.
+    fn outcome(&self, record: &Record) -> Option<Outcome> {
+        if self.results.len() < record.members.len() {
+            return None;
+        }
+        Some(match agreement(record, &self.results) {
+            Ok(()) => Outcome::Complete(self.results.values().cloned().collect()),
+            Err(reason) => Outcome::Failed { name: None, reason },
+        })
+    }
+}
+
 impl Core {
+    /// A member has finished, with this result.
+    pub(super) fn finished(&mut self, now: Time, result: WorkerResult) {
+        if self.state.record().is_some_and(|record| belongs(record, &result)) {
+            self.completion.results.insert(result.worker, result);
+            self.conclude(now);
+        } else {
+            self.links.ignore();
+        }
+    }
+
+    /// Ends the run when this coordinator has every member's result and the line of every step.
+    pub(super) fn conclude(&mut self, now: Time) {
+        let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
+        let is_durable = self.completion.model.is_durable();
+        #[cfg(feature = "planted")]
+        let is_durable =
+            is_durable || self.state.plant == Some(crate::plant::CorePlant::FinishUnwritten);
+        if !is_durable || self.written() < Step(run.steps) || !self.running() {
+            return;
+        }
+        if let Some(outcome) = self.completion.outcome(record) {
+            self.propose_end(now, outcome);
+        }
+    }
+
     pub(super) fn propose_end(&mut self, now: Time, outcome: Outcome) {
+        self.check_end(&outcome);
         let (run, figures) = (self.state.run_id(), self.last_figures(&outcome));
         let steps = self.newest_step();
         self.propose(now, Command::End { run, outcome, figures, steps });
@@ -67,10 +125,12 @@ impl Core {
     /// more.
     pub(super) fn dismiss(&mut self, now: Time) {
         self.begin_anew(now);
-        for link in self.workers_in(|phase| !matches!(phase, Phase::Connected | Phase::Released)) {
+        for link in
+            self.workers_in(|phase| !matches!(phase, PeerPhase::Connected | PeerPhase::Released))
+        {
             match self.links.find(link).map(|link| link.phase) {
                 _ if self.state.is_ephemeral() => self.release(link, Message::Dismiss),
-                Some(Phase::Greeted(None) | Phase::Foreign(_)) => {}
+                Some(PeerPhase::Greeted(None)) => {}
                 _ => self.set_free(link),
             }
         }
@@ -79,7 +139,7 @@ impl Core {
     /// The worker's run is over. It may say Hello again, without an id.
     pub(super) fn set_free(&mut self, link: LinkId) {
         let Some(term) = self.leader() else { return };
-        self.links.enter(link, Phase::Connected);
-        self.send(link, Message::Released { term });
+        self.links.enter(link, PeerPhase::Connected);
+        self.outbox.send(link, Message::Released { term });
     }
 }

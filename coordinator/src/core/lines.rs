@@ -17,24 +17,26 @@ use everstep_transport::identity::Role;
 use everstep_transport::protocol::{Generation, Lineage, Message, MetricsLine, Step, WorkerId};
 use everstep_transport::time::Time;
 
-use super::change::Phase;
-use super::{Core, Effect, LinkId};
+use super::invariants;
+use super::links::Links;
+use super::outbox::Outbox;
+use super::{Core, LinkId, ShellEffect};
 use crate::history::Generations;
 use crate::lines::{LineRecord, LineSums, LinesFound, PAGE, RECENT, UNSURE};
 #[cfg(feature = "planted")]
-use crate::plant::Plant;
-use crate::state::{Command, Gap};
+use crate::plant::CorePlant;
+use crate::state::{Command, Gap, State};
 
 /// A coordinator that lacks lines asks another coordinator after this long.
-const ASK_AGAIN: Duration = Duration::from_millis(500);
+const LINES_FETCH_RETRY: Duration = Duration::from_millis(500);
 /// A coordinator that has heard of no line of a run under way for this long asks for news.
-const ASK_QUIET: Duration = Duration::from_secs(1);
+const LINES_NEWS_ASKED_AFTER: Duration = Duration::from_secs(1);
 /// Lines that no member and no coordinator has told for this long are lost.
-const LOST_AFTER: Duration = Duration::from_secs(10);
+const LINES_LOST_AFTER: Duration = Duration::from_secs(10);
 /// The same while a coordinator has no link: it may have the lines.
-const LOST_AFTER_ABSENCE: Duration = Duration::from_secs(30);
+const LINES_LOST_AFTER_ABSENCE: Duration = Duration::from_secs(30);
 /// The same, even if coordinators keep coming and going.
-const LOST_AT_LAST: Duration = Duration::from_secs(120);
+const LINES_LOST_AT_LATEST: Duration = Duration::from_secs(120);
 
 /// The file of lines, as far as the core knows it.
 #[derive(Debug, Default)]
@@ -59,12 +61,12 @@ pub(super) struct Lines {
     asked: Option<Time>,
     /// When lines, or the word that there are none, came last.
     heard: Time,
-    lack: Option<Lack>,
+    lack: Option<MissingLines>,
 }
 
 /// Settled steps that have no line here, nor one on its way.
 #[derive(Clone, Copy, Debug)]
-struct Lack {
+struct MissingLines {
     /// When this coordinator found the lack.
     began: Time,
     /// When it found the lack, or when another coordinator came that may have the lines.
@@ -131,47 +133,192 @@ impl Lines {
 }
 
 // The file.
-impl Core {
-    /// The log may have begun another history, or have lost lines of this one.
-    pub(super) fn follow_lines(&mut self, now: Time) {
-        let history = self.state.lines();
-        if history.lineage.run != 0 && self.lines.lineage != Some(history.lineage) {
-            self.lines = Lines { lineage: Some(history.lineage), heard: now, ..Lines::default() };
+impl Lines {
+    /// The history of the log may be another one, or have lost lines. Opens its file.
+    pub(super) fn follow(&mut self, now: Time, state: &State, outbox: &mut Outbox) {
+        let history = state.lines();
+        if history.lineage.run != 0 && self.lineage != Some(history.lineage) {
+            *self = Self { lineage: Some(history.lineage), heard: now, ..Self::default() };
             let history = history.clone();
             #[cfg(feature = "planted")]
-            let history = match self.plant {
-                Some(Plant::KeepUndoneLines) => {
+            let history = match state.plant {
+                Some(CorePlant::KeepUndoneLines) => {
                     crate::state::LineHistory { back_to: Step(u64::MAX), ..history }
                 }
                 _ => history,
             };
-            self.effects.push_back(Effect::OpenLines(history));
+            outbox.push(ShellEffect::OpenLines(history));
         }
-        self.skip_lost_lines();
+        self.skip_lost(state, outbox);
     }
 
-    /// The file of a history is open, and holds `found`.
-    pub(super) fn lines_opened(&mut self, now: Time, lineage: Lineage, found: LinesFound) {
-        if self.lines.lineage != Some(lineage) || self.lines.is_open {
-            return;
+    /// The file of a history is open, and holds `found`. Returns whether that is news of the
+    /// current history.
+    fn opened(&mut self, lineage: Lineage, found: LinesFound) -> bool {
+        if self.lineage != Some(lineage) || self.is_open {
+            return false;
         }
         let LinesFound { reach, first_loss, recent } = found;
-        (self.lines.is_open, self.lines.reach, self.lines.durable) = (true, reach, reach);
-        self.lines.first_loss = first_loss;
+        (self.is_open, self.reach, self.durable) = (true, reach, reach);
+        self.first_loss = first_loss;
         for record in recent {
-            self.lines.stalls.line(&record.line);
-            self.lines.keep(record);
+            self.stalls.line(&record.line);
+            self.keep(record);
         }
-        self.skip_lost_lines();
-        self.conclude(now);
+        true
+    }
+
+    /// The file of a history is durable up to this step. Returns whether that is news of the
+    /// current history.
+    fn made_durable(&mut self, lineage: Lineage, reach: Step) -> bool {
+        let is_news = self.lineage == Some(lineage) && reach > self.durable;
+        if is_news {
+            self.durable = reach;
+        }
+        is_news
+    }
+
+    fn skip_lost(&mut self, state: &State, outbox: &mut Outbox) {
+        while self.is_open
+            && let Some(gap) = state.lines().gap_at(self.reach.next())
+        {
+            self.reach = gap.to;
+            outbox.push(ShellEffect::SkipLines(gap.to));
+        }
+    }
+
+    /// Writes the lines that follow the newest, each step once, in order, and of this history
+    /// (I13). Returns those lines.
+    fn append(
+        &mut self,
+        now: Time,
+        state: &State,
+        lines: Vec<MetricsLine>,
+        outbox: &mut Outbox,
+    ) -> Vec<MetricsLine> {
+        if !self.is_open {
+            return Vec::new();
+        }
+        let steps = state.run().map_or(0, |run| run.steps);
+        let mut fresh = Vec::new();
+        for line in lines.into_iter().filter(|line| line.step.0 <= steps) {
+            let follows = line.step == self.reach.next()
+                && line.step.0 <= self.durable.0 + UNSURE
+                && line.generation >= self.newest_generation()
+                && state.lines().admits(line.step, line.generation);
+            if follows {
+                fresh.push(self.take(line));
+            }
+        }
+        if fresh.is_empty() {
+            return Vec::new();
+        }
+        (self.heard, self.lack) = (now, None);
+        invariants::check_lines(state, &fresh, self.reach);
+        let lines = fresh.iter().map(|record| record.line.clone()).collect();
+        outbox.push(ShellEffect::AppendLines(fresh));
+        self.skip_lost(state, outbox);
+        lines
+    }
+}
+
+// What members tell.
+impl Lines {
+    /// A member has the line of this step, and none before it: the lines between may be lost.
+    fn offer(&mut self, first: Option<Step>) {
+        if let Some(lack) = &mut self.lack
+            && let Some(first) = first.filter(|first| *first > self.reach.next())
+        {
+            lack.offered = Some(lack.offered.map_or(first, |offered| offered.min(first)));
+        }
+    }
+
+    /// Tells the other coordinators what members have told.
+    fn pass_on(&self, links: &Links, fresh: &[MetricsLine], outbox: &mut Outbox) {
+        let Some(lineage) = self.lineage else { return };
+        for page in fresh.chunks(PAGE) {
+            let message = Message::Lines { lineage, reach: self.reach, lines: page.to_vec() };
+            outbox.broadcast(links.of_role(Role::Coordinator), message);
+        }
+    }
+
+    /// Lines that no process has told for long are lost. Returns the steps that the log should give
+    /// up.
+    fn give_up(&mut self, now: Time, state: &State, linked: usize) -> Option<Gap> {
+        let (settled, reach) = (state.settled(), self.reach);
+        let others = state.coordinators().len().saturating_sub(1);
+        let lost_after = if linked >= others { LINES_LOST_AFTER } else { LINES_LOST_AFTER_ABSENCE };
+        let fresh = MissingLines { began: now, since: now, linked, offered: None };
+        let lack = self.lack.get_or_insert(fresh);
+        if linked > lack.linked {
+            (lack.linked, lack.since) = (linked, now);
+        }
+        let MissingLines { began, since, offered, .. } = *lack;
+        if now.since(since) < lost_after && now.since(began) < LINES_LOST_AT_LATEST {
+            return None;
+        }
+        self.lack = Some(fresh);
+        let last = offered.map_or(settled, |first| Step(first.0 - 1)).min(settled);
+        Some(Gap { from: reach.next(), to: last })
+    }
+}
+
+// What coordinators tell each other.
+impl Lines {
+    /// Another coordinator lacks the lines after this step.
+    pub(super) fn tell(&self, to: LinkId, lineage: Lineage, after: Step, outbox: &mut Outbox) {
+        if self.is_open && self.lineage == Some(lineage) {
+            outbox.push(ShellEffect::TellLines { to, lineage, reach: self.reach, after });
+        }
+    }
+
+    fn ask(&mut self, now: Time, to: LinkId, outbox: &mut Outbox) {
+        if let Some(lineage) = self.lineage {
+            self.asked = Some(now);
+            outbox.send(to, Message::FetchLines { lineage, after: self.reach });
+        }
+    }
+
+    /// Asks another coordinator, each in its turn, while lines are missing here, or while no news
+    /// of a run under way comes.
+    fn seek(&mut self, now: Time, state: &State, others: &[LinkId], outbox: &mut Outbox) {
+        let is_behind = self.reach < self.told.max(state.settled());
+        let (last, pause) = match (is_behind, state.is_training() && state.record().is_some()) {
+            (true, _) => (self.asked, LINES_FETCH_RETRY),
+            (false, true) => (self.asked.max(Some(self.heard)), LINES_NEWS_ASKED_AFTER),
+            (false, false) => return,
+        };
+        if !self.is_open || last.is_some_and(|last| now.since(last) < pause) {
+            return;
+        }
+        let turn = (now.0 / LINES_FETCH_RETRY.as_nanos() as u64) as usize;
+        if let Some(to) = others.get(turn % others.len().max(1)) {
+            self.ask(now, *to, outbox);
+        }
+    }
+
+    /// Whether to ask for lines after a coordinator told some up to `reach`: for the next page, or
+    /// for the lines before those that were passed on. `before` is the newest step before that.
+    fn asks_again(&self, now: Time, reach: Step, before: Step) -> bool {
+        let is_due = self.asked.is_none_or(|asked| now.since(asked) >= LINES_FETCH_RETRY);
+        reach > self.reach && (self.reach > before || is_due)
+    }
+}
+
+impl Core {
+    /// The file of a history is open, and holds `found`.
+    pub(super) fn lines_opened(&mut self, now: Time, lineage: Lineage, found: LinesFound) {
+        if self.lines.opened(lineage, found) {
+            self.lines.skip_lost(&self.state, &mut self.outbox);
+            self.conclude(now);
+        }
     }
 
     /// The file of a history is durable up to this step.
     pub(super) fn lines_durable(&mut self, now: Time, lineage: Lineage, reach: Step) {
-        if self.lines.lineage != Some(lineage) || reach <= self.lines.durable {
+        if !self.lines.made_durable(lineage, reach) {
             return;
         }
-        self.lines.durable = reach;
         let leader = self.state.record().map(|record| record.step_leader());
         if self.leader().is_some()
             && let Some(worker) = leader
@@ -185,24 +332,12 @@ impl Core {
     /// The newest step up to which every line is on this coordinator's disk.
     pub(super) fn written(&self) -> Step {
         #[cfg(feature = "planted")]
-        if self.plant == Some(Plant::AcknowledgeEarly) {
+        if self.state.plant == Some(CorePlant::AcknowledgeEarly) {
             return self.lines.reach;
         }
         self.lines.durable
     }
 
-    fn skip_lost_lines(&mut self) {
-        while self.lines.is_open
-            && let Some(gap) = self.state.lines().gap_at(self.lines.reach.next())
-        {
-            self.lines.reach = gap.to;
-            self.effects.push_back(Effect::SkipLines(gap.to));
-        }
-    }
-}
-
-// What members tell.
-impl Core {
     /// A member of the current generation tells `lines`: the leader writes those that follow its
     /// newest. For steps of this generation it takes the step leader's word alone that they are
     /// settled. All members know the settled steps before this generation.
@@ -212,16 +347,10 @@ impl Core {
             let resume = record.resume;
             lines.retain(|line| line.step <= resume);
         }
-        let first = lines.first().map(|line| line.step);
-        if let Some(lack) = &mut self.lines.lack
-            && let Some(first) = first.filter(|first| *first > self.lines.reach.next())
-        {
-            lack.offered = Some(lack.offered.map_or(first, |offered| offered.min(first)));
-        }
+        self.lines.offer(lines.first().map(|line| line.step));
         // The record has the line of its resume step.
-        lines.extend(self.state.record().and_then(|it| Some(it.commit.as_ref()?.line.clone())));
-        let fresh = self.take_lines(now, lines);
-        self.pass_lines_on(&fresh);
+        lines.extend(record.commit.as_ref().map(|commit| commit.line.clone()));
+        self.write_lines(now, lines);
     }
 
     /// Takes the line of the resume step from the record, so that it is not lost if the run ends
@@ -230,9 +359,15 @@ impl Core {
         let commit = self.state.record().and_then(|record| record.commit.as_ref());
         let next = commit.filter(|commit| commit.step == self.lines.reach.next());
         if let Some(line) = next.map(|commit| commit.line.clone()) {
-            let fresh = self.take_lines(now, vec![line]);
-            self.pass_lines_on(&fresh);
+            self.write_lines(now, vec![line]);
         }
+    }
+
+    /// Writes lines, and passes the new ones on.
+    fn write_lines(&mut self, now: Time, lines: Vec<MetricsLine>) {
+        let Self { lines: file, state, links, outbox, .. } = self;
+        let fresh = file.append(now, state, lines, outbox);
+        file.pass_on(links, &fresh, outbox);
     }
 
     /// Answers a heartbeat, and tells which lines are written.
@@ -244,54 +379,7 @@ impl Core {
             lacks_lines: self.lines.is_open && self.lines.reach < resumed,
             retained: self.retained(worker),
         };
-        self.send(to, message);
-    }
-
-    /// Writes the lines that follow the newest, each step once, in order, and of this history
-    /// (I13). Returns those lines.
-    fn take_lines(&mut self, now: Time, lines: Vec<MetricsLine>) -> Vec<MetricsLine> {
-        if !self.lines.is_open {
-            return Vec::new();
-        }
-        let steps = self.state.run().map_or(0, |run| run.steps);
-        let mut fresh = Vec::new();
-        for line in lines.into_iter().filter(|line| line.step.0 <= steps) {
-            let follows = line.step == self.lines.reach.next()
-                && line.step.0 <= self.lines.durable.0 + UNSURE
-                && line.generation >= self.lines.newest_generation()
-                && self.state.lines().admits(line.step, line.generation);
-            if follows {
-                fresh.push(self.lines.take(line));
-            }
-        }
-        if fresh.is_empty() {
-            return Vec::new();
-        }
-        (self.lines.heard, self.lines.lack) = (now, None);
-        let lines = fresh.iter().map(|record| record.line.clone()).collect();
-        self.effects.push_back(Effect::AppendLines(fresh));
-        self.skip_lost_lines();
-        lines
-    }
-
-    /// Tells the other coordinators what members have told.
-    fn pass_lines_on(&mut self, fresh: &[MetricsLine]) {
-        let Some(lineage) = self.lines.lineage else { return };
-        for page in fresh.chunks(PAGE) {
-            let message = Message::Lines { lineage, reach: self.lines.reach, lines: page.to_vec() };
-            self.broadcast(self.links.of_role(Role::Coordinator), message);
-        }
-    }
-}
-
-// What coordinators tell each other.
-impl Core {
-    /// Another coordinator lacks the lines after this step.
-    pub(super) fn lines_wanted(&mut self, from: LinkId, lineage: Lineage, after: Step) {
-        if self.lines.is_open && self.lines.lineage == Some(lineage) {
-            let reach = self.lines.reach;
-            self.effects.push_back(Effect::TellLines { to: from, lineage, reach, after });
-        }
+        self.outbox.send(to, message);
     }
 
     /// Another coordinator tells lines, and its newest step.
@@ -302,75 +390,42 @@ impl Core {
         (lineage, reach): (Lineage, Step),
         lines: Vec<MetricsLine>,
     ) {
-        if self.lines.lineage != Some(lineage) || !self.lines.is_open {
+        let Self { lines: file, state, outbox, .. } = self;
+        if file.lineage != Some(lineage) || !file.is_open {
             return;
         }
-        let before = self.lines.reach;
-        self.lines.told = self.lines.told.max(reach);
-        self.lines.heard = now;
-        self.take_lines(now, lines);
-        // Asks for the next page, or for the lines before those that were passed on.
-        let is_due = self.lines.asked.is_none_or(|asked| now.since(asked) >= ASK_AGAIN);
-        if reach > self.lines.reach && (self.lines.reach > before || is_due) {
-            self.ask_for_lines(now, from);
+        let before = file.reach;
+        (file.told, file.heard) = (file.told.max(reach), now);
+        file.append(now, state, lines, outbox);
+        if file.asks_again(now, reach, before) {
+            file.ask(now, from, outbox);
         }
     }
 
-    /// Asks another coordinator, each in its turn, while lines are missing here, or while no news
-    /// of a run under way comes.
+    /// Asks another coordinator for lines, if it is time.
     pub(super) fn seek_lines(&mut self, now: Time) {
-        let is_behind = self.lines.reach < self.lines.told.max(self.state.settled());
-        let (last, pause) = match (is_behind, self.running() && self.state.record().is_some()) {
-            (true, _) => (self.lines.asked, ASK_AGAIN),
-            (false, true) => (self.lines.asked.max(Some(self.lines.heard)), ASK_QUIET),
-            (false, false) => return,
-        };
-        if !self.lines.is_open || last.is_some_and(|last| now.since(last) < pause) {
-            return;
-        }
         let others = self.links.of_role(Role::Coordinator);
-        let turn = (now.0 / ASK_AGAIN.as_nanos() as u64) as usize;
-        if let Some(to) = others.get(turn % others.len().max(1)) {
-            self.ask_for_lines(now, *to);
-        }
-    }
-
-    fn ask_for_lines(&mut self, now: Time, to: LinkId) {
-        if let Some(lineage) = self.lines.lineage {
-            self.lines.asked = Some(now);
-            self.send(to, Message::FetchLines { lineage, after: self.lines.reach });
-        }
+        self.lines.seek(now, &self.state, &others, &mut self.outbox);
     }
 
     /// Whether every member of a run under way can be asked for lines. While one member cannot, the
     /// run waits for it anyway, goes on without it, or goes back.
-    fn members_can_tell(&self) -> bool {
-        !self.running() || matches!(self.phase, Phase::Steady) && self.all_are_linked()
+    fn members_can_tell(&self, now: Time) -> bool {
+        !self.running() || self.change.is_steady() && self.roster(now).all_members_are_linked()
     }
 
     /// Lines that no process has told for long are lost: the leader has the log say so.
     pub(super) fn give_up_lines(&mut self, now: Time) {
         self.take_resumed(now);
-        let (settled, reach) = (self.state.settled(), self.lines.reach);
-        if !self.lines.is_open || reach >= settled || !self.members_can_tell() {
+        let lacks = self.lines.is_open && self.lines.reach < self.state.settled();
+        if !lacks || !self.members_can_tell(now) {
             self.lines.lack = None;
             return;
         }
         let linked = self.links.of_role(Role::Coordinator).len();
-        let others = self.state.coordinators().len().saturating_sub(1);
-        let patience = if linked >= others { LOST_AFTER } else { LOST_AFTER_ABSENCE };
-        let fresh = Lack { began: now, since: now, linked, offered: None };
-        let lack = self.lines.lack.get_or_insert(fresh);
-        if linked > lack.linked {
-            (lack.linked, lack.since) = (linked, now);
+        if let Some(gap) = self.lines.give_up(now, &self.state, linked) {
+            let lineage = self.state.lines().lineage;
+            self.propose(now, Command::LoseLines { lineage, gap });
         }
-        let Lack { began, since, offered, .. } = *lack;
-        if now.since(since) < patience && now.since(began) < LOST_AT_LAST {
-            return;
-        }
-        self.lines.lack = Some(fresh);
-        let last = offered.map_or(settled, |first| Step(first.0 - 1)).min(settled);
-        let (lineage, gap) = (self.state.lines().lineage, Gap { from: reach.next(), to: last });
-        self.propose(now, Command::LoseLines { lineage, gap });
     }
 }

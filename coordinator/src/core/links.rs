@@ -25,15 +25,12 @@ pub enum LinkEnd {
 
 /// How far the peer on a link has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Phase {
+pub(super) enum PeerPhase {
     /// A worker that has said nothing yet.
     Connected,
-    /// A worker that speaks this vocabulary, with the id that it says to have. It waits for a run,
-    /// or for a leader.
+    /// A worker that has said Hello, with the id that it states. It waits for a run, or for a
+    /// leader.
     Greeted(Option<WorkerId>),
-    /// A worker that speaks another vocabulary, with the digest of that vocabulary. The leader
-    /// tells it.
-    Foreign(u64),
     /// A worker that knows the run, and builds its model and data.
     Welcomed,
     /// A worker with a proposed registration, of this incarnation.
@@ -57,7 +54,7 @@ pub(super) enum Phase {
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) identity: Identity,
-    pub(super) phase: Phase,
+    pub(super) phase: PeerPhase,
     /// Whether the peer has said something, and learns of the coordinators.
     introduced: bool,
 }
@@ -67,14 +64,25 @@ pub(super) struct Links {
     links: BTreeMap<LinkId, Link>,
     workers: BTreeMap<NodeName, LinkId>,
     registered: BTreeMap<WorkerId, LinkId>,
+    ignored: u64,
 }
 
 impl Links {
+    /// A peer has said what it may not say, or not then.
+    pub(super) fn ignore(&mut self) {
+        self.ignored += 1;
+    }
+
+    /// How many messages were ignored.
+    pub(super) fn ignored(&self) -> u64 {
+        self.ignored
+    }
+
     pub(super) fn insert(&mut self, link: LinkId, identity: Identity) {
         let phase = match identity.role {
-            Role::Worker => Phase::Connected,
-            Role::Operator => Phase::Operator,
-            Role::Coordinator => Phase::Coordinator,
+            Role::Worker => PeerPhase::Connected,
+            Role::Operator => PeerPhase::Operator,
+            Role::Coordinator => PeerPhase::Coordinator,
         };
         if identity.role == Role::Worker {
             self.workers.insert(identity.name.clone(), link);
@@ -83,12 +91,12 @@ impl Links {
     }
 
     /// Forgets a link, and returns how far its peer had come.
-    pub(super) fn remove(&mut self, link: LinkId) -> Option<Phase> {
+    pub(super) fn remove(&mut self, link: LinkId) -> Option<PeerPhase> {
         let Link { identity, phase, .. } = self.links.remove(&link)?;
         if self.workers.get(&identity.name) == Some(&link) {
             self.workers.remove(&identity.name);
         }
-        if let Phase::Registered(worker) = phase {
+        if let PeerPhase::Registered(worker) = phase {
             self.registered.remove(&worker);
         }
         Some(phase)
@@ -99,12 +107,12 @@ impl Links {
     }
 
     /// Takes note that a peer has come to `phase`.
-    pub(super) fn enter(&mut self, link: LinkId, phase: Phase) {
+    pub(super) fn enter(&mut self, link: LinkId, phase: PeerPhase) {
         let Some(known) = self.links.get_mut(&link) else { return };
-        if let Phase::Registered(worker) = known.phase {
+        if let PeerPhase::Registered(worker) = known.phase {
             self.registered.remove(&worker);
         }
-        if let Phase::Registered(worker) = phase {
+        if let PeerPhase::Registered(worker) = phase {
             self.registered.insert(worker, link);
         }
         known.phase = phase;
@@ -139,11 +147,11 @@ impl Links {
         self.registered.clear();
         for link in self.links.values_mut() {
             match link.phase {
-                Phase::Registered(worker) => link.phase = Phase::Greeted(Some(worker)),
-                Phase::Welcomed | Phase::Registering(_) | Phase::Unable => {
-                    link.phase = Phase::Greeted(None);
+                PeerPhase::Registered(worker) => link.phase = PeerPhase::Greeted(Some(worker)),
+                PeerPhase::Welcomed | PeerPhase::Registering(_) | PeerPhase::Unable => {
+                    link.phase = PeerPhase::Greeted(None);
                 }
-                Phase::Evicted(_) => link.phase = Phase::Connected,
+                PeerPhase::Evicted(_) => link.phase = PeerPhase::Connected,
                 _ => {}
             }
         }
@@ -165,7 +173,7 @@ impl Links {
     }
 
     /// The workers' links, in the order of their coming.
-    pub(super) fn workers(&self) -> impl Iterator<Item = (LinkId, Phase)> {
+    pub(super) fn workers(&self) -> impl Iterator<Item = (LinkId, PeerPhase)> {
         let workers = self.links.iter().filter(|(_, link)| link.identity.role == Role::Worker);
         workers.map(|(&id, link)| (id, link.phase))
     }

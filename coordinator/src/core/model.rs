@@ -7,7 +7,7 @@
 //! complete as soon as one file is durable (I22). This knowledge is the leader's own: workers tell
 //! it again to the next leader.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::EventKind;
@@ -16,20 +16,21 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+use super::Core;
+use super::roster::Roster;
 use super::workers::bounded;
-use super::{Core, change};
-use crate::state::Command;
+use crate::state::State;
 
 /// A worker that cannot write its file for this long gives way to another worker.
-const GIVE_WAY: Duration = Duration::from_secs(10);
+const MODEL_WRITER_REPLACED_AFTER: Duration = Duration::from_secs(10);
 /// How often the leader repeats its order to write, until the worker is done.
-const REPEAT: Duration = Duration::from_secs(1);
+const MODEL_WRITE_REPEAT_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the leader checks which worker writes.
-const LOOK: Duration = Duration::from_millis(100);
+const MODEL_WRITER_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What the leader knows of the model.
 #[derive(Debug, Default)]
-pub(super) struct Model {
+pub(super) struct ModelWriting {
     /// The worker that was told to write, the generation, and the time of the last order.
     told: Option<(WorkerId, Generation, Time)>,
     /// Workers that cannot write their files.
@@ -40,7 +41,7 @@ pub(super) struct Model {
     nobody_is_noted: bool,
     durable: Option<ModelPlace>,
     /// When the leader last checked which worker writes.
-    looked_at: Time,
+    checked_at: Time,
 }
 
 #[derive(Debug)]
@@ -49,172 +50,188 @@ struct Failing {
     reason: String,
 }
 
-impl Model {
+impl ModelWriting {
     /// A generation begins. A durable model stays valid only if the generation begins after the
     /// last step.
     pub(super) fn renew(&mut self, is_last: bool) {
         self.durable.take_if(|_| !is_last);
-        self.looked_at = Time(0);
+        self.checked_at = Time(0);
     }
 
     /// The place of the durable model. `None` until the model is durable.
     pub(super) fn durable(&self) -> Option<&ModelPlace> {
         self.durable.as_ref()
     }
-}
 
-impl Core {
-    /// Makes sure that a worker writes the model, or that an event says why none does.
-    pub(super) fn see_to_model(&mut self, now: Time) {
-        let is_steady = matches!(self.phase, change::Phase::Steady | change::Phase::Holding(_));
-        if !is_steady || !self.running() || self.model.durable.is_some() {
-            return;
+    /// Whether the model is durable: only then is a run complete (I22).
+    pub(super) fn is_durable(&self) -> bool {
+        self.durable.is_some()
+    }
+
+    /// Checks now and then whether a worker is to be told to write. `over` says whether the last
+    /// step is committed.
+    fn check(&mut self, roster: Roster<'_>, over: bool) -> Option<ModelOrder> {
+        let (now, state) = (roster.now, roster.state);
+        let is_due =
+            self.checked_at == Time(0) || now.since(self.checked_at) >= MODEL_WRITER_CHECK_INTERVAL;
+        if self.durable.is_some() || state.record().is_none() || !is_due {
+            return None;
         }
-        let is_due = self.model.looked_at == Time(0) || now.since(self.model.looked_at) >= LOOK;
-        if self.state.record().is_none() || !is_due {
-            return;
+        self.checked_at = now;
+        let generation = state.generation();
+        if !over && self.is_told(roster, generation) {
+            return None;
         }
-        self.model.looked_at = now;
-        let over = self.is_over();
-        if !over && self.is_told(self.state.generation()) {
-            return;
-        }
-        let Some(writer) = self.writer(now, over) else { return self.miss_writer(now, over) };
-        self.model.nobody_since = None;
-        let generation = self.state.generation();
-        let is_due = match self.model.told {
+        let Some(writer) = self.writer(roster, over) else { return self.miss_writer(roster, over) };
+        self.nobody_since = None;
+        let is_due = match self.told {
             Some((told, of, at)) => {
-                (told, of) != (writer, generation) || over && now.since(at) >= REPEAT
+                (told, of) != (writer, generation)
+                    || over && now.since(at) >= MODEL_WRITE_REPEAT_INTERVAL
             }
             None => true,
         };
-        if is_due {
-            self.model.told = Some((writer, generation, now));
-            self.tell_to_write(writer, generation);
-        }
+        is_due.then(|| {
+            self.told = Some((writer, generation, now));
+            ModelOrder::Write(writer)
+        })
     }
 
     /// Whether a worker that has a link was told to write in this generation.
-    fn is_told(&self, generation: Generation) -> bool {
-        let Some((worker, of, _)) = self.model.told else { return false };
-        of == generation && self.links.of_registered(worker).is_some()
-    }
-
-    /// The workers that have a directory and a link: members in rank order, and after the last step
-    /// every other worker.
-    fn writers(&self, over: bool) -> Vec<WorkerId> {
-        let members = self.state.record().into_iter().flat_map(|record| &record.members);
-        let members: Vec<WorkerId> = members.map(|member| member.worker).collect();
-        let beside = self.state.present().map(|(worker, _)| worker);
-        let beside = beside.filter(|worker| over && !members.contains(worker));
-        let all = members.iter().copied().chain(beside);
-        all.filter(|worker| self.place_of(*worker).is_some())
-            .filter(|worker| self.links.of_registered(*worker).is_some())
-            .filter(|worker| !self.silence.is_suspected(*worker))
-            .collect()
+    fn is_told(&self, roster: Roster<'_>, generation: Generation) -> bool {
+        let Some((worker, of, _)) = self.told else { return false };
+        of == generation && roster.is_linked(worker)
     }
 
     /// The worker that was told to write, unless its file fails for long and another place is free.
-    fn writer(&self, now: Time, over: bool) -> Option<WorkerId> {
-        let writers = self.writers(over);
-        let failing = self.model.failing.iter();
-        let failing = failing.filter(|(_, failing)| now.since(failing.since) >= GIVE_WAY);
-        let failing: BTreeSet<WorkerId> = failing.map(|(worker, _)| *worker).collect();
-        let places: Vec<_> = failing.iter().map(|worker| self.place_of(*worker)).collect();
-        let is_sound = |worker: &WorkerId| !places.contains(&self.place_of(*worker));
-        let told = self.model.told.map(|(worker, ..)| worker);
+    fn writer(&self, roster: Roster<'_>, over: bool) -> Option<WorkerId> {
+        let writers = roster.writers(over);
+        let is_old =
+            |failing: &Failing| roster.now.since(failing.since) >= MODEL_WRITER_REPLACED_AFTER;
+        let failing = self.failing.iter().filter(|(_, failing)| is_old(failing));
+        let places: Vec<_> = failing.map(|(worker, _)| roster.place_of(*worker)).collect();
+        let is_sound = |worker: &WorkerId| !places.contains(&roster.place_of(*worker));
+        let told = self.told.map(|(worker, ..)| worker);
         let told = told.filter(|worker| writers.contains(worker));
         let sound = told.filter(is_sound).or_else(|| writers.iter().copied().find(is_sound));
         sound.or(told).or_else(|| writers.first().copied())
     }
 
-    fn place_of(&self, worker: WorkerId) -> Option<&ModelPlace> {
-        self.state.workers().get(&worker)?.registration.model.as_ref()
+    /// No worker can write. If no worker has a directory at all, an event says so once.
+    fn miss_writer(&mut self, roster: Roster<'_>, over: bool) -> Option<ModelOrder> {
+        if over {
+            self.nobody_since.get_or_insert(roster.now);
+        }
+        let has_place = |worker: WorkerId| roster.place_of(worker).is_some();
+        let nobody = !roster.state.present().any(|(worker, _)| has_place(worker));
+        let is_news = nobody && !self.nobody_is_noted;
+        self.nobody_is_noted |= nobody;
+        is_news.then_some(ModelOrder::NoteNoStore)
+    }
+
+    /// A worker says whether it can write its file. Returns a failure that is news.
+    fn on_file_status(
+        &mut self,
+        roster: Roster<'_>,
+        worker: WorkerId,
+        error: Option<String>,
+    ) -> Option<WriteFailure> {
+        let Some(reason) = error else {
+            self.failing.remove(&worker);
+            return None;
+        };
+        let reason = bounded(&reason);
+        if let Some(failing) = self.failing.get_mut(&worker) {
+            failing.reason = reason;
+            return None;
+        }
+        let failure = write_failure(roster.state, worker, &reason)?;
+        self.failing.insert(worker, Failing { since: roster.now, reason });
+        Some(failure)
+    }
+
+    /// Why the model of a trained run waits, and since when.
+    fn awaited(&self, state: &State) -> Option<(Option<WriteFailure>, Time)> {
+        if self.durable.is_some() {
+            return None;
+        }
+        if let Some(since) = self.nobody_since {
+            return Some((None, since));
+        }
+        let (writer, ..) = self.told?;
+        let Failing { since, reason } = self.failing.get(&writer)?;
+        Some((Some(write_failure(state, writer, reason)?), *since))
+    }
+}
+
+/// What the leader does about the model.
+enum ModelOrder {
+    /// It tells this worker to write.
+    Write(WorkerId),
+    /// It has an event say that no worker has a directory.
+    NoteNoStore,
+}
+
+/// A worker cannot write its file. `None` for a worker without a directory.
+fn write_failure(state: &State, worker: WorkerId, reason: &str) -> Option<WriteFailure> {
+    let place = state.place_of(worker)?.clone();
+    let number = state.label(worker).map_or(0, |label| label.number);
+    Some(WriteFailure { worker, number, place, reason: reason.to_string() })
+}
+
+impl Core {
+    /// Makes sure that a worker writes the model, or that an event says why none does.
+    pub(super) fn see_to_model(&mut self, now: Time) {
+        if !self.change.is_free() || !self.running() {
+            return;
+        }
+        let over = self.is_over();
+        let Self { completion, state, links, health, .. } = self;
+        let roster = Roster { now, state, links, detector: &health.detector };
+        match completion.model.check(roster, over) {
+            Some(ModelOrder::Write(worker)) => self.send_write(now, worker),
+            Some(ModelOrder::NoteNoStore) => self.note(now, EventKind::NoStore),
+            None => {}
+        }
     }
 
     /// Tells a worker to write. The members let in a worker that is no member first.
-    fn tell_to_write(&mut self, worker: WorkerId, generation: Generation) {
+    fn send_write(&mut self, now: Time, worker: WorkerId) {
         let (Some(term), Some(link)) = (self.leader(), self.links.of_registered(worker)) else {
             return;
         };
         if !self.state.is_member(worker) {
-            self.say_feed(worker);
+            self.send_feed(now, worker);
         }
-        self.send(link, Message::Write { term, generation });
-    }
-
-    /// No worker can write. If no worker has a directory at all, an event says so once.
-    fn miss_writer(&mut self, now: Time, over: bool) {
-        if over {
-            self.model.nobody_since.get_or_insert(now);
-        }
-        let has_place = |worker: WorkerId| self.place_of(worker).is_some();
-        let nobody = !self.state.present().any(|(worker, _)| has_place(worker));
-        if nobody && !self.model.nobody_is_noted {
-            self.model.nobody_is_noted = true;
-            self.note(now, EventKind::NoStore);
-        }
+        let generation = self.state.generation();
+        self.outbox.send(link, Message::Write { term, generation });
     }
 
     /// A worker says whether it can write its file.
-    pub(super) fn hear_of_file(&mut self, now: Time, worker: WorkerId, error: Option<String>) {
-        let Some(reason) = error else {
-            self.model.failing.remove(&worker);
-            return;
-        };
-        let reason = bounded(&reason);
-        if let Some(failing) = self.model.failing.get_mut(&worker) {
-            failing.reason = reason;
-            return;
+    pub(super) fn on_file_status(&mut self, now: Time, worker: WorkerId, error: Option<String>) {
+        let Self { completion, state, links, health, .. } = self;
+        let roster = Roster { now, state, links, detector: &health.detector };
+        if let Some(failure) = completion.model.on_file_status(roster, worker, error) {
+            self.note(now, EventKind::Unwritten { failure });
         }
-        let Some(place) = self.place_of(worker).cloned() else { return };
-        let failing = Failing { since: now, reason: reason.clone() };
-        self.model.failing.insert(worker, failing);
-        let failure = WriteFailure { worker, number: self.number_of(worker), place, reason };
-        self.note(now, EventKind::Unwritten { failure });
     }
 
     /// A worker's file is durable.
     pub(super) fn written_by(&mut self, now: Time, worker: WorkerId, place: ModelPlace) {
-        if self.place_of(worker) == Some(&place) {
-            self.model.durable = Some(place);
+        if self.state.place_of(worker) == Some(&place) {
+            self.completion.model.durable = Some(place);
             self.conclude(now);
         } else {
-            self.ignored += 1;
+            self.links.ignore();
         }
-    }
-
-    /// Whether the model is durable: only then is a run complete (I22).
-    pub(super) fn is_durable(&self) -> bool {
-        #[cfg(feature = "planted")]
-        if self.plant == Some(crate::plant::Plant::FinishUnwritten) {
-            return true;
-        }
-        self.model.durable.is_some()
     }
 
     /// Why the model of a trained run waits.
     pub(super) fn model_awaited(&self) -> Option<ModelAwaited> {
-        if !self.running() || !self.is_over() || self.model.durable.is_some() {
+        if !self.running() || !self.is_over() {
             return None;
         }
-        if let Some(since) = self.model.nobody_since {
-            return Some(ModelAwaited { failed: None, since_unix_ms: self.unix_ms(since) });
-        }
-        let (writer, ..) = self.model.told?;
-        let Failing { since, reason } = self.model.failing.get(&writer)?;
-        let (worker, place, reason) = (writer, self.place_of(writer)?.clone(), reason.clone());
-        let failed = Some(WriteFailure { worker, number: self.number_of(worker), place, reason });
-        Some(ModelAwaited { failed, since_unix_ms: self.unix_ms(*since) })
-    }
-
-    fn number_of(&self, worker: WorkerId) -> u32 {
-        self.state.label(worker).map_or(0, |label| label.number)
-    }
-
-    /// Brings an event of the run into the log.
-    pub(super) fn note(&mut self, now: Time, kind: EventKind) {
-        let run = self.state.run_id();
-        self.propose(now, Command::Note { run, kind });
+        let (failed, since) = self.completion.model.awaited(&self.state)?;
+        Some(ModelAwaited { failed, since_unix_ms: self.unix_ms(since) })
     }
 }

@@ -7,18 +7,17 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::identity::{Identity, Role};
-use everstep_transport::protocol::{Message, NodeName, RequestId, Wish};
+use everstep_transport::protocol::{Message, NodeName, OperatorCommand, RequestId};
 use everstep_transport::time::Time;
 
-use super::links::Phase;
-use super::reads::Seen;
-use super::reign::Reign;
-use super::silence::{Certainty, Doubt};
-use super::{Core, Effect, LinkId};
-use crate::state::{Command, Verdict, wish_digest};
+use super::failure_detector::{Certainty, Suspicion};
+use super::links::PeerPhase;
+use super::reads::WatchPosition;
+use super::{Core, CoreEffect, LinkId};
+use crate::state::{Command, EntryOutcome, command_digest};
 
-/// The requests of operators until the log has answered, by a digest of the wish, and with their
-/// ids. A link has at most one. Another wish under the same id is answered by its own entry.
+/// The requests of operators until the log has answered, by a digest of the command, and with their
+/// ids. A link has at most one. Another command under the same id is answered by its own entry.
 #[derive(Debug, Default)]
 pub(super) struct Requests(BTreeMap<LinkId, (RequestId, u64)>);
 
@@ -26,6 +25,23 @@ impl Requests {
     /// Drops the request of a link that is gone.
     pub(super) fn forget(&mut self, link: LinkId) {
         self.0.remove(&link);
+    }
+
+    /// A link's newest request is on its way into the log.
+    fn insert(&mut self, from: LinkId, id: RequestId, command: &OperatorCommand) {
+        self.0.insert(from, (id, command_digest(command)));
+    }
+
+    /// Whether a request of this id is on its way into the log.
+    fn has(&self, id: RequestId) -> bool {
+        self.0.values().any(|(asked, _)| *asked == id)
+    }
+
+    /// The links that wait for the outcome of a request. They wait no longer.
+    fn take(&mut self, id: RequestId, command: &OperatorCommand) -> Vec<LinkId> {
+        let decided = (id, command_digest(command));
+        let answered = self.0.extract_if(.., |_, asked| *asked == decided);
+        answered.map(|(link, _)| link).collect()
     }
 
     /// Drops all requests: this coordinator will answer none.
@@ -37,64 +53,74 @@ impl Requests {
 impl Core {
     /// Whether an operator is at the other end of a link.
     pub(crate) fn is_operator(&self, link: LinkId) -> bool {
-        self.links.find(link).is_some_and(|link| link.phase == Phase::Operator)
+        self.links.find(link).is_some_and(|link| link.phase == PeerPhase::Operator)
     }
 
     /// Whether this coordinator has proposed the request, or the log says what became of it.
     pub(crate) fn knows_request(&self, id: RequestId) -> bool {
-        self.requests.0.values().any(|(asked, _)| *asked == id) || self.state.has_decided(id)
+        self.clients.requests.has(id) || self.state.has_decided(id)
     }
 
     /// Handles a message of an operator.
-    pub(super) fn operate(&mut self, now: Time, from: LinkId, message: Message) {
+    pub(super) fn on_operator_message(&mut self, now: Time, from: LinkId, message: Message) {
         let is_told = self.introduce(from);
         // An elected coordinator will lead in a moment. Before there is a cluster, no other one
         // leads.
-        if self.reign == Reign::Follows && !self.state.coordinators().is_empty() {
+        if self.leadership.follows() && !self.state.coordinators().is_empty() {
             if !is_told {
-                self.tell(vec![from]);
+                self.send_coordinators(vec![from]);
             }
             return;
         }
         match message {
-            Message::Watch { run, step, event } => self.watch(from, Seen { run, step, event }),
+            Message::Watch { run, step, event } => {
+                self.watch(from, WatchPosition { run, step, event })
+            }
             Message::Ask(question) => self.ask(from, question),
-            Message::Request { id, wish } => self.request(now, from, id, wish),
+            Message::Request { id, command } => self.request(now, from, id, command),
             Message::Transfer { id, to } => {
-                self.effects.push_back(Effect::Transfer { asked_by: from, id, to });
+                self.outbox.push(CoreEffect::Transfer { asked_by: from, id, to });
             }
             Message::Exited { name, how } => self.exited(now, &name, &how),
-            _ => self.ignored += 1,
+            _ => self.links.ignore(),
         }
     }
 
     /// Proposes a request. The entry of an elected coordinator comes into the log after the one
     /// with which it leads. A follower keeps no request: it tells the operator the new leader, and
     /// the operator asks again.
-    fn request(&mut self, now: Time, from: LinkId, id: RequestId, wish: Wish) {
-        if self.reign != Reign::Follows {
-            self.requests.0.insert(from, (id, wish_digest(&wish)));
+    fn request(&mut self, now: Time, from: LinkId, id: RequestId, command: OperatorCommand) {
+        if !self.leadership.follows() {
+            self.clients.requests.insert(from, id, &command);
             let steps = self.newest_step();
-            self.propose(now, Command::Request { id, wish, steps });
+            self.propose(now, Command::Request { id, command, steps });
         }
     }
 
     /// A request has its outcome, perhaps since long ago.
-    pub(super) fn granted(&mut self, now: Time, id: RequestId, wish: &Wish, verdict: &Verdict) {
-        let decided = (id, wish_digest(wish));
-        let answered = self.requests.0.extract_if(.., |_, asked| *asked == decided);
-        let answered: Vec<LinkId> = answered.map(|(link, _)| link).collect();
+    pub(super) fn answer_request(
+        &mut self,
+        now: Time,
+        id: RequestId,
+        command: &OperatorCommand,
+        verdict: &EntryOutcome,
+    ) {
+        let answered = self.clients.requests.take(id, command);
         let (refusal, run) = match verdict {
-            Verdict::Refused(reason) => (Some(reason.clone()), None),
-            Verdict::Run(run) => (None, Some(*run)),
+            EntryOutcome::Refused(reason) => (Some(reason.clone()), None),
+            EntryOutcome::Run(run) => (None, Some(*run)),
             _ => (None, None),
         };
-        self.broadcast(answered, Message::Answer { id, refusal, run });
-        match wish {
-            Wish::Submit(_) => self.receive_waiting(now),
-            Wish::Drain(worker) => self.drained(now, *worker),
-            Wish::Rollback { .. } if *verdict == Verdict::Accepted => self.go_back(now),
-            Wish::Revoke(node) if *verdict == Verdict::Accepted => self.revoked(now, node),
+        self.outbox.broadcast(answered, Message::Answer { id, refusal, run });
+        match command {
+            OperatorCommand::Submit(_) => self.receive_waiting(now),
+            OperatorCommand::Drain(worker) => self.drained(now, *worker),
+            OperatorCommand::Rollback { .. } if *verdict == EntryOutcome::Accepted => {
+                self.go_back(now)
+            }
+            OperatorCommand::Revoke(node) if *verdict == EntryOutcome::Accepted => {
+                self.revoked(now, node)
+            }
             _ => {}
         }
     }
@@ -104,7 +130,7 @@ impl Core {
     fn revoked(&mut self, now: Time, node: &Identity) {
         if let Some(worker) = self.state.on_node(&node.name).filter(|_| node.role == Role::Worker) {
             let reason = "an operator revoked it".to_string();
-            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Refused });
+            self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Refused });
         }
     }
 
@@ -114,7 +140,7 @@ impl Core {
             && let Some(worker) = self.state.on_node(name)
         {
             let reason = format!("its process {}", super::workers::bounded(how));
-            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Dead });
+            self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
     }
 }

@@ -5,6 +5,11 @@
 //! are lost by accident. If the pair fails again soon, one of the two is left out. If neither can
 //! be, the leader renews the generation until they reach each other, each time after a longer
 //! pause. Either end's word counts. This table does not know which member is left out.
+//!
+//! A member that was silent has lost its links to others for that reason. The two ends of a link
+//! notice the loss at different times, so the pair may be reported in two generations though the
+//! road is free. Such a pair gets its generations, but that is not held against it until both
+//! members have *settled*.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -13,12 +18,13 @@ use everstep_transport::protocol::WorkerId;
 use everstep_transport::time::Time;
 
 /// A pair that fails again within this long is not renewed a second time.
-const MEMORY: Duration = Duration::from_secs(10);
+const BROKEN_PAIR_KEPT_FOR: Duration = Duration::from_secs(10);
 /// The first pause before a pair that cannot be parted is renewed. Each next pause is twice as
 /// long.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest pause. It is much shorter than [`MEMORY`], or the pair would look like a new one.
-const LONGEST_PAUSE: Duration = Duration::from_secs(4);
+const PAIR_RENEWAL_BACKOFF_MIN: Duration = Duration::from_millis(500);
+/// The longest pause. It is much shorter than [`BROKEN_PAIR_KEPT_FOR`], or the pair would look like
+/// a new one.
+const PAIR_RENEWAL_BACKOFF_MAX: Duration = Duration::from_secs(4);
 
 /// Two members, the lower id first.
 pub(super) type Pair = (WorkerId, WorkerId);
@@ -58,18 +64,21 @@ impl Partition {
     }
 
     /// A generation begins: every broken pair may be whole again.
-    pub(super) fn renew(&mut self, now: Time) {
-        self.renewed.retain(|_, last| now.since(last.at) < MEMORY);
-        for pair in std::mem::take(&mut self.broken) {
+    pub(super) fn renew(&mut self, now: Time, is_settled: impl Fn(WorkerId) -> bool) {
+        self.renewed.retain(|_, last| now.since(last.at) < BROKEN_PAIR_KEPT_FOR);
+        let broken = std::mem::take(&mut self.broken).into_iter();
+        for pair in broken.filter(|(one, other)| is_settled(*one) && is_settled(*other)) {
             let times = self.renewed.get(&pair).map_or(0, |last| last.times);
             self.renewed.insert(pair, Renewal { at: now, times: times + 1 });
         }
     }
 
-    /// Pairs that are broken although a generation was renewed for them a short while ago.
-    pub(super) fn repeated(&self, now: Time) -> Vec<Pair> {
+    /// Pairs of settled members that are broken although a generation was renewed for them a short
+    /// while ago.
+    pub(super) fn repeated(&self, now: Time, is_settled: impl Fn(WorkerId) -> bool) -> Vec<Pair> {
         let soon = |pair: &&Pair| self.last(now, pair).is_some();
-        self.broken.iter().filter(soon).copied().collect()
+        let settled = |(one, other): &&Pair| is_settled(*one) && is_settled(*other);
+        self.broken.iter().filter(soon).filter(settled).copied().collect()
     }
 
     /// Pairs for which one generation after the other was renewed.
@@ -80,7 +89,7 @@ impl Partition {
 
     /// The last renewal for a pair, if it is not long ago.
     fn last(&self, now: Time, pair: &Pair) -> Option<&Renewal> {
-        self.renewed.get(pair).filter(|last| now.since(last.at) < MEMORY)
+        self.renewed.get(pair).filter(|last| now.since(last.at) < BROKEN_PAIR_KEPT_FOR)
     }
 }
 
@@ -88,7 +97,7 @@ impl Partition {
 fn pause(times: u32) -> Duration {
     match times {
         0..=1 => Duration::ZERO,
-        more => (FIRST_PAUSE * (1 << (more - 2).min(8))).min(LONGEST_PAUSE),
+        more => (PAIR_RENEWAL_BACKOFF_MIN * (1 << (more - 2).min(8))).min(PAIR_RENEWAL_BACKOFF_MAX),
     }
 }
 
@@ -100,6 +109,6 @@ mod tests {
     fn renewals_in_vain_are_the_rarer_the_more_there_were() {
         let pauses: Vec<_> = (1..7).map(|times| pause(times).as_millis()).collect();
         assert_eq!(pauses, [0, 500, 1_000, 2_000, 4_000, 4_000]);
-        assert_eq!(pause(u32::MAX), LONGEST_PAUSE);
+        assert_eq!(pause(u32::MAX), PAIR_RENEWAL_BACKOFF_MAX);
     }
 }

@@ -4,19 +4,20 @@
 //! the workers known to be dead. Output: a [`Change`] to propose, or the reason to wait. The plan
 //! knows no links, no phases and no clock but the moment that it is given.
 //!
-//! Four steps: how far history goes ([`history`]), which workers hold which shards at that point
-//! ([`holdings`]), which workers take part ([`roster`]), and which own and compute which shards
-//! ([`owners`], towards a [`target`]).
+//! Four steps: how far history goes ([`resume_point`]), which workers hold which shards at that
+//! point ([`shard_holders`]), which workers take part ([`planned_members`]), and which own and
+//! compute which shards ([`owners`], towards a [`target`]).
 //!
 //! History goes back to its beginning, and the run takes the steps again from there, in two cases:
 //! the processes of all owners of some shard have ended, or the operator gives up waiting for them.
 //! If no answer shows a shard while one of its owners may live, the run waits: silence is not
 //! death, however long it lasts (I21).
 
-mod history;
-mod holdings;
 mod owners;
-mod roster;
+mod planned_members;
+mod prove;
+mod resume_point;
+mod shard_holders;
 mod target;
 
 use everstep_transport::protocol::generation::{Cause, Member};
@@ -27,23 +28,23 @@ use std::collections::{BTreeMap, BTreeSet};
 #[cfg(feature = "planted")]
 use std::time::Duration;
 
-use self::history::History;
-use self::holdings::Holdings;
-use self::roster::Roster;
+use self::planned_members::PlannedMembers;
+use self::resume_point::ResumePoint;
+use self::shard_holders::ShardHolders;
 pub(super) use self::target::{Target, candidates};
+use super::failure_detector::FailureDetector;
 use super::partition::Pair;
-use super::silence::Silence;
 use crate::assign::Occasion;
 #[cfg(feature = "planted")]
-use crate::plant::Plant;
-use crate::state::{Change, Standing, Worker};
+use crate::plant::CorePlant;
+use crate::state::{Change, Worker, WorkerPhase};
 
 /// A coordinator with the planted bug takes an owner for dead that is silent for this long.
 #[cfg(feature = "planted")]
-const IMPATIENCE: Duration = Duration::from_secs(10);
+const PLANTED_OWNER_DEAD_AFTER: Duration = Duration::from_secs(10);
 
 /// All that a plan is made from.
-pub(super) struct Evidence<'a> {
+pub(super) struct PlanInputs<'a> {
     pub(super) now: Time,
     pub(super) term: Term,
     pub(super) run: &'a RunSpec,
@@ -54,8 +55,8 @@ pub(super) struct Evidence<'a> {
     pub(super) workers: &'a BTreeMap<WorkerId, Worker>,
     /// The answers to this very Pause, by worker: each worker has promised the number.
     pub(super) statuses: &'a BTreeMap<WorkerId, Status>,
-    pub(super) silence: &'a Silence,
-    /// Workers that have learned what they were fed.
+    pub(super) detector: &'a FailureDetector,
+    /// Workers that have synced what they were fed.
     pub(super) ready: &'a BTreeSet<WorkerId>,
     /// Whether every worker that can answer has done so, or is late: no more answers will come by
     /// themselves.
@@ -72,7 +73,7 @@ pub(super) struct Evidence<'a> {
     /// nothing is lost.
     pub(super) give_up: Option<&'a GiveUp>,
     #[cfg(feature = "planted")]
-    pub(super) plant: Option<Plant>,
+    pub(super) plant: Option<CorePlant>,
 }
 
 /// The result of a plan.
@@ -110,117 +111,120 @@ pub(super) enum GiveUp {
 }
 
 /// Plans the generation after the current one.
-pub(super) fn plan(evidence: &Evidence) -> Plan {
-    let answered: BTreeSet<WorkerId> = evidence.answered().collect();
-    let wanted = if evidence.current.is_none() { evidence.run.start_workers } else { 1 };
+pub(super) fn plan(inputs: &PlanInputs) -> Plan {
+    let answered: BTreeSet<WorkerId> = inputs.answered().collect();
+    let wanted = if inputs.current.is_none() { inputs.run.start_workers } else { 1 };
     if answered.len() < wanted as usize {
-        return Plan::Wait(evidence.answers_awaited(&answered));
+        return Plan::Wait(inputs.answers_awaited(&answered));
     }
-    let history = History::resumed(evidence);
-    let holdings = Holdings::at(&history, evidence, &answered);
-    let roster = Roster::choose(evidence, &answered, &holdings);
-    let orphans = holdings.missing(&roster.members);
-    let reached = history.step().max(evidence.written).max(evidence.reached);
-    match evidence.ground_to_go_back(&orphans, &answered) {
-        Some(reason) => Plan::Change(Box::new(go_back(evidence, &answered, (reached, reason)))),
-        None if orphans.is_empty() => {
-            let ground = Ground { history, holdings, roster };
-            Plan::Change(Box::new(ground.change(evidence, &answered)))
+    let resume_point = ResumePoint::resumed(inputs);
+    let shard_holders = ShardHolders::at(&resume_point, inputs, &answered);
+    let planned = PlannedMembers::choose(inputs, &answered, &shard_holders);
+    let orphans = shard_holders.missing(&planned.members);
+    let reached = resume_point.step().max(inputs.written).max(inputs.reached);
+    match inputs.reason_to_go_back(&orphans, &answered) {
+        Some(reason) => {
+            inputs.prove_rollback(&orphans, &answered);
+            Plan::Change(Box::new(go_back(inputs, &answered, (reached, reason))))
         }
-        None => Plan::Wait(evidence.owners_awaited(&orphans, &answered)),
+        None if orphans.is_empty() => {
+            let basis = GenerationBasis { resume_point, shard_holders, planned };
+            Plan::Change(Box::new(basis.change(inputs, &answered)))
+        }
+        None => Plan::Wait(inputs.owners_awaited(&orphans, &answered)),
     }
 }
 
 /// Begins again from the initial state, with every worker that has answered.
-fn go_back(evidence: &Evidence, answered: &BTreeSet<WorkerId>, rollback: (Step, String)) -> Change {
-    let holdings = Holdings::Everyone;
-    let roster = Roster::choose(evidence, answered, &holdings);
-    let ground = Ground { history: History::Seed, holdings, roster };
-    let mut change = ground.change(evidence, answered);
+fn go_back(inputs: &PlanInputs, answered: &BTreeSet<WorkerId>, rollback: (Step, String)) -> Change {
+    let shard_holders = ShardHolders::Everyone;
+    let planned = PlannedMembers::choose(inputs, answered, &shard_holders);
+    let basis = GenerationBasis { resume_point: ResumePoint::Seed, shard_holders, planned };
+    let mut change = basis.change(inputs, answered);
     change.record.cause = Cause::Rollback;
-    change.redone = evidence.begun().next().is_some();
+    change.redone = inputs.begun().next().is_some();
     change.rollback = Some(rollback);
     change
 }
 
 /// What a generation stands on.
-struct Ground<'a> {
-    history: History<'a>,
-    holdings: Holdings,
-    roster: Roster,
+struct GenerationBasis<'a> {
+    resume_point: ResumePoint<'a>,
+    shard_holders: ShardHolders,
+    planned: PlannedMembers,
 }
 
-impl Ground<'_> {
-    fn change(self, evidence: &Evidence, answered: &BTreeSet<WorkerId>) -> Change {
-        let record = self.record(evidence);
-        self.prove(evidence, answered, &record);
+impl GenerationBasis<'_> {
+    fn change(self, inputs: &PlanInputs, answered: &BTreeSet<WorkerId>) -> Change {
+        let record = self.record(inputs);
+        self.prove(inputs, answered, &record);
         let resume = record.resume;
-        let lost = self.roster.departed(evidence);
-        let lost = lost.filter(|worker| !self.roster.left.contains(worker)).map(|worker| {
-            let otherwise = self.roster.reason_to_leave_out(evidence, worker);
-            evidence.silence.loss(evidence.now, worker, &otherwise)
+        let lost = self.planned.departed(inputs);
+        let lost = lost.filter(|worker| !self.planned.left.contains(worker)).map(|worker| {
+            let otherwise = self.planned.reason_to_leave_out(inputs, worker);
+            inputs.detector.loss(inputs.now, worker, &otherwise)
         });
         Change {
             lost: lost.collect(),
-            left: self.roster.left.clone(),
-            redone: evidence.begun().any(|step| step == resume.next()),
-            unreachable: self.roster.unreachable.clone(),
+            left: self.planned.left.clone(),
+            redone: inputs.begun().any(|step| step == resume.next()),
+            unreachable: self.planned.unreachable.clone(),
             rollback: None,
             record,
         }
     }
 
-    fn record(&self, evidence: &Evidence) -> Record {
-        let Self { history, holdings, roster } = self;
-        let (run, resume) = (evidence.run, history.step());
-        let stay = evidence.staying(&roster.members);
+    fn record(&self, inputs: &PlanInputs) -> Record {
+        let Self { resume_point, shard_holders, planned } = self;
+        let (run, resume) = (inputs.run, resume_point.step());
+        let stay = inputs.staying(&planned.members);
         // A run that is over waits for no more workers.
         let waiting = stay.len() < run.min_workers as usize && resume < Step(run.steps);
-        let candidates = candidates(evidence.workers, stay.iter().copied());
-        let occasion = self.occasion(evidence);
-        let target = Target::new(run, evidence.shards, evidence.current, &candidates, occasion);
-        let members = roster.members.iter().map(|worker| Member {
+        let candidates = candidates(inputs.workers, stay.iter().copied());
+        let occasion = self.occasion(inputs);
+        let target = Target::new(run, inputs.shards, inputs.current, &candidates, occasion);
+        let members = planned.members.iter().map(|worker| Member {
             worker: *worker,
-            name: evidence.workers[worker].name.clone(),
-            address: evidence.workers[worker].registration.address,
+            name: inputs.workers[worker].name.clone(),
+            address: inputs.workers[worker].registration.address,
             data_shards: if waiting { Vec::new() } else { target.data_shards(*worker) },
         });
         let members: Vec<Member> = members.collect();
         #[cfg(feature = "planted")]
-        let members = match evidence.plant {
-            Some(Plant::IgnoreTree) if !waiting => dealt(members, run.batch.data_shards),
+        let members = match inputs.plant {
+            Some(CorePlant::IgnoreTree) if !waiting => dealt(members, run.batch.data_shards),
             _ => members,
         };
-        let owners = owners::owners(evidence, &target, holdings, &roster.members);
-        let predecessor = evidence.newest;
+        let owners = owners::owners(inputs, &target, shard_holders, &planned.members);
+        let predecessor = inputs.newest;
         let mut record = Record {
             number: predecessor.next(),
             predecessor,
-            term: evidence.term,
+            term: inputs.term,
             cause: Cause::Start,
             members,
             owners,
             resume,
-            commit: history.commit(),
+            commit: resume_point.commit(),
             waiting,
         };
-        record.cause = self.cause(evidence, &record);
+        record.cause = self.cause(inputs, &record);
         record
     }
 
     /// At the initial state every worker owns what it should. So no planned change follows that
     /// would bring the data shards together again.
-    fn occasion(&self, evidence: &Evidence) -> Occasion {
-        let lost = self.roster.departed(evidence).count() > self.roster.left.len();
-        let anew = matches!(self.holdings, Holdings::Everyone);
+    fn occasion(&self, inputs: &PlanInputs) -> Occasion {
+        let lost = self.planned.departed(inputs).count() > self.planned.left.len();
+        let anew = matches!(self.shard_holders, ShardHolders::Everyone);
         if lost && !anew { Occasion::Loss } else { Occasion::Planned }
     }
 
     /// Why the generation begins. One with the same members and other shards evens the shards out.
     /// One with the same members and shards became necessary because members lost a connection.
-    fn cause(&self, evidence: &Evidence, record: &Record) -> Cause {
-        let Some(current) = evidence.current else { return Cause::Start };
-        let (departed, left) = (self.roster.departed(evidence).count(), self.roster.left.len());
+    fn cause(&self, inputs: &PlanInputs, record: &Record) -> Cause {
+        let Some(current) = inputs.current else { return Cause::Start };
+        let (departed, left) = (self.planned.departed(inputs).count(), self.planned.left.len());
         let stayed = current.members.len() - departed;
         match () {
             () if departed > left => Cause::Lost,
@@ -232,36 +236,14 @@ impl Ground<'_> {
             () => Cause::Rebalance,
         }
     }
-
-    /// I15: every member has promised the number. I16: every owner can reach the resume step.
-    fn prove(&self, evidence: &Evidence, answered: &BTreeSet<WorkerId>, record: &Record) {
-        #[cfg(feature = "planted")]
-        if evidence.plant.is_some() {
-            return; // the simulator is to find it
-        }
-        let number = record.number;
-        for worker in record.members.iter().map(|member| member.worker) {
-            let promised = answered.contains(&worker) && evidence.statuses.contains_key(&worker);
-            assert!(promised, "I15: worker {worker} has not promised generation {number}");
-        }
-        for (run, rank) in
-            record.owners.iter().flat_map(|run| run.owners.iter().map(move |r| (run, r)))
-        {
-            let worker = record.member(*rank).worker;
-            for shard in (run.first.0..run.first.0 + run.count).map(Shard) {
-                let holds = self.holdings.holds(worker, shard);
-                assert!(holds, "I16: worker {worker} does not hold parameter shard {shard}");
-            }
-        }
-    }
 }
 
-impl Evidence<'_> {
+impl PlanInputs<'_> {
     /// The workers that have answered, are there, and were not suspected since.
     fn answered(&self) -> impl Iterator<Item = WorkerId> {
         let present =
-            |id: &WorkerId| self.workers.get(id).is_some_and(|known| known.standing.is_present());
-        let sound = |id: &WorkerId| !self.silence.is_suspected(*id);
+            |id: &WorkerId| self.workers.get(id).is_some_and(|known| known.phase.is_present());
+        let sound = |id: &WorkerId| !self.detector.is_suspected(*id);
         self.statuses.keys().copied().filter(present).filter(sound)
     }
 
@@ -273,7 +255,7 @@ impl Evidence<'_> {
     }
 
     fn is_leaving(&self, worker: WorkerId) -> bool {
-        self.workers.get(&worker).is_some_and(|known| known.standing == Standing::Leaving)
+        self.workers.get(&worker).is_some_and(|known| known.phase == WorkerPhase::Leaving)
     }
 
     /// The members that are to stay. If they all want to leave, the first has to wait.
@@ -291,15 +273,15 @@ impl Evidence<'_> {
     /// Why the run has to go back, if it has to. Either an operator asks for it, or all owners of
     /// one of these shards, which no answer shows, are given up: they have ended, or have been
     /// silent for as long as the run allows. While the evidence is not complete, a worker that
-    /// learned such a shard may still answer.
-    fn ground_to_go_back(
+    /// synced such a shard may still answer.
+    fn reason_to_go_back(
         &self,
         orphans: &[Shard],
         answered: &BTreeSet<WorkerId>,
     ) -> Option<String> {
         #[cfg(feature = "planted")]
-        if self.plant == Some(Plant::HastyRollback) && !orphans.is_empty() {
-            return Some(self.obituary(orphans[0], orphans.len()));
+        if self.plant == Some(CorePlant::HastyRollback) && !orphans.is_empty() {
+            return Some(self.describe_loss(orphans[0], orphans.len()));
         }
         if !self.complete {
             return None;
@@ -312,7 +294,7 @@ impl Evidence<'_> {
             self.silent_owners(*shard, answered).all(|owner| self.is_given_up(owner))
         };
         let lost: Vec<Shard> = orphans.iter().copied().filter(is_lost).collect();
-        lost.first().map(|first| self.obituary(*first, lost.len()))
+        lost.first().map(|first| self.describe_loss(*first, lost.len()))
     }
 
     /// The owners of a shard that have not answered, and may live.
@@ -322,14 +304,14 @@ impl Evidence<'_> {
         answered: &BTreeSet<WorkerId>,
     ) -> impl Iterator<Item = WorkerId> {
         let silent = self.owners_before(shard).filter(|owner| !answered.contains(owner));
-        silent.filter(|owner| !self.silence.is_dead(*owner))
+        silent.filter(|owner| !self.detector.is_dead(*owner))
     }
 
     /// Whether the run gives up what a silent owner holds.
     fn is_given_up(&self, owner: WorkerId) -> bool {
         #[cfg(feature = "planted")]
-        if self.plant == Some(Plant::ImpatientRollback) {
-            return self.silence.unheard(self.now, owner) >= IMPATIENCE;
+        if self.plant == Some(CorePlant::ImpatientRollback) {
+            return self.detector.unheard(self.now, owner) >= PLANTED_OWNER_DEAD_AFTER;
         }
         matches!(self.give_up, Some(GiveUp::Silent(owners)) if owners.contains(&owner))
     }
@@ -361,7 +343,7 @@ impl Evidence<'_> {
     }
 
     /// Which shards are lost, and which workers owned them.
-    fn obituary(&self, first: Shard, shards: usize) -> String {
+    fn describe_loss(&self, first: Shard, shards: usize) -> String {
         let owners = self.owners_before(first).map(|owner| {
             let known = self.workers.get(&owner).map(|known| known.label(owner).to_string());
             known.unwrap_or_else(|| format!("the worker with id {owner}"))

@@ -5,7 +5,7 @@
 //! Its worker is suspected, and the others go on without it if they can. When all members are slow
 //! at once, the cause is one that they share, such as the storage of their data. Then no other
 //! worker could go on better, and none is suspected. Instead the run says, in an event and in its
-//! status, that no device gets on. A run of one worker does the same. A suspect is acquitted when
+//! status, that no device gets on. A run of one worker does the same. A suspect is cleared when
 //! its device goes on.
 
 use std::collections::BTreeSet;
@@ -17,14 +17,16 @@ use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::time::Time;
 
 use super::Core;
-use super::silence::{Certainty, Doubt};
+use super::failure_detector::{Certainty, Suspicion};
+use super::health::WorkerHealth;
+use super::roster::Roster;
 
 /// A device hangs when a data shard takes this many times as long as usual there.
 const TIMES: u64 = 3;
 
 /// The workers that have said that their devices are slow: by half of what makes a suspect.
 #[derive(Debug, Default)]
-pub(super) struct Progress {
+pub(super) struct DeviceProgress {
     slow: BTreeSet<WorkerId>,
     /// The devices of all members stand still, as this one does.
     standstill: Option<Standstill>,
@@ -39,9 +41,24 @@ pub struct Standstill {
     pub reason: String,
 }
 
-impl Progress {
+impl DeviceProgress {
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.slow.remove(&worker);
+    }
+
+    /// A member's device is slow, or is not. Returns whether any member's device gets on.
+    fn note(&mut self, roster: Roster<'_>, worker: WorkerId, is_slow: bool) -> bool {
+        if is_slow {
+            self.slow.insert(worker);
+        } else {
+            self.slow.remove(&worker);
+        }
+        let gets_on = |id: WorkerId| !self.slow.contains(&id) && !roster.detector.is_suspected(id);
+        let any_gets_on = roster.state.members().any(gets_on);
+        if any_gets_on {
+            self.standstill = None;
+        }
+        any_gets_on
     }
 }
 
@@ -49,27 +66,23 @@ impl Core {
     /// A member says how its device gets on.
     pub(super) fn gets_on(&mut self, now: Time, worker: WorkerId, told: Option<ShardTime>) {
         #[cfg(feature = "planted")]
-        if self.plant == Some(crate::plant::Plant::IgnoreHangs) {
+        if self.state.plant == Some(crate::plant::CorePlant::IgnoreHangs) {
             return;
         }
         let Some(least) = self.state.run().map(|run| run.hang_after_ms) else { return };
         let ShardTime { under_way_ms, usual_ms } = told.unwrap_or_default();
         let most = least.max(usual_ms.saturating_mul(TIMES));
-        if under_way_ms < most / 2 {
-            self.progress.slow.remove(&worker);
-        } else {
-            self.progress.slow.insert(worker);
-        }
-        if self.somebody_gets_on() {
-            self.progress.standstill = None;
-        }
+        let Self { health, state, links, .. } = self;
+        let WorkerHealth { progress, detector, .. } = health;
+        let roster = Roster { now, state, links, detector };
+        let any_gets_on = progress.note(roster, worker, under_way_ms >= most / 2);
         if under_way_ms < most {
-            if self.silence.goes_on(worker) {
-                self.acquitted(now);
+            if detector.goes_on(worker) {
+                self.on_cleared(now);
             }
             return;
         }
-        if self.silence.is_suspected(worker) {
+        if detector.is_suspected(worker) {
             return;
         }
         let [spent, usual] = [under_way_ms, usual_ms].map(Duration::from_millis);
@@ -77,31 +90,26 @@ impl Core {
             "its device has computed one data shard for {spent:.1?}, which takes {usual:.1?} there \
              as a rule"
         );
-        match self.somebody_gets_on() {
-            true => self.suspect(now, worker, Doubt { reason, certainty: Certainty::Hung }),
+        match any_gets_on {
+            true => self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Hung }),
             false => self.stand_still(now, worker, spent, &reason),
         }
     }
 
     /// No member could go on better than this one: the run waits, and says so once.
     fn stand_still(&mut self, now: Time, worker: WorkerId, spent: Duration, reason: &str) {
-        if self.progress.standstill.is_some() {
+        if self.health.progress.standstill.is_some() {
             return;
         }
         let reason = format!("{}: {reason}", self.state.called(worker));
         let since_unix_ms = self.unix_ms(now).saturating_sub(spent.as_millis() as u64);
-        self.progress.standstill = Some(Standstill { since_unix_ms, reason: reason.clone() });
+        self.health.progress.standstill =
+            Some(Standstill { since_unix_ms, reason: reason.clone() });
         self.note(now, EventKind::Standstill { reason });
     }
 
     /// Why no device of the run gets on, while none does.
     pub(super) fn standstill(&self) -> Option<Standstill> {
-        self.progress.standstill.clone().filter(|_| self.running())
-    }
-
-    fn somebody_gets_on(&self) -> bool {
-        let members = self.state.record().into_iter().flat_map(|record| &record.members);
-        let mut members = members.map(|member| member.worker);
-        members.any(|id| !self.progress.slow.contains(&id) && !self.silence.is_suspected(id))
+        self.health.progress.standstill.clone().filter(|_| self.running())
     }
 }

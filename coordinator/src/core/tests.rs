@@ -5,6 +5,7 @@ mod confirm;
 mod cut_off;
 mod hangs;
 mod joining;
+mod leadership;
 mod lines;
 mod losses;
 mod models;
@@ -15,7 +16,6 @@ mod planned;
 mod planted;
 mod reads;
 mod registration;
-mod reign;
 mod requests;
 mod restart;
 mod results;
@@ -25,18 +25,21 @@ mod unable;
 mod views;
 mod zones;
 
+use std::collections::{BTreeMap, VecDeque};
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
 
 use everstep_transport::identity::{Identity, Refusal, Role};
-use everstep_transport::protocol::codec::schema;
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{
-    Event, EventKind, Inability, Update, WorkerState, WorkerView,
+    Event, EventKind, Inability, Update, WorkerResult, WorkerState, WorkerView,
 };
+use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
     Cause, Commit, Decision, Device, Generation, Lineage, LossScale, MachineId, MetricsLine,
-    ModelPlace, NodeName, Record, RequestId, RunSpec, Shard, Wish, Zone, exemplars,
+    ModelPlace, NodeName, OperatorCommand, Record, RequestId, RunSpec, Shard, Step, Telemetry,
+    WorkerId, Zone, exemplars,
 };
 
 use super::*;
@@ -57,20 +60,20 @@ struct World {
     term: Term,
     links: u64,
     /// Entries proposed and not yet applied.
-    log: VecDeque<Entry>,
+    log: VecDeque<CommandEntry>,
     /// Every entry that was applied, with its term.
-    applied: Vec<(Term, Entry)>,
+    applied: Vec<(Term, CommandEntry)>,
     holds_back: bool,
     /// The coordinator asks in vain whether it leads. `tickets` has its questions.
     cut_off: bool,
     tickets: Vec<u64>,
-    /// The looks that the shell may answer.
-    looked: Vec<u64>,
+    /// The reads that the shell may answer.
+    ready_reads: Vec<u64>,
     /// All messages on each link that the test has not heard yet.
     said: BTreeMap<LinkId, Vec<Message>>,
     closed: BTreeMap<LinkId, String>,
     /// The lines in the file of the current run, which outlives the process.
-    journal: Vec<MetricsLine>,
+    line_file: Vec<MetricsLine>,
     /// The history that the file is of.
     lineage: Lineage,
     /// Nothing becomes durable in that file.
@@ -100,8 +103,8 @@ struct Actor {
     lines: Vec<MetricsLine>,
     /// Whether all members are asked for lines.
     asked: bool,
-    /// The shards that the worker is fed. `ready` says whether it has learned them.
-    lessons: Option<Vec<Shard>>,
+    /// The shards that the worker is fed. `ready` says whether it has synced them.
+    shard_syncs: Option<Vec<Shard>>,
     ready: bool,
     /// How many bytes the worker says to be behind.
     behind: u64,
@@ -120,10 +123,10 @@ impl World {
             holds_back: false,
             cut_off: false,
             tickets: Vec::new(),
-            looked: Vec::new(),
+            ready_reads: Vec::new(),
             said: BTreeMap::new(),
             closed: BTreeMap::new(),
-            journal: Vec::new(),
+            line_file: Vec::new(),
             lineage: Lineage::default(),
             disk_stalls: false,
             admitted: Vec::new(),
@@ -131,14 +134,14 @@ impl World {
             operator: LinkId(0),
             views: BTreeMap::new(),
         };
-        world.give(Input::Elected { term: Term(1), id: 1 });
+        world.give(CoreInput::Elected { term: Term(1), id: 1 });
         world.operator = world.connect(Role::Operator, "operator");
         world
     }
 
     fn with_run(run: RunSpec) -> Self {
         let mut world = Self::empty();
-        world.request(0, Wish::Submit(run));
+        world.request(0, OperatorCommand::Submit(run.into()));
         world.hear(world.operator);
         world
     }
@@ -147,10 +150,10 @@ impl World {
     fn about_to_lead() -> Self {
         let mut world = Self::with_run(run_of(2));
         world.found(true);
-        world.give(Input::Deposed);
+        world.give(CoreInput::SteppedDown);
         world.holds_back = true;
         world.term = Term(2);
-        world.give(Input::Elected { term: Term(2), id: 1 });
+        world.give(CoreInput::Elected { term: Term(2), id: 1 });
         world.hear(world.operator);
         world
     }
@@ -170,7 +173,7 @@ impl World {
         (world, links)
     }
 
-    fn give(&mut self, input: Input) {
+    fn give(&mut self, input: impl Into<CoreInput>) {
         self.core.handle(self.now, input);
         self.drain();
     }
@@ -178,39 +181,14 @@ impl World {
     fn drain(&mut self) {
         loop {
             match self.core.poll_effect() {
-                Some(Effect::Send { to, message }) => self.reach(to, message),
-                Some(Effect::Broadcast { to, message }) => {
-                    to.into_iter().for_each(|link| self.reach(link, message.clone()));
+                Some(CoreEffect::Shell(effect)) => self.perform(effect),
+                Some(CoreEffect::Propose(entry)) => self.log.push_back(entry),
+                Some(CoreEffect::Confirm { ticket }) if self.cut_off => self.tickets.push(ticket),
+                Some(CoreEffect::Confirm { ticket }) => {
+                    self.core.handle(self.now, CoreInput::Confirmed { ticket });
                 }
-                Some(Effect::Close { to, reason }) => drop(self.closed.insert(to, reason)),
-                Some(Effect::Propose(entry)) => self.log.push_back(entry),
-                Some(Effect::History(_)) => {}
-                Some(Effect::OpenLines(history)) => self.open_lines(&history),
-                Some(Effect::AppendLines(records)) => self.append_lines(records),
-                Some(Effect::SkipLines(to)) => {
-                    let lost =
-                        (self.journal.len() as u64 + 1..=to.0).map(|_| MetricsLine::default());
-                    self.journal.extend(lost);
-                    self.sync_lines();
-                }
-                Some(Effect::TellLines { to, lineage, reach, after }) => {
-                    let lines = self.page(after);
-                    self.reach(to, Message::Lines { lineage, reach, lines });
-                }
-                Some(Effect::Update { to, after, update }) => {
-                    let lines = after.map_or(Vec::new(), |after| self.page(after));
-                    self.reach(to, Message::Update(Update { lines, ..*update }));
-                }
-                Some(Effect::Confirm { ticket }) if self.cut_off => self.tickets.push(ticket),
-                Some(Effect::Confirm { ticket }) => {
-                    self.core.handle(self.now, Input::Confirmed { ticket });
-                }
-                Some(Effect::Looked(number)) => self.looked.push(number),
                 // These effects are for the replica.
-                Some(Effect::Describe { .. } | Effect::Transfer { .. }) => {}
-                Some(Effect::Admitted { node, refusal, .. }) => {
-                    self.admitted.push((node, refusal));
-                }
+                Some(CoreEffect::Describe { .. } | CoreEffect::Transfer { .. }) => {}
                 None => match self.log.pop_front_if(|_| !self.holds_back) {
                     Some(entry) => self.apply(entry),
                     None => return,
@@ -219,47 +197,75 @@ impl World {
         }
     }
 
+    fn perform(&mut self, effect: ShellEffect) {
+        match effect {
+            ShellEffect::Send { to, message } => self.reach(to, message),
+            ShellEffect::Broadcast { to, message } => {
+                to.into_iter().for_each(|link| self.reach(link, message.clone()));
+            }
+            ShellEffect::Close { to, reason } => drop(self.closed.insert(to, reason)),
+            ShellEffect::History(_) => {}
+            ShellEffect::OpenLines(history) => self.open_lines(&history),
+            ShellEffect::AppendLines(records) => self.append_lines(records),
+            ShellEffect::SkipLines(to) => {
+                let lost = (self.line_file.len() as u64 + 1..=to.0).map(|_| MetricsLine::default());
+                self.line_file.extend(lost);
+                self.sync_lines();
+            }
+            ShellEffect::TellLines { to, lineage, reach, after } => {
+                let lines = self.page(after);
+                self.reach(to, Message::Lines { lineage, reach, lines });
+            }
+            ShellEffect::Update { to, after, update } => {
+                let lines = after.map_or(Vec::new(), |after| self.page(after));
+                self.reach(to, Message::Update(Update { lines, ..*update }));
+            }
+            ShellEffect::ReadReady(number) => self.ready_reads.push(number),
+            ShellEffect::Admitted { node, refusal, .. } => self.admitted.push((node, refusal)),
+        }
+    }
+
     /// Opens the file as [`crate::line_file::LineFiles::open`] does, with one file.
     fn open_lines(&mut self, history: &LineHistory) {
         let before = std::mem::replace(&mut self.lineage, history.lineage);
         if before.run != history.lineage.run {
-            self.journal.clear();
+            self.line_file.clear();
         }
-        self.journal.retain(|line| history.admits(line.step, line.generation));
-        let lines = self.journal.iter().cloned();
+        self.line_file.retain(|line| history.admits(line.step, line.generation));
+        let lines = self.line_file.iter().cloned();
         let mut recent: Vec<LineRecord> =
             lines.map(|line| LineRecord { line, ..LineRecord::default() }).collect();
         recent.drain(..recent.len().saturating_sub(RECENT));
-        let reach = Step(self.journal.len() as u64);
-        let first_loss = self.journal.first().map(|line| line.loss);
+        let reach = Step(self.line_file.len() as u64);
+        let first_loss = self.line_file.first().map(|line| line.loss);
         let found = LinesFound { reach, first_loss, recent };
         let lineage = history.lineage;
-        self.core.handle(self.now, Input::LinesOpened { lineage, found });
+        self.core.handle(self.now, ShellInput::LinesOpened { lineage, found });
     }
 
     fn append_lines(&mut self, records: Vec<LineRecord>) {
-        self.journal.extend(records.into_iter().map(|record| record.line));
+        self.line_file.extend(records.into_iter().map(|record| record.line));
         self.sync_lines();
     }
 
     /// Makes the lines in the file durable, unless the disk stalls.
     fn sync_lines(&mut self) {
         if !self.disk_stalls {
-            let (lineage, reach) = (self.lineage, Step(self.journal.len() as u64));
-            self.core.handle(self.now, Input::LinesDurable { lineage, reach });
+            let (lineage, reach) = (self.lineage, Step(self.line_file.len() as u64));
+            self.core.handle(self.now, ShellInput::LinesDurable { lineage, reach });
         }
     }
 
     fn page(&self, after: Step) -> Vec<MetricsLine> {
-        let lines = self.journal.iter().skip(after.0 as usize).take(PAGE).cloned();
+        let lines = self.line_file.iter().skip(after.0 as usize).take(PAGE).cloned();
         lines.take_while(|line| line.step > Step(0)).collect()
     }
 
-    fn apply(&mut self, entry: Entry) {
+    fn apply(&mut self, entry: CommandEntry) {
         self.index += 1;
         self.applied.push((self.term, entry.clone()));
         let (index, term) = (self.index, self.term);
-        self.core.handle(self.now, Input::Applied { index, term, entry });
+        self.core.handle(self.now, CoreInput::Applied { index, term, entry });
     }
 
     /// Lets everything happen that was held back.
@@ -272,7 +278,7 @@ impl World {
         self.said.entry(link).or_default().push(message.clone());
         let answer = self.workers.get_mut(&link).and_then(|worker| worker.hear(&message));
         if let Some(answer) = answer {
-            self.core.handle(self.now, Input::Message { from: link, message: answer });
+            self.core.handle(self.now, ShellInput::Message { from: link, message: answer });
         }
     }
 
@@ -280,23 +286,23 @@ impl World {
         self.links += 1;
         let link = LinkId(self.links);
         let name = NodeName::parse(name).expect("a valid name");
-        self.give(Input::Connected { link, identity: Identity { role, name } });
+        self.give(ShellInput::Connected { link, identity: Identity { role, name } });
         link
     }
 
     fn say(&mut self, from: LinkId, message: Message) {
-        self.give(Input::Message { from, message });
+        self.give(ShellInput::Message { from, message });
     }
 
-    /// The operator sends a wish.
-    fn request(&mut self, number: u64, wish: Wish) {
-        self.say(self.operator, request(number, wish));
+    /// The operator sends a command.
+    fn request(&mut self, number: u64, command: OperatorCommand) {
+        self.say(self.operator, request(number, command));
     }
 
     /// An operator cancels the newest run.
     fn cancel(&mut self, number: u64) {
         let run = self.core.state().run_id();
-        self.request(number, Wish::Cancel(run));
+        self.request(number, OperatorCommand::Cancel(run));
     }
 
     fn hear(&mut self, link: LinkId) -> Vec<Message> {
@@ -311,7 +317,7 @@ impl World {
     /// A worker connects and says Hello without an id.
     fn greeted(&mut self, name: &str) -> LinkId {
         let link = self.connect(Role::Worker, name);
-        self.say(link, Message::Hello { schema: schema(), worker: None });
+        self.say(link, Message::Hello { worker: None });
         link
     }
 
@@ -343,27 +349,31 @@ impl World {
         let actor = self.workers.remove(&old).expect("a worker");
         let link = self.connect(Role::Worker, &actor.node);
         let worker = (actor.id != WorkerId(0)).then_some(actor.id);
-        let hello = Message::Hello { schema: schema(), worker };
+        let hello = Message::Hello { worker };
         self.workers.insert(link, actor);
         self.say(link, hello);
         link
     }
 
     fn cut(&mut self, link: LinkId) {
-        self.give(Input::Disconnected { link, end: LinkEnd::Lost, reason: "timed out".into() });
+        self.give(ShellInput::Disconnected {
+            link,
+            end: LinkEnd::Lost,
+            reason: "timed out".into(),
+        });
     }
 
     fn kill(&mut self, link: LinkId) {
         self.workers.remove(&link);
         let (end, reason) = (LinkEnd::Goodbye, "it said goodbye".into());
-        self.give(Input::Disconnected { link, end, reason });
+        self.give(ShellInput::Disconnected { link, end, reason });
     }
 
     /// The worker's host refuses packets for the worker, which may live.
     fn refuse(&mut self, link: LinkId) {
         self.workers.remove(&link);
         let (end, reason) = (LinkEnd::Refused, "nobody listens".into());
-        self.give(Input::Disconnected { link, end, reason });
+        self.give(ShellInput::Disconnected { link, end, reason });
     }
 
     fn actor(&mut self, link: LinkId) -> &mut Actor {
@@ -412,9 +422,9 @@ impl World {
     fn pass(&mut self, millis: u64, beating: &[LinkId]) {
         let end = self.now + Duration::from_millis(millis);
         while self.now < end {
-            self.now = self.now + TICK;
+            self.now = self.now + CORE_TICK;
             beating.iter().for_each(|worker| self.beat(*worker));
-            self.give(Input::Tick);
+            self.give(CoreInput::Tick);
         }
     }
 
@@ -430,8 +440,8 @@ impl World {
         }
     }
 
-    /// A learner has everything that it is fed, at its members' version, and says so.
-    fn learn(&mut self, link: LinkId) {
+    /// A joiner has everything that it is fed, at its members' version, and says so.
+    fn sync_shards(&mut self, link: LinkId) {
         let record = self.record();
         let donor = self.workers.values().find(|actor| record.rank(actor.id).is_some());
         let commit = donor.and_then(|donor| donor.commit.clone());
@@ -439,8 +449,8 @@ impl World {
             .as_ref()
             .map_or((Step(0), Generation(0)), |commit| (commit.step, commit.generation));
         let actor = self.actor(link);
-        let lessons = actor.lessons.clone().expect("it is fed");
-        actor.versions.extend(lessons.into_iter().map(|shard| (shard, version)));
+        let shard_syncs = actor.shard_syncs.clone().expect("it is fed");
+        actor.versions.extend(shard_syncs.into_iter().map(|shard| (shard, version)));
         (actor.commit, actor.ready) = (commit, true);
         self.beat(link);
     }
@@ -463,11 +473,11 @@ impl World {
     fn restart(&mut self) {
         self.core = Core::new(self.now, EPOCH_UNIX_MS);
         for ((term, entry), index) in self.applied.clone().into_iter().zip(1..) {
-            self.core.handle(self.now, Input::Applied { index, term, entry });
+            self.core.handle(self.now, CoreInput::Applied { index, term, entry });
         }
         self.term = Term(self.term.0 + 1);
         self.log.clear();
-        self.give(Input::Elected { term: self.term, id: 1 });
+        self.give(CoreInput::Elected { term: self.term, id: 1 });
         self.operator = self.connect(Role::Operator, "operator");
         self.views.clear();
     }
@@ -552,8 +562,8 @@ impl Actor {
             }
             Message::HeartbeatAnswer { lacks_lines, .. } => self.asked = *lacks_lines,
             Message::Announce(record) if record.number > self.generation => self.enter(record),
-            Message::Feed { learner, shards, .. } if *learner == self.id => {
-                self.lessons = Some(shards.clone());
+            Message::Feed { learner: joiner, shards, .. } if *joiner == self.id => {
+                self.shard_syncs = Some(shards.clone());
             }
             _ => {}
         }
@@ -574,7 +584,7 @@ impl Actor {
     }
 
     fn enter(&mut self, record: &Record) {
-        (self.generation, self.lessons, self.ready) = (record.number, None, false);
+        (self.generation, self.shard_syncs, self.ready) = (record.number, None, false);
         let Some(rank) = record.rank(self.id) else { return };
         if record.resume == Step(0) {
             (self.commit, self.under_way) = (None, None);
@@ -599,14 +609,13 @@ impl Actor {
     }
 }
 
-/// A wish of the operator.
-fn request(number: u64, wish: Wish) -> Message {
-    Message::Request { id: RequestId { client: CLIENT, number }, wish }
+/// A command of the operator.
+fn request(number: u64, command: OperatorCommand) -> Message {
+    Message::Request { id: RequestId { client: CLIENT, number }, command }
 }
 
-/// The answer to that wish.
-fn answer(number: u64, refusal: Option<&str>) -> Message {
-    let refusal = refusal.map(str::to_string);
+/// The answer to that command.
+fn answer(number: u64, refusal: Option<Rejection>) -> Message {
     Message::Answer { id: RequestId { client: CLIENT, number }, refusal, run: None }
 }
 

@@ -13,18 +13,18 @@ use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
 use everstep_transport::protocol::{NodeName, WorkerId};
 use everstep_transport::time::Time;
 
-use super::links::Phase;
-use super::silence::{Certainty, Doubt};
+use super::failure_detector::{Certainty, Suspicion};
+use super::links::PeerPhase;
 use super::workers::bounded;
 use super::{Core, LinkId};
 
 /// Workers that still build the run, or are yet to come, have this long to show that they can.
-const PATIENCE: Duration = Duration::from_secs(3);
+const ABLE_WORKER_AWAITED_FOR: Duration = Duration::from_secs(3);
 
 /// The workers that cannot compute the run, and why.
 #[derive(Debug, Default)]
-pub(super) struct Unable {
-    reasons: BTreeMap<NodeName, Reason>,
+pub(super) struct UnableWorkers {
+    reasons: BTreeMap<NodeName, UnableReason>,
     /// Since when there is a worker for which the run is the reason.
     since: Option<Time>,
     /// Whether the end of the run is proposed.
@@ -33,14 +33,14 @@ pub(super) struct Unable {
 
 /// Why a worker cannot compute the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reason {
+pub struct UnableReason {
     /// Where the reason lies.
     pub inability: Inability,
     /// The reason in words.
     pub words: String,
 }
 
-impl Unable {
+impl UnableWorkers {
     /// A worker has built the run after all.
     pub(super) fn forget(&mut self, name: &NodeName) {
         self.reasons.remove(name);
@@ -56,10 +56,52 @@ impl Unable {
         }
     }
 
+    /// A worker that was told the run cannot build it. Returns whether that is news.
+    fn note(&mut self, now: Time, name: &NodeName, why: UnableReason) -> bool {
+        let inability = why.inability;
+        if inability == Inability::Run {
+            self.since.get_or_insert(now);
+        }
+        let before = self.reasons.insert(name.clone(), why);
+        before.is_none_or(|before| before.inability != inability)
+    }
+
+    /// The first worker for which the run is the reason, and why a run that has not begun fails.
+    /// `None` while enough of the other workers may yet compute it: `building` of them build it or
+    /// have done so.
+    fn verdict(
+        &self,
+        now: Time,
+        start_workers: usize,
+        building: usize,
+    ) -> Option<(NodeName, String)> {
+        let since = self.since.filter(|_| !self.is_judged)?;
+        let hopeless = self.hopeless().count();
+        let able = building + self.reasons.len() - hopeless;
+        let all_came = hopeless >= start_workers;
+        let is_due = able == 0 && all_came || now.since(since) >= ABLE_WORKER_AWAITED_FOR;
+        let first = self.hopeless().next();
+        let (name, reason) = first.filter(|_| is_due && able < start_workers)?;
+        let more = match hopeless - 1 {
+            0 => String::new(),
+            1 => ", nor can another worker".into(),
+            others => format!(", nor can {others} other workers"),
+        };
+        Some((name.clone(), format!("{name} cannot compute it{more}: {reason}")))
+    }
+
     /// The workers for which the run is the reason, with their words.
     fn hopeless(&self) -> impl Iterator<Item = (&NodeName, &str)> {
         let of_run = self.reasons.iter().filter(|(_, why)| why.inability == Inability::Run);
         of_run.map(|(name, why)| (name, why.words.as_str()))
+    }
+
+    /// Why workers cannot compute the run. Once it has `begun`, only workers with a place that is
+    /// the reason count.
+    fn reasons(&self, begun: bool) -> Vec<(NodeName, UnableReason)> {
+        let counts = |why: &UnableReason| !begun || why.inability == Inability::Place;
+        let reasons = self.reasons.iter().filter(|(_, why)| counts(why));
+        reasons.map(|(name, why)| (name.clone(), why.clone())).collect()
     }
 }
 
@@ -74,14 +116,10 @@ impl Core {
         let Some(name) = self.links.find(link).map(|link| link.identity.name.clone()) else {
             return;
         };
-        self.links.enter(link, Phase::Unable);
-        if inability == Inability::Run {
-            self.unable.since.get_or_insert(now);
-        }
+        self.links.enter(link, PeerPhase::Unable);
         let reason = bounded(words);
-        let why = Reason { inability, words: reason.clone() };
-        let before = self.unable.reasons.insert(name.clone(), why);
-        if before.is_none_or(|before| before.inability != inability) {
+        let why = UnableReason { inability, words: reason.clone() };
+        if self.completion.unable.note(now, &name, why) {
             self.note(now, EventKind::Unable { name, reason, inability });
         }
         self.judge_unable(now);
@@ -99,51 +137,35 @@ impl Core {
         let (name, reason) = (known.name.clone(), bounded(words));
         if inability == Inability::Place {
             let reason = format!("it cannot compute yet: {reason}");
-            return self.suspect(now, worker, Doubt { reason, certainty: Certainty::Dead });
+            return self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
-        if self.unable.is_judged || !self.state.is_member(worker) {
+        if self.completion.unable.is_judged || !self.state.is_member(worker) {
             return;
         }
-        self.unable.is_judged = true;
+        self.completion.unable.is_judged = true;
         let reason = format!("{} cannot compute it: {reason}", known.label(worker));
         self.propose_end(now, Outcome::Failed { name: Some(name), reason });
     }
 
     /// Ends a run that cannot begin without workers that cannot compute it.
     pub(super) fn judge_unable(&mut self, now: Time) {
-        let (Some(run), Some(since)) = (self.state.run(), self.unable.since) else { return };
-        let begun = self.state.record().is_some();
-        if begun || self.unable.is_judged || !self.running() {
+        let Some(start_workers) = self.state.run().map(|run| run.start_workers) else { return };
+        if self.state.record().is_some() || !self.running() {
             return;
         }
-        let building = |phase| matches!(phase, Phase::Welcomed | Phase::Registering(_));
-        let hopeless = self.unable.hopeless().count();
-        let waiting = self.unable.reasons.len() - hopeless;
-        let able = self.links.registered().len() + self.workers_in(building).len() + waiting;
-        let all_came = hopeless >= run.start_workers as usize;
-        let is_due = able == 0 && all_came || now.since(since) >= PATIENCE;
-        let first = self.unable.hopeless().next();
-        let Some((name, reason)) = first.filter(|_| is_due && able < run.start_workers as usize)
-        else {
-            return;
-        };
-        let more = match hopeless - 1 {
-            0 => String::new(),
-            1 => ", nor can another worker".into(),
-            others => format!(", nor can {others} other workers"),
-        };
-        let reason = format!("{name} cannot compute it{more}: {reason}");
-        let name = Some(name.clone());
-        self.unable.is_judged = true;
-        self.propose_end(now, Outcome::Failed { name, reason });
+        let building = |phase| matches!(phase, PeerPhase::Welcomed | PeerPhase::Registering(_));
+        let building = self.links.registered().len() + self.workers_in(building).len();
+        let unable = &mut self.completion.unable;
+        if let Some((name, reason)) = unable.verdict(now, start_workers as usize, building) {
+            unable.is_judged = true;
+            self.propose_end(now, Outcome::Failed { name: Some(name), reason });
+        }
     }
 
     /// Why workers cannot compute the run. Before the run has begun these are all such workers,
     /// later only those with a place that is the reason.
-    pub(super) fn unable(&self) -> Vec<(NodeName, Reason)> {
+    pub(super) fn unable(&self) -> Vec<(NodeName, UnableReason)> {
         let begun = self.state.record().is_some();
-        let counts = |why: &Reason| !begun || why.inability == Inability::Place;
-        let reasons = self.unable.reasons.iter().filter(|(_, why)| self.running() && counts(why));
-        reasons.map(|(name, why)| (name.clone(), why.clone())).collect()
+        if self.running() { self.completion.unable.reasons(begun) } else { Vec::new() }
     }
 }

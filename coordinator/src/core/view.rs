@@ -13,13 +13,13 @@ use everstep_transport::protocol::outcome::{
 use everstep_transport::protocol::{NodeName, Rank, Step, WorkerId};
 use everstep_transport::time::Time;
 
-pub use self::cluster::{ClusterView, End};
-use super::links::Phase;
+pub use self::cluster::{ClusterView, RunEnd};
+use super::links::PeerPhase;
 use super::partition::Pair;
-use super::reads::Seen;
-use super::{Core, Effect, LinkId, feeds};
+use super::reads::WatchPosition;
+use super::{Core, LinkId, ShellEffect, feeds};
 use crate::lines::PAGE;
-use crate::state::{Standing, Worker};
+use crate::state::{Worker, WorkerPhase};
 
 /// The most nodes of idle workers in one answer.
 const MOST_IDLE: usize = 1_000;
@@ -56,15 +56,15 @@ impl Core {
         &mut self,
         now: Time,
         to: LinkId,
-        Seen { run: watched, step, event }: Seen,
+        WatchPosition { run: watched, step, event }: WatchPosition,
     ) {
         let views = self.views();
-        let (workers, forgotten) = self.watchers.news(to, views);
+        let (workers, forgotten) = self.clients.watchers.news(to, views);
         let run = self.state.run().map(|_| self.state.run_id());
         let same = watched.is_none() || watched == run;
         let after = if same { self.lines_follow(step) } else { None };
-        let events = self.past.events_after(event);
-        let last = self.past.is_whole() && events.len() <= PAGE;
+        let events = self.history.events_after(event);
+        let last = self.history.is_whole() && events.len() <= PAGE;
         let last = last && (run.is_none() || !same || self.is_last_page(step));
         let update = Update {
             run,
@@ -83,14 +83,14 @@ impl Core {
             unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
         };
-        self.effects.push_back(Effect::Update { to, after, update: Box::new(update) });
+        self.outbox.push(ShellEffect::Update { to, after, update: Box::new(update) });
     }
 
     /// The step after which to read lines for a watcher that has the line of `step`. It passes over
     /// lost lines, no matter which coordinator leads.
     fn lines_follow(&self, step: Step) -> Option<Step> {
         #[cfg(feature = "planted")]
-        if self.plant == Some(crate::plant::Plant::CountLinesTwice) && step.0 > 0 {
+        if self.state.plant == Some(crate::plant::CorePlant::CountLinesTwice) && step.0 > 0 {
             return Some(Step(step.0 - 1)).filter(|_| self.lines.is_open());
         }
         let step = step.min(self.lines.reach());
@@ -112,7 +112,7 @@ impl Core {
         if self.state.run().is_some() && self.running() {
             return Vec::new();
         }
-        let idle = self.workers_in(|phase| matches!(phase, Phase::Greeted(None)));
+        let idle = self.workers_in(|phase| matches!(phase, PeerPhase::Greeted(None)));
         let links = idle.into_iter().filter_map(|link| self.links.find(link));
         links.map(|link| link.identity.name.clone()).take(MOST_IDLE).collect()
     }
@@ -134,7 +134,7 @@ impl Core {
                 data_shards: place.map_or(0, |(_, data_shards)| *data_shards),
                 zone: known.registration.zone.clone(),
                 device: known.registration.device.clone(),
-                telemetry: self.telemetry.get(&worker).copied(),
+                telemetry: self.health.telemetry(worker),
                 state: self.state_of(worker, known),
                 retained: self.retained(worker),
                 waits_for: self.waits_of(worker),
@@ -146,7 +146,7 @@ impl Core {
 
     /// Of how many parameter shards leaving workers, this one among them, have the only copies.
     pub(super) fn retained(&self, worker: WorkerId) -> u32 {
-        let is_leaving = |known: &Worker| known.standing == Standing::Leaving;
+        let is_leaving = |known: &Worker| known.phase == WorkerPhase::Leaving;
         if !self.running() || !self.state.workers().get(&worker).is_some_and(is_leaving) {
             return 0;
         }
@@ -157,7 +157,7 @@ impl Core {
 
     fn waits_of(&self, worker: WorkerId) -> Option<String> {
         match self.retained(worker) {
-            0 => self.catch_up.reason(worker).filter(|_| self.running()),
+            0 => self.change.join_waits_for(worker).filter(|_| self.running()),
             1 => Some("a parameter shard of which no worker that stays has a copy".into()),
             shards => {
                 Some(format!("{shards} parameter shards of which no worker that stays has a copy"))
@@ -166,38 +166,38 @@ impl Core {
     }
 
     fn state_of(&self, worker: WorkerId, known: &Worker) -> WorkerState {
-        match known.standing {
-            Standing::Lost => WorkerState::Lost,
-            Standing::Left => WorkerState::Left,
+        match known.phase {
+            WorkerPhase::Lost => WorkerState::Lost,
+            WorkerPhase::Left => WorkerState::Left,
             _ if !self.running() => WorkerState::Finished,
-            _ if self.state.is_mourned(worker) => WorkerState::Lost,
-            Standing::Member | Standing::Leaving if self.silence.is_suspected(worker) => {
+            _ if self.state.is_reported_dead(worker) => WorkerState::Lost,
+            WorkerPhase::Member | WorkerPhase::Leaving
+                if self.health.detector.is_suspected(worker) =>
+            {
                 WorkerState::Suspected
             }
-            Standing::Leaving => WorkerState::Leaving,
-            _ if self.results.contains_key(&worker) => WorkerState::Finished,
-            Standing::Member => WorkerState::Training,
-            Standing::Registered if self.feeds.lessons().contains_key(&worker) => {
-                WorkerState::Learning
-            }
-            Standing::Registered => WorkerState::Waiting,
+            WorkerPhase::Leaving => WorkerState::Leaving,
+            _ if self.completion.has_finished(worker) => WorkerState::Finished,
+            WorkerPhase::Member => WorkerState::Training,
+            WorkerPhase::Registered if self.change.is_fed(worker) => WorkerState::Learning,
+            WorkerPhase::Registered => WorkerState::Waiting,
         }
     }
 
     /// Members that cannot reach each other and have to. In a generation that commits, they need
     /// not.
     fn unreachable(&self, now: Time) -> Vec<Pair> {
-        if self.state.record().is_none_or(|record| self.reached > record.resume) {
+        if self.state.record().is_none_or(|record| self.change.reached() > record.resume) {
             return Vec::new();
         }
-        let lasting = self.partition.lasting(now);
+        let lasting = self.health.partition.lasting(now);
         let both = |(a, b): &Pair| self.state.is_member(*a) && self.state.is_member(*b);
         if self.running() { lasting.filter(both).collect() } else { Vec::new() }
     }
 
     /// The owners that a run waits for: it starts no step while they are silent.
     fn owners_awaited(&self) -> Option<OwnersAwaited> {
-        let (shards, owners, since) = self.waits_for_owners().filter(|_| self.running())?;
+        let (shards, owners, since) = self.change.waits_for_owners().filter(|_| self.running())?;
         let owners: Vec<WorkerId> = owners.iter().copied().collect();
         let labels = owners.iter().filter_map(|owner| self.state.label(*owner)).collect();
         let since_unix_ms = self.state.awaited().since().unwrap_or(self.unix_ms(since));
@@ -208,7 +208,7 @@ impl Core {
     fn waiting(&self) -> Option<Waiting> {
         let (run, record) = (self.state.run()?, self.state.record()?);
         let of_generation = self.state.waiting_since();
-        let (members, since_unix_ms) = match self.short_of_workers() {
+        let (members, since_unix_ms) = match self.change.short_of_workers() {
             Some((members, since)) => (members, of_generation.unwrap_or(self.unix_ms(since))),
             None => (record.world_size(), of_generation?),
         };

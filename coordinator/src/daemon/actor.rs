@@ -1,10 +1,10 @@
-//! The actor around the seat. Inputs come as messages, and the actor carries out effects at once.
+//! The actor around the node. Inputs come as messages, and the actor carries out effects at once.
 
 mod admit;
-mod carry;
+mod effects;
+mod event_log;
 mod lines;
-mod outfit;
-mod told;
+mod restored_node;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,26 +20,26 @@ use everstep_transport::time::Time;
 use tokio::sync::{mpsc, oneshot, watch};
 
 use self::lines::LineSync;
-pub(super) use self::outfit::Outfit;
+pub(super) use self::restored_node::RestoredNode;
 use super::CoordinatorError;
-use super::asked::{Ask, Known, Petition, Petitions, elsewhere};
-use super::book::Keeper;
+use super::admission::AdmissionRequest;
+use super::api::{OperatorRequest, OperatorRequests, Query, QueryContext, elsewhere};
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::files::OperatorFolder;
-use super::gate::Admission;
-use super::journal::Journal;
-use super::looks::{Look, Looks};
-use crate::core::LinkId;
-use crate::history::History;
+use super::history_file::HistoryFile;
+use super::membership_file::MembershipWriter;
+use super::pending_reads::{LinearizableRead, PendingReads};
+use crate::core::{LinkId, ShellInput};
+use crate::history::HistorySummary;
 use crate::line_file::LineFiles;
-use crate::log::Writer;
-use crate::seat::{Input, Seat};
+use crate::log::LogWriter;
+use crate::node::{Node, NodeInput};
 
 /// A link to a peer that has proved its identity.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct Arrival {
+pub(super) struct NewLink {
     pub(super) id: LinkId,
     pub(super) link: Link,
 }
@@ -47,7 +47,7 @@ pub(super) struct Arrival {
 /// A peer has sent a message, or its link is gone.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct Happening(pub(super) Input);
+pub(super) struct PeerEvent(pub(super) NodeInput);
 
 /// Time has passed. The coordinator looks at the clock by itself as well. Answers with an error
 /// that has stopped it, or with true once the other coordinators go on without it.
@@ -77,23 +77,23 @@ pub(super) struct Stop;
 #[rtype(result = "()")]
 struct Written(Result<(u64, usize), CoordinatorError>);
 
-/// The missing history is durable, or its file has failed. The number is [`Coordinator::restores`]
-/// at the start of the write.
+/// The missing history is durable, or its file has failed. The number is
+/// [`CoordinatorActor::restores`] at the start of the write.
 #[derive(Message)]
 #[rtype(result = "()")]
-struct HistoryKept(u64, Result<(), CoordinatorError>);
+struct HistoryDurable(u64, Result<(), CoordinatorError>);
 
 /// Metrics lines are durable up to a step, or their file has failed.
 #[derive(Message)]
 #[rtype(result = "()")]
-struct LinesKept(Result<(Lineage, Step), CoordinatorError>);
+struct LinesDurable(Result<(Lineage, Step), CoordinatorError>);
 
 /// The admissions that the log still has to agree on, with the tasks that wait for each.
-type Admissions = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
+type WaitingApplicants = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
 
-/// The actor around one seat, with its files, its links and its waiting clients.
-pub(crate) struct Coordinator {
-    seat: Seat,
+/// The actor around one node, with its files, its links and its waiting clients.
+pub(crate) struct CoordinatorActor {
+    node: Node,
     endpoint: Arc<Endpoint>,
     /// The removed coordinators that get no link.
     shut_out: Vec<NodeName>,
@@ -103,12 +103,12 @@ pub(crate) struct Coordinator {
     links: BTreeMap<LinkId, Link>,
     /// Coordinators that had a link and have none. The process has logged that already.
     silent: BTreeSet<NodeName>,
-    /// The seat's time zero.
+    /// The node's time zero.
     start: Instant,
-    writer: Writer,
+    writer: LogWriter,
     /// How many entries of the writer are not durable yet.
     backlog: watch::Sender<usize>,
-    journal: Journal,
+    history_file: HistoryFile,
     lines: LineFiles,
     line_sync: LineSync,
     /// The newest entry that the sums of the history include.
@@ -117,20 +117,20 @@ pub(crate) struct Coordinator {
     restores: Option<u64>,
     /// Whether that history is here, and a thread makes it durable.
     keeps: bool,
-    own: Addr<Coordinator>,
-    /// When the actor last asked for the missing part of the journal.
+    own: Addr<CoordinatorActor>,
+    /// When the actor last asked for the missing part of the history file.
     asked: Option<Time>,
-    history: History,
-    book: Keeper,
+    history: HistorySummary,
+    membership: MembershipWriter,
     keys: Keys,
     /// The tokens that admit nodes before the cluster is founded.
     tokens: Tokens,
-    admissions: Admissions,
-    applicants: Option<mpsc::Receiver<Admission>>,
+    admissions: WaitingApplicants,
+    applicants: Option<mpsc::Receiver<AdmissionRequest>>,
     /// Coordinators that the process has to dial.
     missing: watch::Sender<Vec<CoordinatorView>>,
-    petitions: Petitions,
-    looks: Looks,
+    requests: OperatorRequests,
+    reads: PendingReads,
     /// The process wants to stop.
     leaving: bool,
     /// The other coordinators go on without this one.
@@ -141,21 +141,21 @@ pub(crate) struct Coordinator {
     passing: failpoint::Passing,
 }
 
-impl Coordinator {
+impl CoordinatorActor {
     pub(super) fn new(
-        outfit: Outfit,
+        restored: RestoredNode,
         endpoint: Arc<Endpoint>,
         backlog: watch::Sender<usize>,
         missing: watch::Sender<Vec<CoordinatorView>>,
-        address: Addr<Coordinator>,
+        address: Addr<CoordinatorActor>,
     ) -> Self {
-        let Outfit { seat, start, log, journal, lines, sync, history, .. } = outfit;
-        let Outfit { told, book, keys, .. } = outfit;
+        let RestoredNode { node, start, log, history_file, lines, sync, history, .. } = restored;
+        let RestoredNode { told, membership, keys, .. } = restored;
         // A predecessor may have lacked a part.
-        let restores = journal.wanted().map(|_| 0);
+        let restores = history_file.wanted().map(|_| 0);
         // The backlog bounds the mailbox of these reports.
         let (own, written) = (address.clone(), address.clone());
-        let book = book.keep(move |error| written.do_send(Written(Err(error.into()))));
+        let membership = membership.keep(move |error| written.do_send(Written(Err(error.into()))));
         let writer = log.write(sync, move |report| {
             #[cfg(feature = "failpoints")]
             report.iter().for_each(|batches| failpoint::on_appended(batches));
@@ -166,17 +166,17 @@ impl Coordinator {
             address.do_send(Written(count.map_err(CoordinatorError::from)));
         });
         Self {
-            seat,
+            node,
             endpoint,
             shut_out: Vec::new(),
             revoked: 0,
-            operator: outfit.operator,
+            operator: restored.operator,
             links: BTreeMap::new(),
             silent: BTreeSet::new(),
             start,
             writer,
             backlog,
-            journal,
+            history_file,
             lines,
             line_sync: LineSync::default(),
             told,
@@ -185,14 +185,14 @@ impl Coordinator {
             own,
             asked: None,
             history,
-            book,
+            membership,
             keys,
-            tokens: outfit.tokens,
+            tokens: restored.tokens,
             admissions: BTreeMap::new(),
-            applicants: Some(outfit.applicants),
+            applicants: Some(restored.applicants),
             missing,
-            petitions: Petitions::default(),
-            looks: Looks::default(),
+            requests: OperatorRequests::default(),
+            reads: PendingReads::default(),
             leaving: false,
             removed: false,
             failure: None,
@@ -206,46 +206,47 @@ impl Coordinator {
         Time(self.start.elapsed().as_nanos() as u64)
     }
 
-    fn happen(&mut self, input: Input) {
+    fn on_input(&mut self, input: impl Into<NodeInput>) {
+        let input = input.into();
         if self.failure.is_some() {
             return;
         }
         #[cfg(feature = "failpoints")]
         failpoint::on_input(&input);
         let now = self.now();
-        self.seat.set_clock(now, unix_ms());
-        let handled = self.seat.handle(now, input).map_err(CoordinatorError::from);
-        if let Err(error) = handled.and_then(|()| self.carry_out()) {
+        self.node.set_clock(now, unix_ms());
+        let handled = self.node.handle(now, input).map_err(CoordinatorError::from);
+        if let Err(error) = handled.and_then(|()| self.perform_all()) {
             // Later effects may rest on a write that failed.
             self.failure = Some(error);
         }
     }
 
     fn tick(&mut self) {
-        self.happen(Input::Tick);
-        self.endpoint.rest(self.seat.rests());
+        self.on_input(NodeInput::Tick);
+        self.endpoint.rest(self.node.rests());
         if let Some(place) = self.is_led_elsewhere() {
-            self.looks.refuse(&place);
+            self.reads.refuse(&place);
         }
         self.seek_missing();
     }
 
-    /// Ticks now, and whenever the seat has something to do by itself.
+    /// Ticks now, and whenever the node has something to do by itself.
     fn keep_time(&mut self, context: &mut Context<Self>) {
         self.tick();
-        context.run_later(self.seat.quiet(), Self::keep_time);
+        context.run_later(self.node.quiet(), Self::keep_time);
     }
 
     /// Whether the process may stop.
     fn may_leave(&self) -> bool {
-        let follows = self.seat.leads().is_none() && self.seat.leader().is_some();
-        self.failure.is_some() || follows || self.seat.replica().members().voters.len() <= 1
+        let follows = self.node.leads().is_none() && self.node.leader().is_some();
+        self.failure.is_some() || follows || self.node.replica().members().voters.len() <= 1
     }
 
     /// Where another coordinator leads, in words.
     fn is_led_elsewhere(&self) -> Option<String> {
-        let leader = self.seat.leader().filter(|_| self.seat.leads().is_none())?;
-        let views = self.seat.core().state().coordinators();
+        let leader = self.node.leader().filter(|_| self.node.leads().is_none())?;
+        let views = self.node.core().state().coordinators();
         Some(elsewhere(views.iter().find(|view| view.id == leader.0)))
     }
 
@@ -268,7 +269,7 @@ impl Coordinator {
     }
 
     fn id_of(&self, name: &NodeName) -> Option<CoordinatorId> {
-        let views = self.seat.core().state().coordinators();
+        let views = self.node.core().state().coordinators();
         views.iter().find(|view| view.name == *name).map(|view| view.id)
     }
 
@@ -292,7 +293,7 @@ impl Coordinator {
         if let protocol::Message::Coordinators { revision, members, .. } = message
             && link.is_some_and(|link| link.identity().role == Role::Coordinator)
         {
-            self.book.heard(*revision, members.clone());
+            self.membership.heard(*revision, members.clone());
         }
     }
 }
@@ -302,7 +303,7 @@ pub(super) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
 }
 
-impl Actor for Coordinator {
+impl Actor for CoordinatorActor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
@@ -316,44 +317,50 @@ impl Actor for Coordinator {
                 }
             });
         }
-        if let Err(error) = self.carry_out() {
+        if let Err(error) = self.perform_all() {
             self.failure = Some(error);
         }
         self.keep_time(context);
     }
 
     fn stopped(&mut self, _: &mut Self::Context) {
-        let ignored_messages = self.seat.core().ignored();
+        let ignored_messages = self.node.core().ignored();
         tracing::info!(ignored_messages, "the coordinator stops");
     }
 }
 
-impl Handler<Arrival> for Coordinator {
+impl Handler<NewLink> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, Arrival { id, link }: Arrival, _: &mut Self::Context) {
+    fn handle(&mut self, NewLink { id, link }: NewLink, _: &mut Self::Context) {
         let identity = link.identity().clone();
         tracing::debug!(peer = %identity, link = id.0, "connected");
         self.links.insert(id, link);
         self.greet(&identity);
-        self.happen(Input::Connected { link: id, identity });
+        self.on_input(ShellInput::Connected { link: id, identity });
     }
 }
 
-impl Handler<Happening> for Coordinator {
+impl Handler<PeerEvent> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, Happening(input): Happening, _: &mut Self::Context) {
+    fn handle(&mut self, PeerEvent(input): PeerEvent, _: &mut Self::Context) {
         let gone = match &input {
-            Input::Disconnected { link, reason, .. } => Some((*link, reason.clone())),
-            Input::Message { from, message } if self.is_answered(*from, message) => return,
-            Input::Message { from, message } => {
+            NodeInput::Shell(ShellInput::Disconnected { link, reason, .. }) => {
+                Some((*link, reason.clone()))
+            }
+            NodeInput::Shell(ShellInput::Message { from, message })
+                if self.is_answered(*from, message) =>
+            {
+                return;
+            }
+            NodeInput::Shell(ShellInput::Message { from, message }) => {
                 self.note(*from, message);
                 None
             }
             _ => None,
         };
-        self.happen(input);
+        self.on_input(input);
         if let Some((link, reason)) = gone
             && let Some(link) = self.links.remove(&link)
         {
@@ -362,7 +369,7 @@ impl Handler<Happening> for Coordinator {
     }
 }
 
-impl Handler<Tick> for Coordinator {
+impl Handler<Tick> for CoordinatorActor {
     type Result = Result<bool, CoordinatorError>;
 
     fn handle(&mut self, Tick: Tick, context: &mut Self::Context) -> Self::Result {
@@ -377,7 +384,7 @@ impl Handler<Tick> for Coordinator {
     }
 }
 
-impl Handler<Expelled> for Coordinator {
+impl Handler<Expelled> for CoordinatorActor {
     type Result = ();
 
     fn handle(&mut self, Expelled: Expelled, _: &mut Self::Context) {
@@ -385,18 +392,18 @@ impl Handler<Expelled> for Coordinator {
     }
 }
 
-impl Handler<Leave> for Coordinator {
+impl Handler<Leave> for CoordinatorActor {
     type Result = bool;
 
     fn handle(&mut self, Leave: Leave, _: &mut Self::Context) -> bool {
         if !std::mem::replace(&mut self.leaving, true) {
-            self.happen(Input::HandOver);
+            self.on_input(NodeInput::HandOver);
         }
         self.may_leave()
     }
 }
 
-impl Handler<Stop> for Coordinator {
+impl Handler<Stop> for CoordinatorActor {
     type Result = ();
 
     fn handle(&mut self, Stop: Stop, context: &mut Self::Context) {
@@ -404,7 +411,7 @@ impl Handler<Stop> for Coordinator {
     }
 }
 
-impl Handler<Written> for Coordinator {
+impl Handler<Written> for CoordinatorActor {
     type Result = ();
 
     fn handle(&mut self, Written(report): Written, _: &mut Self::Context) {
@@ -413,69 +420,71 @@ impl Handler<Written> for Coordinator {
                 self.backlog.send_modify(|waiting| *waiting -= entries);
                 let now = self.now();
                 (0..entries).for_each(|_| self.history.applied(now));
-                self.happen(Input::Persisted(newest));
+                self.on_input(NodeInput::Persisted(newest));
             }
             Err(error) => self.failure = Some(error),
         }
     }
 }
 
-impl Handler<HistoryKept> for Coordinator {
+impl Handler<HistoryDurable> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, HistoryKept(before, done): HistoryKept, _: &mut Self::Context) {
+    fn handle(&mut self, HistoryDurable(before, done): HistoryDurable, _: &mut Self::Context) {
         self.keeps = false;
         match done.and_then(|()| self.restored(before)) {
-            Ok(()) => self.happen(Input::Tick),
+            Ok(()) => self.on_input(NodeInput::Tick),
             Err(error) => self.failure = Some(error),
         }
     }
 }
 
-impl Handler<LinesKept> for Coordinator {
+impl Handler<LinesDurable> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, LinesKept(done): LinesKept, _: &mut Self::Context) {
-        match self.lines_kept(done) {
-            Ok(input) => self.happen(input),
+    fn handle(&mut self, LinesDurable(done): LinesDurable, _: &mut Self::Context) {
+        match self.lines_durable(done) {
+            Ok(input) => self.on_input(input),
             Err(error) => self.failure = Some(error),
         }
     }
 }
 
-impl<A: Send> Handler<Ask<A>> for Coordinator {
-    type Result = MessageResult<Ask<A>>;
+impl<A: Send> Handler<Query<A>> for CoordinatorActor {
+    type Result = MessageResult<Query<A>>;
 
-    fn handle(&mut self, Ask(question): Ask<A>, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Query(question): Query<A>, _: &mut Self::Context) -> Self::Result {
         let peers = self.links.values().map(|link| link.identity().role).collect();
-        let (now, core, history) = (self.now(), self.seat.core(), &self.history);
-        let (coordinators, reachable) = (self.seat.standings(now), self.seat.reachable());
-        let leader = self.seat.leader();
+        let (now, core, history) = (self.now(), self.node.core(), &self.history);
+        let (coordinators, reachable) =
+            (self.node.coordinator_statuses(now), self.node.reachable());
+        let leader = self.node.leader();
         let lines = &self.lines;
-        let known = Known { now, core, history, lines, peers, coordinators, reachable, leader };
+        let known =
+            QueryContext { now, core, history, lines, peers, coordinators, reachable, leader };
         MessageResult(question(&known))
     }
 }
 
-impl Handler<Look> for Coordinator {
+impl Handler<LinearizableRead> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, look: Look, _: &mut Self::Context) {
+    fn handle(&mut self, read: LinearizableRead, _: &mut Self::Context) {
         if let Some(place) = self.is_led_elsewhere() {
-            look.answer(Err(place));
-        } else if let Some(number) = self.looks.open(look) {
-            self.happen(Input::Look(number));
+            read.answer(Err(place));
+        } else if let Some(number) = self.reads.open(read) {
+            self.on_input(ShellInput::Read(number));
         }
     }
 }
 
-impl Handler<Petition> for Coordinator {
+impl Handler<OperatorRequest> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, petition: Petition, _: &mut Self::Context) {
-        let leads = self.seat.leads().is_some();
-        for input in self.petitions.open(petition, leads) {
-            self.happen(input);
+    fn handle(&mut self, request: OperatorRequest, _: &mut Self::Context) {
+        let leads = self.node.leads().is_some();
+        for input in self.requests.open(request, leads) {
+            self.on_input(input);
         }
     }
 }

@@ -15,58 +15,58 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::Desk;
+use super::Acceptor;
 
 /// How long the coordinator with the higher id waits for the other to dial.
-const COURTESY: Duration = Duration::from_millis(200);
+const HIGHER_ID_DIAL_DELAY: Duration = Duration::from_millis(200);
 /// The pause between two calls of one coordinator, at first and at most.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const DIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 /// How long one call may take, at first and at most: QUIC asks a silent port ever less often.
-const CALLS: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
+const DIAL_TIMEOUT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
 
 /// A coordinator that this one dials.
-struct Callee {
+struct DialTarget {
     /// When the next call may begin.
     due: Instant,
-    is_called: bool,
+    is_dialing: bool,
     pause: Duration,
     limit: Duration,
 }
 
-type Calls = JoinSet<(CoordinatorView, Option<Link>)>;
+type Dials = JoinSet<(CoordinatorView, Option<Link>)>;
 
 /// Dials every coordinator on the `missing` list. Returns when the sender of the list is dropped.
-pub(super) async fn attend(
+pub(super) async fn run(
     own: CoordinatorId,
     endpoint: Arc<Endpoint>,
     mut missing: watch::Receiver<Vec<CoordinatorView>>,
-    desk: Desk,
+    acceptor: Acceptor,
 ) {
-    let mut callees: BTreeMap<CoordinatorId, Callee> = BTreeMap::new();
-    let mut calls = Calls::new();
+    let mut targets: BTreeMap<CoordinatorId, DialTarget> = BTreeMap::new();
+    let mut dials = Dials::new();
     loop {
         let wanted = missing.borrow_and_update().clone();
-        callees.retain(|id, callee| callee.is_called || wanted.iter().any(|view| view.id == *id));
+        targets.retain(|id, target| target.is_dialing || wanted.iter().any(|view| view.id == *id));
         let now = Instant::now();
-        let mut wake = now + PAUSES.1;
+        let mut wake = now + DIAL_BACKOFF.1;
         for view in wanted {
-            let courtesy = if own < view.id { Duration::ZERO } else { COURTESY };
-            let callee = callees.entry(view.id).or_insert_with(|| Callee::new(now + courtesy));
-            if callee.is_called || callee.due > now {
-                wake = wake.min(callee.due.max(now + PAUSES.0));
+            let delay = if own < view.id { Duration::ZERO } else { HIGHER_ID_DIAL_DELAY };
+            let target = targets.entry(view.id).or_insert_with(|| DialTarget::new(now + delay));
+            if target.is_dialing || target.due > now {
+                wake = wake.min(target.due.max(now + DIAL_BACKOFF.0));
                 continue;
             }
-            callee.is_called = true;
-            calls.spawn(call(endpoint.clone(), desk.clone(), view, callee.limit));
+            target.is_dialing = true;
+            dials.spawn(dial(endpoint.clone(), acceptor.clone(), view, target.limit));
         }
         tokio::select! {
             changed = missing.changed() => if changed.is_err() { return },
-            Some(Ok((view, link))) = calls.join_next() => {
-                if let Some(callee) = callees.get_mut(&view.id) {
-                    callee.put_off();
+            Some(Ok((view, link))) = dials.join_next() => {
+                if let Some(target) = targets.get_mut(&view.id) {
+                    target.schedule_next();
                 }
                 if let Some(link) = link {
-                    desk.admit(link).await;
+                    acceptor.admit(link).await;
                 }
             }
             () = sleep_until(wake) => {}
@@ -74,34 +74,34 @@ pub(super) async fn attend(
     }
 }
 
-async fn call(
+async fn dial(
     endpoint: Arc<Endpoint>,
-    desk: Desk,
+    acceptor: Acceptor,
     view: CoordinatorView,
     limit: Duration,
 ) -> (CoordinatorView, Option<Link>) {
     let identity = Identity { role: Role::Coordinator, name: view.name.clone() };
-    let called = timeout(limit, endpoint.connect(view.address, &Expected::Node(identity))).await;
+    let dialed = timeout(limit, endpoint.connect(view.address, &Expected::Node(identity))).await;
     let silent = Err(ConnectError::NoAnswer { address: view.address });
-    let link = called.unwrap_or(silent).inspect_err(|error| {
+    let link = dialed.unwrap_or(silent).inspect_err(|error| {
         if error.is_expulsion() {
-            desk.expelled();
+            acceptor.expelled();
         }
         tracing::debug!(coordinator = view.id, %error, "it is called again");
     });
     (view, link.ok())
 }
 
-impl Callee {
+impl DialTarget {
     fn new(due: Instant) -> Self {
-        Self { due, is_called: false, pause: PAUSES.0, limit: CALLS.0 }
+        Self { due, is_dialing: false, pause: DIAL_BACKOFF.0, limit: DIAL_TIMEOUT.0 }
     }
 
     /// Schedules the next call, also after an answer: the new link may be lost at once.
-    fn put_off(&mut self) {
-        self.is_called = false;
+    fn schedule_next(&mut self) {
+        self.is_dialing = false;
         self.due = Instant::now() + self.pause;
-        self.pause = (self.pause * 2).min(PAUSES.1);
-        self.limit = (self.limit * 2).min(CALLS.1);
+        self.pause = (self.pause * 2).min(DIAL_BACKOFF.1);
+        self.limit = (self.limit * 2).min(DIAL_TIMEOUT.1);
     }
 }

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use everstep_transport::identity::{IdentityError, TokenError};
 use everstep_transport::quic::{BindError, EnrolError, HostPort};
 
-use super::book::BookError;
 #[cfg(feature = "failpoints")]
 use super::failpoint;
-use super::journal::JournalError;
+use super::history_file::HistoryFileError;
+use super::membership_file::MembershipFileError;
 use crate::http::HttpError;
 use crate::line_file::LineFileError;
 use crate::log::LogError;
-use crate::seat::SeatError;
+use crate::node::NodeError;
 
 /// Why a coordinator does not run.
 #[derive(Debug, thiserror::Error)]
@@ -87,18 +87,18 @@ pub enum CoordinatorError {
     /// The process could not read or write the log.
     #[error(transparent)]
     Log(#[from] LogError),
-    /// The process could not read or write the journal.
+    /// The process could not read or write the history file.
     #[error(transparent)]
-    Journal(#[from] JournalError),
+    History(#[from] HistoryFileError),
     /// The process could not read or write the metrics lines.
     #[error(transparent)]
     Lines(#[from] LineFileError),
-    /// The process could not read or write the book of coordinators.
+    /// The process could not read or write the membership file.
     #[error(transparent)]
-    Book(#[from] BookError),
+    Membership(#[from] MembershipFileError),
     /// The coordinator cannot go on from its log.
     #[error(transparent)]
-    Seat(#[from] SeatError),
+    Node(#[from] NodeError),
     /// The process cannot listen on the address.
     #[error(transparent)]
     Bind(#[from] BindError),

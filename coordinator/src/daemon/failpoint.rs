@@ -1,8 +1,8 @@
 //! Failpoints: named places at which a test may kill, stop or delay a coordinator.
 //!
 //! Every received or sent message has one, and every kind of entry on its way into the log, and the
-//! journal, as far as one coordinator and one run need them. This module derives them from the
-//! seat's inputs and effects. `among.rs` has those of a coordinator among several.
+//! history file, as far as one coordinator and one run need them. This module derives them from the
+//! node's inputs and effects. `among.rs` has those of a coordinator among several.
 //! `everstep_failpoint` knows the actions, and how a test sets them.
 //!
 //! The log's thread passes the `appended` and `written` points, and the actor's thread all others.
@@ -21,9 +21,10 @@ pub use everstep_failpoint::FailpointError;
 pub use self::among::AMONG;
 use self::among::{anothers, of_batch, of_raft};
 use super::files::reach;
+use crate::core::{ShellEffect, ShellInput};
+use crate::node::{NodeEffect, NodeInput};
 use crate::raft::{self, Batch};
-use crate::seat::{self, Effect, Input};
-use crate::state::{Command, LineHistory};
+use crate::state::{Command, CommandEntry, LOG_FORMATS, LineHistory};
 
 /// All failpoints. A process passes `.receive` before it takes a message in, and `.send` before it
 /// sends one, once for each receiver.
@@ -129,7 +130,8 @@ impl Passing {
         let snapshot = batch.snapshot.as_ref().filter(|_| anothers(batch));
         let reached = snapshot.and_then(|snapshot| reach(snapshot).ok());
         self.0.extend(reached.zip(find("snapshot", "installed")));
-        let points = |entry: &raft::Entry| Some((entry.place.index, of_entry("applied", entry)?));
+        let points =
+            |entry: &raft::RaftEntry| Some((entry.place.index, of_entry("applied", entry)?));
         self.0.extend(batch.entries.iter().filter_map(points));
         let applied = batch.entries.last().zip(find("batch", "applied"));
         self.0.extend(applied.map(|(entry, point)| (entry.place.index, point)));
@@ -143,13 +145,13 @@ impl Passing {
     }
 }
 
-/// An input goes into the seat.
-pub(super) fn on_input(input: &Input) {
+/// An input goes into the node.
+pub(super) fn on_input(input: &NodeInput) {
     of_input(input).into_iter().for_each(pass);
 }
 
-/// An effect has come out of the seat, and has to be carried out.
-pub(super) fn on_effect(effect: &Effect) -> Done {
+/// An effect has come out of the node, and has to be carried out.
+pub(super) fn on_effect(effect: &NodeEffect) -> Done {
     of_effect(effect).into_iter().for_each(pass);
     Done(of_done(effect))
 }
@@ -171,18 +173,19 @@ pub(super) fn on_stage(point: &'static str) {
     pass(point);
 }
 
-fn of_input(input: &Input) -> Option<&'static str> {
+fn of_input(input: &NodeInput) -> Option<&'static str> {
+    let NodeInput::Shell(input) = input else { return None };
     match input {
-        Input::Connected { .. } => Some("connected"),
-        Input::Disconnected { .. } => Some("disconnected"),
-        Input::Message { message: Message::Heartbeat(heartbeat), .. } => {
+        ShellInput::Connected { .. } => Some("connected"),
+        ShellInput::Disconnected { .. } => Some("disconnected"),
+        ShellInput::Message { message: Message::Heartbeat(heartbeat), .. } => {
             Some(of_heartbeat(heartbeat))
         }
-        Input::Message { message: Message::Raft(bytes), .. } => of_raft(bytes, "receive"),
-        Input::Message { message, .. } => of_message(message, "receive"),
-        Input::Admit { .. } => find("admission", "receive"),
-        Input::LinesDurable { .. } => Some("durable"),
-        _ => None,
+        ShellInput::Message { message: Message::Raft(bytes), .. } => of_raft(bytes, "receive"),
+        ShellInput::Message { message, .. } => of_message(message, "receive"),
+        ShellInput::Admit { .. } => find("admission", "receive"),
+        ShellInput::LinesDurable { .. } => Some("durable"),
+        ShellInput::Read(_) | ShellInput::LinesOpened { .. } => None,
     }
 }
 
@@ -195,30 +198,35 @@ fn of_heartbeat(heartbeat: &Heartbeat) -> &'static str {
     }
 }
 
-fn of_effect(effect: &Effect) -> Vec<&'static str> {
+fn of_effect(effect: &NodeEffect) -> Vec<&'static str> {
     match effect {
-        Effect::Send { message: Message::Raft(bytes), .. } => {
-            of_raft(bytes, "send").into_iter().collect()
-        }
-        Effect::Send { message, .. } => of_message(message, "send").into_iter().collect(),
-        Effect::Persist(batch) => {
+        NodeEffect::Shell(effect) => of_shell_effect(effect).into_iter().collect(),
+        NodeEffect::Persist(batch) => {
             let entries = batch.entries.iter().filter_map(|entry| of_entry("propose", entry));
             entries.chain(of_batch(batch, "write")).collect()
         }
-        Effect::Recall { .. } => find("history", "send").into_iter().collect(),
-        Effect::Admitted { .. } => find("admission", "send").into_iter().collect(),
-        Effect::Update { .. } => find("update", "send").into_iter().collect(),
-        Effect::AppendLines(_) => vec!["record"],
-        Effect::OpenLines(history) if cuts(history) => vec!["forget"],
-        _ => Vec::new(),
+        NodeEffect::Recall { .. } => find("history", "send").into_iter().collect(),
+        NodeEffect::Recalled(_) | NodeEffect::Removed => Vec::new(),
     }
 }
 
-fn of_done(effect: &Effect) -> Option<&'static str> {
+fn of_shell_effect(effect: &ShellEffect) -> Option<&'static str> {
     match effect {
-        Effect::AppendLines(_) => Some("recorded"),
-        Effect::OpenLines(history) if cuts(history) => Some("forgotten"),
-        Effect::Recalled(_) => Some("filled"),
+        ShellEffect::Send { message: Message::Raft(bytes), .. } => of_raft(bytes, "send"),
+        ShellEffect::Send { message, .. } => of_message(message, "send"),
+        ShellEffect::Admitted { .. } => find("admission", "send"),
+        ShellEffect::Update { .. } => find("update", "send"),
+        ShellEffect::AppendLines(_) => Some("record"),
+        ShellEffect::OpenLines(history) if cuts(history) => Some("forget"),
+        _ => None,
+    }
+}
+
+fn of_done(effect: &NodeEffect) -> Option<&'static str> {
+    match effect {
+        NodeEffect::Shell(ShellEffect::AppendLines(_)) => Some("recorded"),
+        NodeEffect::Shell(ShellEffect::OpenLines(history)) if cuts(history) => Some("forgotten"),
+        NodeEffect::Recalled(_) => Some("filled"),
         _ => None,
     }
 }
@@ -233,8 +241,9 @@ fn of_message(message: &Message, way: &str) -> Option<&'static str> {
     find(message.name(), way)
 }
 
-fn of_entry(stage: &str, entry: &raft::Entry) -> Option<&'static str> {
-    let entry = seat::decode(&entry.bytes).ok()?; // Raft's own entries have none
+fn of_entry(stage: &str, entry: &raft::RaftEntry) -> Option<&'static str> {
+    // Raft's own entries have no command.
+    let entry = CommandEntry::decode(&entry.bytes, *LOG_FORMATS.end()).ok()?;
     let kind = match &entry.command {
         Command::Lead { .. } => "lead",
         Command::Request { .. } => "request",
@@ -272,17 +281,19 @@ mod tests {
 
     use super::*;
     use crate::core::{LinkEnd, LinkId};
-    use crate::raft::{HardState, Kind, Place};
-    use crate::state::{Change, Entry};
+    use crate::raft::{EntryKind, HardState, LogPosition};
+    use crate::state::Change;
 
     const LINK: LinkId = LinkId(1);
     const WORKER: WorkerId = WorkerId(7);
 
     /// One of each kind, as the log has them.
-    fn entries() -> Vec<raft::Entry> {
+    fn entries() -> Vec<raft::RaftEntry> {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let told = exemplars::all().into_iter().filter_map(|message| match message {
-            Message::Request { id, wish } => Some(Command::Request { id, wish, steps: Step(0) }),
+            Message::Request { id, command } => {
+                Some(Command::Request { id, command, steps: Step(0) })
+            }
             Message::Register(registration) => {
                 Some(Command::Register { run: 1, name: name.clone(), registration })
             }
@@ -301,16 +312,16 @@ mod tests {
         let (outcome, figures) = (Outcome::Running, RunFigures::default());
         let end = Command::End { run: 1, outcome, figures, steps: Step(0) };
         let others = [Command::Lead { coordinator: 1 }, lose, drain, end];
-        let place = Place { index: 2, term: Term(1) };
-        let entry = |command| raft::Entry {
+        let place = LogPosition { index: 2, term: Term(1) };
+        let entry = |command| raft::RaftEntry {
             place,
-            kind: Kind::Command,
-            bytes: seat::encode(&Entry { unix_ms: 1, command }),
+            kind: EntryKind::Command,
+            bytes: CommandEntry { unix_ms: 1, command }.encode(*LOG_FORMATS.end()),
         };
         told.chain(others).map(entry).collect()
     }
 
-    fn inputs() -> Vec<Input> {
+    fn inputs() -> Vec<NodeInput> {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let identity = Identity { role: Role::Worker, name };
         let mut messages = exemplars::all();
@@ -323,20 +334,38 @@ mod tests {
                 messages.extend([held, ready, cut_off, plain].map(Message::Heartbeat));
             }
         }
-        let gone =
-            Input::Disconnected { link: LINK, end: LinkEnd::Goodbye, reason: "closed".into() };
-        let messages = messages.into_iter().map(|message| Input::Message { from: LINK, message });
-        let durable = Input::LinesDurable { lineage: Lineage::default(), reach: Step(1) };
-        messages.chain([Input::Connected { link: LINK, identity }, gone, durable]).collect()
+        let gone = NodeInput::Shell(ShellInput::Disconnected {
+            link: LINK,
+            end: LinkEnd::Goodbye,
+            reason: "closed".into(),
+        });
+        let messages = messages
+            .into_iter()
+            .map(|message| NodeInput::Shell(ShellInput::Message { from: LINK, message }));
+        let durable = NodeInput::Shell(ShellInput::LinesDurable {
+            lineage: Lineage::default(),
+            reach: Step(1),
+        });
+        messages
+            .chain([
+                NodeInput::Shell(ShellInput::Connected { link: LINK, identity }),
+                gone,
+                durable,
+            ])
+            .collect()
     }
 
-    fn effects() -> Vec<Effect> {
+    fn effects() -> Vec<NodeEffect> {
         let messages = exemplars::all().into_iter();
-        let messages = messages.map(|message| Effect::Send { to: LINK, message });
+        let messages =
+            messages.map(|message| NodeEffect::Shell(ShellEffect::Send { to: LINK, message }));
         let lineage = Lineage { run: 1, rollback: Generation(2) };
         let history = LineHistory { lineage, ..LineHistory::default() };
-        let lines = [Effect::AppendLines(vec![]), Effect::OpenLines(history)];
-        let place = Place { index: 1, term: Term(1) };
+        let lines = [
+            NodeEffect::Shell(ShellEffect::AppendLines(vec![])),
+            NodeEffect::Shell(ShellEffect::OpenLines(history)),
+        ];
+        let place = LogPosition { index: 1, term: Term(1) };
         let hard_state = HardState { term: Term(1), vote: None, commit: 1 };
         let batch = |entry| Batch {
             number: 1,
@@ -345,7 +374,7 @@ mod tests {
             base: place,
             entries: vec![entry],
         };
-        let batches = entries().into_iter().map(|entry| Effect::Persist(batch(entry)));
+        let batches = entries().into_iter().map(|entry| NodeEffect::Persist(batch(entry)));
         messages.chain(lines).chain(batches).collect()
     }
 

@@ -14,30 +14,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_transport::identity::{
-    AcceptedToken, Authority, Credentials, Identity, JoinToken, NODE_LIFETIME, Role, Terms,
+    AcceptedToken, Authority, Credentials, Identity, JoinToken, NODE_LIFETIME, Role, TokenLimits,
 };
-use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Frame, Keys, NodeName, Secret};
+use everstep_transport::protocol::{
+    CoordinatorId, CoordinatorView, HistoryEntry, Keys, NodeName, Secret,
+};
 
 use super::CoordinatorError;
-use super::book::{Book, Content};
 #[cfg(feature = "failpoints")]
 use super::failpoint;
-use super::journal::Journal;
+use super::history_file::HistoryFile;
+use super::membership_file::{Membership, MembershipFile};
 pub(super) use super::operator_folder::OperatorFolder;
 use crate::line_file::LineFiles;
 use crate::log::Log;
-use crate::log::replica::Owner;
-use crate::raft::{Kept, ReplicaId, Snapshot};
-use crate::seat::SeatError;
-use crate::state::{Coordinator, FOUNDER, State};
+use crate::log::replica::DiskOwner;
+use crate::node::NodeError;
+use crate::raft::{DurableState, ReplicaId, Snapshot};
+use crate::state::{CoordinatorInfo, FOUNDER, LOG_FORMATS, State};
 
 const AUTHORITY_DIR: &str = "authority";
 const OPERATOR_DIR: &str = "operator";
 const WORKER_TOKEN: &str = "join.token";
 const COORDINATOR_TOKEN: &str = "coordinator.token";
-pub(super) const BOOK_FILE: &str = "coordinators";
+pub(super) const MEMBERSHIP_FILE: &str = "coordinators";
 pub(super) const LOG_FILE: &str = "log.redb";
-const JOURNAL_FILE: &str = "history.log";
+const HISTORY_FILE: &str = "history.log";
 /// The folder with the metrics lines of each run.
 const LINES_FOLDER: &str = "metrics";
 /// The key with which a coordinator joins. It exists until the coordinator has joined.
@@ -53,17 +55,17 @@ const UNFINISHED: &str = "unfinished";
 pub(super) struct Cluster {
     pub(super) dir: PathBuf,
     pub(super) authority: Arc<Authority>,
-    pub(super) book: Book,
+    pub(super) membership: MembershipFile,
     workers: JoinToken,
     coordinators: JoinToken,
 }
 
 /// The history and the log, as far as this directory has them.
-pub(super) struct Past {
+pub(super) struct StoredHistory {
     pub(super) log: Log,
-    pub(super) kept: Kept,
-    pub(super) journal: Journal,
-    pub(super) frames: Vec<Frame>,
+    pub(super) kept: DurableState,
+    pub(super) history_file: HistoryFile,
+    pub(super) history_entries: Vec<HistoryEntry>,
     pub(super) lines: LineFiles,
 }
 
@@ -73,7 +75,7 @@ impl Cluster {
         refuse_existing(&dir)?;
         let authority = Authority::create()?;
         let [workers, coordinators] = [(); 2].map(|()| JoinToken::create(&authority));
-        let content = Content {
+        let membership = Membership {
             name: NodeName::parse("coordinator-1").expect("a valid name"),
             incarnation: draw(&dir)?,
             id: Some(FOUNDER),
@@ -82,7 +84,7 @@ impl Cluster {
             revision: 0,
             members: Vec::new(),
         };
-        Self::lay_out(dir, authority, [workers, coordinators], content)
+        Self::lay_out(dir, authority, [workers, coordinators], membership)
     }
 
     /// Makes the directory of a coordinator that has the keys of its cluster, and will join it.
@@ -96,7 +98,7 @@ impl Cluster {
         let authority = Authority::with_key(credentials.authority().clone(), key)?;
         let (workers, coordinators) =
             (parse_token(&dir, workers)?, parse_token(&dir, coordinators)?);
-        let content = Content {
+        let membership = Membership {
             name: credentials.identity().name.clone(),
             incarnation: draw(&dir)?,
             id: None,
@@ -105,7 +107,7 @@ impl Cluster {
             revision: 0,
             members: Vec::new(),
         };
-        Self::lay_out(dir, authority, [workers, coordinators], content)
+        Self::lay_out(dir, authority, [workers, coordinators], membership)
     }
 
     /// Writes a directory's first files. While `unfinished` exists, they belong to no coordinator:
@@ -114,7 +116,7 @@ impl Cluster {
         dir: PathBuf,
         authority: Authority,
         [workers, coordinators]: [JoinToken; 2],
-        content: Content,
+        membership: Membership,
     ) -> Result<Self, CoordinatorError> {
         let (home, unfinished) = (dir.join(AUTHORITY_DIR), dir.join(UNFINISHED));
         create_dir(&dir)?;
@@ -127,10 +129,11 @@ impl Cluster {
         authority.save(&home)?;
         #[cfg(feature = "failpoints")]
         failpoint::on_stage("laying_out");
-        let book = Book::create(&dir.join(BOOK_FILE), content)?;
-        let cluster = Self { authority: Arc::new(authority), dir, book, workers, coordinators };
+        let membership = MembershipFile::create(&dir.join(MEMBERSHIP_FILE), membership)?;
+        let cluster =
+            Self { authority: Arc::new(authority), dir, membership, workers, coordinators };
         if let Some(id) = cluster.id() {
-            cluster.begin(id, &Kept::founded_by(ReplicaId(id)))?;
+            cluster.begin(id, &DurableState::founded_by(ReplicaId(id)))?;
         }
         cluster.save_tokens()?;
         fs::remove_file(&unfinished).map_err(at(&unfinished))?;
@@ -151,31 +154,31 @@ impl Cluster {
             authority.map_err(|source| CoordinatorError::Authority { dir: home, source })?;
         let workers = read_token(&dir.join(WORKER_TOKEN))?;
         let coordinators = read_token(&dir.join(COORDINATOR_TOKEN))?;
-        let book = Book::load(&dir.join(BOOK_FILE))?;
+        let membership = MembershipFile::load(&dir.join(MEMBERSHIP_FILE))?;
         let found = seals(&authority, &workers, &coordinators);
         let names = [AUTHORITY_DIR, WORKER_TOKEN, COORDINATOR_TOKEN];
-        let sealed = found.iter().zip(&book.content().seals).zip(names);
+        let sealed = found.iter().zip(&membership.membership().seals).zip(names);
         for ((found, sealed), name) in sealed {
             if found != sealed {
                 return Err(CoordinatorError::Changed(dir.join(name)));
             }
         }
-        Ok(Self { dir, authority: Arc::new(authority), book, workers, coordinators })
+        Ok(Self { dir, authority: Arc::new(authority), membership, workers, coordinators })
     }
 
     /// The cluster has admitted the coordinator under this id, so its log can begin.
     pub(super) fn admitted(&mut self, id: CoordinatorId) -> Result<(), CoordinatorError> {
-        self.begin(id, &Kept::default())?;
-        Ok(self.book.admitted(id)?)
+        self.begin(id, &DurableState::default())?;
+        Ok(self.membership.admitted(id)?)
     }
 
     /// The coordinator's id. None while it still has to ask for one.
     pub(super) fn id(&self) -> Option<CoordinatorId> {
-        self.book.content().id
+        self.membership.membership().id
     }
 
     /// Opens the log alone. While it is open, no coordinator runs in the directory.
-    pub(super) fn log(&self, id: CoordinatorId) -> Result<(Log, Kept), CoordinatorError> {
+    pub(super) fn log(&self, id: CoordinatorId) -> Result<(Log, DurableState), CoordinatorError> {
         Ok(Log::open(&self.dir.join(LOG_FILE), self.owner(id))?)
     }
 
@@ -184,7 +187,7 @@ impl Cluster {
     pub(super) fn replace_log(
         &self,
         id: CoordinatorId,
-        kept: &Kept,
+        kept: &DurableState,
     ) -> Result<PathBuf, CoordinatorError> {
         let (path, before) = (self.dir.join(LOG_FILE), self.dir.join(LOG_BEFORE));
         let at = |path: &Path| {
@@ -199,20 +202,24 @@ impl Cluster {
         Ok(before)
     }
 
-    /// Opens the log, the journal and the metrics lines.
-    pub(super) fn past(&self, id: CoordinatorId) -> Result<Past, CoordinatorError> {
+    /// Opens the log, the history file and the metrics lines.
+    pub(super) fn stored_history(
+        &self,
+        id: CoordinatorId,
+    ) -> Result<StoredHistory, CoordinatorError> {
         let (log, kept) = self.log(id)?;
         let begins = reach(&kept.snapshot)?;
         let cluster = self.owner(id).cluster;
-        let (journal, frames) = Journal::open(&self.dir.join(JOURNAL_FILE), cluster, begins)?;
+        let (history_file, history_entries) =
+            HistoryFile::open(&self.dir.join(HISTORY_FILE), cluster, begins)?;
         let lines = LineFiles::new(self.dir.join(LINES_FOLDER), cluster);
-        Ok(Past { log, kept, journal, frames, lines })
+        Ok(StoredHistory { log, kept, history_file, history_entries, lines })
     }
 
     /// Issues the coordinator's own credentials. Writes the operator's credentials if they are due.
     pub(super) fn renew_credentials(&self) -> Result<Credentials, CoordinatorError> {
         self.operator_folder().write_if_due()?;
-        self.issue(Role::Coordinator, self.book.content().name.clone(), NODE_LIFETIME)
+        self.issue(Role::Coordinator, self.membership.membership().name.clone(), NODE_LIFETIME)
     }
 
     /// The folder with the operator's credentials.
@@ -222,17 +229,17 @@ impl Cluster {
 
     /// The tokens in this directory's files. They admit any number of nodes until they are revoked.
     pub(super) fn default_tokens(&self) -> Vec<AcceptedToken> {
-        let workers = self.workers.accepted(Terms::unlimited(Role::Worker));
-        vec![workers, self.coordinators.accepted(Terms::unlimited(Role::Coordinator))]
+        let workers = self.workers.accepted(TokenLimits::unlimited(Role::Worker));
+        vec![workers, self.coordinators.accepted(TokenLimits::unlimited(Role::Coordinator))]
     }
 
     /// Lists the founder of a cluster before its first entry does: an operator may ask at once.
-    pub(super) fn list(&mut self, own: &Coordinator) -> Result<(), CoordinatorError> {
-        let Some(id) = self.id().filter(|_| self.book.content().revision == 0) else {
+    pub(super) fn list(&mut self, own: &CoordinatorInfo) -> Result<(), CoordinatorError> {
+        let Some(id) = self.id().filter(|_| self.membership.membership().revision == 0) else {
             return Ok(());
         };
-        let Coordinator { name, address, api, .. } = own.clone();
-        Ok(self.book.begin(CoordinatorView { id, name, address, api })?)
+        let CoordinatorInfo { name, address, api, .. } = own.clone();
+        Ok(self.membership.begin(CoordinatorView { id, name, address, api })?)
     }
 
     /// The keys that make another node a coordinator like this one.
@@ -242,16 +249,16 @@ impl Cluster {
         Keys { authority, workers: token(&self.workers), coordinators: token(&self.coordinators) }
     }
 
-    fn owner(&self, id: CoordinatorId) -> Owner {
+    fn owner(&self, id: CoordinatorId) -> DiskOwner {
         let cluster = *blake3::hash(self.authority.certificate()).as_bytes();
-        Owner { cluster, replica: ReplicaId(id) }
+        DiskOwner { cluster, replica: ReplicaId(id) }
     }
 
-    fn begin(&self, id: CoordinatorId, kept: &Kept) -> Result<(), CoordinatorError> {
+    fn begin(&self, id: CoordinatorId, kept: &DurableState) -> Result<(), CoordinatorError> {
         let owner = self.owner(id);
         Log::create(&self.dir.join(LOG_FILE), owner, kept)?;
-        Journal::create(&self.dir.join(JOURNAL_FILE), owner.cluster)?;
-        for path in [LOG_FILE, JOURNAL_FILE].map(|name| self.dir.join(name)) {
+        HistoryFile::create(&self.dir.join(HISTORY_FILE), owner.cluster)?;
+        for path in [LOG_FILE, HISTORY_FILE].map(|name| self.dir.join(name)) {
             let made = fs::set_permissions(&path, fs::Permissions::from_mode(0o600));
             made.map_err(|source| CoordinatorError::File { path, source })?;
         }
@@ -287,7 +294,8 @@ pub(super) fn refuse_existing(dir: &Path) -> Result<(), CoordinatorError> {
     if dir.join(UNFINISHED).exists() {
         return Ok(());
     }
-    let names = [AUTHORITY_DIR, WORKER_TOKEN, COORDINATOR_TOKEN, BOOK_FILE, LOG_FILE, JOURNAL_FILE];
+    let names =
+        [AUTHORITY_DIR, WORKER_TOKEN, COORDINATOR_TOKEN, MEMBERSHIP_FILE, LOG_FILE, HISTORY_FILE];
     match names.iter().any(|name| dir.join(name).exists()) {
         true => Err(CoordinatorError::AlreadyThere(dir.to_path_buf())),
         false => Ok(()),
@@ -300,7 +308,7 @@ pub(super) fn reach(snapshot: &Snapshot) -> Result<u64, CoordinatorError> {
     if snapshot.bytes.is_empty() {
         return Ok(0);
     }
-    let state = State::decode(&snapshot.bytes).map_err(SeatError::from)?;
+    let state = State::decode(&snapshot.bytes, *LOG_FORMATS.end()).map_err(NodeError::from)?;
     Ok(state.index())
 }
 
@@ -371,12 +379,12 @@ fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Digests of the files that prove nothing by themselves. The book keeps these digests.
+/// Digests of the files that prove nothing by themselves. The membership file keeps these digests.
 fn seals(authority: &Authority, workers: &JoinToken, coordinators: &JoinToken) -> [[u8; 32]; 3] {
     let [workers, coordinators] = [workers, coordinators].map(|token| token.to_string());
     let authority = [authority.certificate().as_ref(), authority.key()].concat();
     let contents = [authority, workers.into_bytes(), coordinators.into_bytes()];
-    contents.map(|content| *blake3::hash(&content).as_bytes())
+    contents.map(|membership| *blake3::hash(&membership).as_bytes())
 }
 
 fn read_token(path: &Path) -> Result<JoinToken, CoordinatorError> {

@@ -20,15 +20,16 @@ use tokio::time::{Instant, sleep, timeout};
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::files::{Cluster, JOINING_KEY, prepare, refuse_existing};
-use super::{CoordinatorError, Taken, take_addresses};
-use crate::{http, state};
+use super::{BoundAddresses, CoordinatorError, bind_addresses};
+use crate::http::HttpOptions;
+use crate::state;
 
 /// How long the joiner asks before it gives up.
-const PATIENCE: Duration = Duration::from_secs(30);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long one coordinator may take to answer.
-const ANSWER: Duration = Duration::from_secs(2);
+const JOIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// The pause between two rounds of all coordinators.
-const PAUSE: Duration = Duration::from_millis(100);
+const JOIN_ROUND_BACKOFF: Duration = Duration::from_millis(100);
 
 /// The coordinator of the directory, if it began to join and has no id yet. None in an empty
 /// directory.
@@ -50,20 +51,20 @@ pub(super) async fn adopt(
     dir: PathBuf,
     token: &str,
     coordinators: &[HostPort],
-    (listen, http): (SocketAddr, Option<&http::Options>),
-) -> Result<(Cluster, Taken, File), CoordinatorError> {
+    (listen, http): (SocketAddr, Option<&HttpOptions>),
+) -> Result<(Cluster, BoundAddresses, File), CoordinatorError> {
     let token: JoinToken = token.parse()?;
     let begun = begun(&dir)?;
     if let Some(place) = HostPort::out_of_reach(coordinators, listen).await {
         return Err(CoordinatorError::Loopback { listen, coordinator: place.clone() });
     }
     let (lock, key_file) = (prepare(&dir)?, dir.join(JOINING_KEY));
-    let taken = take_addresses(listen, http)?;
+    let bound = bind_addresses(listen, http)?;
     let cluster = match begun {
         Some(cluster) => cluster,
         None => {
             let key = NodeKey::read_or_make(&key_file)?;
-            let asking = be_told(&token, &key, coordinators, listen.ip());
+            let asking = enrol_and_fetch_keys(&token, &key, coordinators, listen.ip());
             let told = HostPort::await_answer(coordinators, asking).await;
             // After a refusal the key is of no use.
             if matches!(&told, Err(CoordinatorError::Enrol(error)) if !error.may_pass()) {
@@ -74,11 +75,11 @@ pub(super) async fn adopt(
         }
     };
     let _ = fs::remove_file(key_file); // it is of no use any more
-    Ok((cluster, taken, lock))
+    Ok((cluster, bound, lock))
 }
 
 /// Enrols, and asks for the cluster's keys. Credentials outlive a question without an answer.
-async fn be_told(
+async fn enrol_and_fetch_keys(
     token: &JoinToken,
     key: &NodeKey,
     coordinators: &[HostPort],
@@ -115,10 +116,10 @@ async fn be_told(
             }
             held = Some(credentials);
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > JOIN_TIMEOUT {
             return Err(last);
         }
-        sleep(PAUSE).await;
+        sleep(JOIN_ROUND_BACKOFF).await;
     }
 }
 
@@ -148,7 +149,7 @@ async fn fetch_keys(endpoint: &Endpoint, address: SocketAddr) -> Result<Keys, St
 pub(super) async fn ask(
     endpoint: &Endpoint,
     cluster: &mut Cluster,
-    own: &state::Coordinator,
+    own: &state::CoordinatorInfo,
     named: &[HostPort],
 ) -> Result<CoordinatorId, CoordinatorError> {
     HostPort::await_answer(named, ask_all(endpoint, cluster, own, named)).await
@@ -157,18 +158,18 @@ pub(super) async fn ask(
 async fn ask_all(
     endpoint: &Endpoint,
     cluster: &mut Cluster,
-    own: &state::Coordinator,
+    own: &state::CoordinatorInfo,
     named: &[HostPort],
 ) -> Result<CoordinatorId, CoordinatorError> {
     let began = Instant::now();
     let mut reason = String::from("none was named");
     loop {
-        let known = cluster.book.content().members.iter().map(|view| view.address);
+        let known = cluster.membership.membership().members.iter().map(|view| view.address);
         let places: Vec<SocketAddr> = known.chain(resolve(named).await.0).collect();
         for address in places {
             match ask_at(endpoint, address, own).await {
-                Ok(Answer { revision, members, id }) => {
-                    cluster.book.heard(revision, members)?;
+                Ok(JoinAnswer { revision, members, id }) => {
+                    cluster.membership.heard(revision, members)?;
                     if let Some(id) = id {
                         #[cfg(feature = "failpoints")]
                         failpoint::on_stage("told");
@@ -182,15 +183,15 @@ async fn ask_all(
                 Err(failure) => reason = format!("{address}: {failure}"),
             }
         }
-        if began.elapsed() > PATIENCE {
+        if began.elapsed() > JOIN_TIMEOUT {
             return Err(CoordinatorError::Unanswered(reason));
         }
-        sleep(PAUSE).await;
+        sleep(JOIN_ROUND_BACKOFF).await;
     }
 }
 
 /// A coordinator's answer.
-struct Answer {
+struct JoinAnswer {
     revision: u64,
     members: Vec<CoordinatorView>,
     /// None if that coordinator does not lead.
@@ -200,13 +201,13 @@ struct Answer {
 async fn ask_at(
     endpoint: &Endpoint,
     address: SocketAddr,
-    own: &state::Coordinator,
-) -> Result<Answer, String> {
+    own: &state::CoordinatorInfo,
+) -> Result<JoinAnswer, String> {
     let link = connect(endpoint, address).await?;
-    let state::Coordinator { incarnation, address, api, .. } = *own;
-    let join = Message::Join { id: None, incarnation, address, api };
+    let state::CoordinatorInfo { incarnation, address, api, log_format, .. } = *own;
+    let join = Message::Join { id: None, incarnation, address, api, log_format };
     link.send(join).map_err(|error| error.to_string())?;
-    let mut answer = Answer { revision: 0, members: Vec::new(), id: None };
+    let mut answer = JoinAnswer { revision: 0, members: Vec::new(), id: None };
     // A leader sends the list of coordinators whenever it changes. Any other coordinator sends it
     // once.
     let heard = hear(&link, |message| match message {
@@ -228,7 +229,7 @@ async fn ask_at(
 
 async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Link, String> {
     let expected = Expected::Role(Role::Coordinator);
-    let link = timeout(ANSWER, endpoint.connect(address, &expected)).await;
+    let link = timeout(JOIN_ANSWER_TIMEOUT, endpoint.connect(address, &expected)).await;
     let link = link.unwrap_or(Err(ConnectError::NoAnswer { address }));
     link.map_err(|error| error.to_string())
 }
@@ -243,5 +244,5 @@ async fn hear<T>(link: &Link, mut wanted: impl FnMut(Message) -> Option<T>) -> R
             }
         }
     };
-    timeout(ANSWER, heard).await.unwrap_or_else(|_| Err("it does not answer".into()))
+    timeout(JOIN_ANSWER_TIMEOUT, heard).await.unwrap_or_else(|_| Err("it does not answer".into()))
 }

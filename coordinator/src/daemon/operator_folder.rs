@@ -17,7 +17,7 @@ use super::files::create_dir;
 
 /// The operator's certificate lies beside the authority's key, so a short life would protect
 /// nothing. And a copy of it on another machine has to be good tomorrow as well.
-const LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
+const OPERATOR_CREDENTIALS_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// The folder, its authority and the name in it. See the module.
 pub(super) struct OperatorFolder {
@@ -45,7 +45,7 @@ impl OperatorFolder {
     /// Writes credentials with a new key.
     pub(super) fn write(&self) -> Result<(), CoordinatorError> {
         create_dir(&self.folder)?;
-        Ok(self.issue(LIFETIME)?.save(&self.folder)?)
+        Ok(self.issue(OPERATOR_CREDENTIALS_LIFETIME)?.save(&self.folder)?)
     }
 
     /// Issues credentials with a new key, and does not write them.

@@ -16,16 +16,16 @@ use tokio::task::JoinSet;
 
 use super::CoordinatorError;
 use super::files::Cluster;
-use crate::recovery::{self, Prospect, RecoveryError};
+use crate::recovery::{self, RecoveryError, RecoveryPlan};
 
 /// The lifetime of the credentials for calling the other coordinators.
-const LIFETIME: Duration = Duration::from_secs(600);
+const RECOVERY_CREDENTIALS_LIFETIME: Duration = Duration::from_secs(600);
 
 /// The result of a recovery.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
     /// The content of the old log.
-    pub prospect: Prospect,
+    pub plan: RecoveryPlan,
     /// The path of the old log.
     pub before: PathBuf,
 }
@@ -49,7 +49,7 @@ pub enum RecoverError {
     },
     /// The caller has not accepted that entries are lost.
     #[error("entries may be lost, and that was not accepted")]
-    NotAccepted(Prospect),
+    NotAccepted(RecoveryPlan),
 }
 
 /// Goes on from a directory, if `accepts` says that the caller accepts lost entries. Blocks for
@@ -62,20 +62,22 @@ pub fn recover(dir: PathBuf, accepts: bool) -> Result<Recovered, RecoverError> {
     let Some(id) = cluster.id() else { return Err(RecoveryError::Empty.into()) };
     // Held open to the end, so that no coordinator starts in the directory meanwhile.
     let (_lock, kept) = cluster.log(id)?;
-    let prospect = recovery::prospect(&kept, id)?;
-    let credentials = cluster.operator_folder().issue(LIFETIME)?;
+    let plan = recovery::plan(&kept, id)?;
+    let credentials = cluster.operator_folder().issue(RECOVERY_CREDENTIALS_LIFETIME)?;
     // The list of the log may be older than that of the file beside it.
-    let mut others = prospect.lost.clone();
-    others.extend(cluster.book.content().members.iter().filter(|view| view.id != id).cloned());
+    let mut others = plan.lost.clone();
+    others.extend(
+        cluster.membership.membership().members.iter().filter(|view| view.id != id).cloned(),
+    );
     actix::System::new().block_on(nobody_answers(&credentials, others))?;
     if !accepts {
-        return Err(RecoverError::NotAccepted(prospect));
+        return Err(RecoverError::NotAccepted(plan));
     }
     // The clock stamps one event only. A clock before 1970 is wrong anyway.
     let unix = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let kept = recovery::recovered(kept, id, unix.as_millis() as u64);
     let before = cluster.replace_log(id, &kept)?;
-    Ok(Recovered { prospect, before })
+    Ok(Recovered { plan, before })
 }
 
 /// Calls all of them at once, as an operator does.

@@ -10,11 +10,11 @@ use tokio::time::sleep;
 
 /// How often the task looks at the wall clock. A monotonic clock stands still while a machine is
 /// suspended, and may say too late that a certificate is due.
-pub(super) const PAUSE: Duration = Duration::from_secs(60);
+pub(super) const CERTIFICATE_CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Presents a newer certificate whenever `are_due` says that the present one is due. Runs until
 /// dropped.
-pub(super) async fn attend(
+pub(super) async fn run(
     endpoint: Arc<Endpoint>,
     authority: Arc<Authority>,
     pause: Duration,
@@ -54,7 +54,7 @@ mod tests {
         let settings = Settings::for_address([127, 0, 0, 1].into());
         let endpoint = Endpoint::bind(listen, &credentials, settings, None).expect("bound");
         let endpoint = Arc::new(endpoint);
-        let renewals = attend(endpoint.clone(), authority, Duration::from_millis(1), |_| true);
+        let renewals = run(endpoint.clone(), authority, Duration::from_millis(1), |_| true);
         let newer = async |than: Vec<_>| {
             while endpoint.credentials().chain() == than {
                 tokio::task::yield_now().await;

@@ -31,8 +31,8 @@ fn line(step: u64, generation: u64, unix_ms: u64) -> MetricsLine {
     MetricsLine { step, generation, unix_ms, seconds: 0.010, tokens: 7, ..MetricsLine::default() }
 }
 
-fn history(kinds: impl IntoIterator<Item = EventKind>) -> History {
-    let mut history = History::default();
+fn history(kinds: impl IntoIterator<Item = EventKind>) -> HistorySummary {
+    let mut history = HistorySummary::default();
     (1..).zip(kinds).for_each(|(number, kind)| history.event(&event(number, kind)));
     history
 }
@@ -112,7 +112,7 @@ fn a_histogram_counts_a_time_at_every_bound_that_it_does_not_exceed() {
 
 #[test]
 fn the_time_of_a_write_is_that_from_proposal_to_application() {
-    let mut history = History::default();
+    let mut history = HistorySummary::default();
     let at = |milliseconds: u64| Time(milliseconds * 1_000_000);
     history.proposed(at(10));
     history.proposed(at(12));

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::question::CoordinatorStanding;
+use everstep_transport::protocol::question::CoordinatorStatus;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::{Overview, Place};
+use super::{Overview, OwnAddress};
 use crate::core::ClusterView;
-use crate::standing::standing;
+use crate::run_status::run_status;
 
 /// Most numbered items in one answer.
 pub(super) const PAGE: usize = 200;
 
 /// Some numbered items, from a given number on.
-pub(super) struct Page<T> {
+pub(super) struct ItemPage<T> {
     items: Vec<T>,
     /// The number of the last item, for the next question.
     after: u64,
@@ -22,7 +22,7 @@ pub(super) struct Page<T> {
     more: bool,
 }
 
-impl<T: Clone> Page<T> {
+impl<T: Clone> ItemPage<T> {
     /// Takes the first of these items, which follow the item with the number `after`.
     pub(super) fn of(rest: &[T], after: u64, number: impl Fn(&T) -> u64) -> Self {
         let items = &rest[..rest.len().min(PAGE)];
@@ -32,14 +32,14 @@ impl<T: Clone> Page<T> {
 }
 
 /// A page, under the name of its items.
-pub(super) fn page<T: Serialize>(name: &str, page: &Page<T>) -> Value {
+pub(super) fn page<T: Serialize>(name: &str, page: &ItemPage<T>) -> Value {
     json!({ name: page.items, "after": page.after, "more": page.more })
 }
 
 /// The state of everything.
 pub(super) fn status(overview: &Overview) -> Value {
     let view = &overview.cluster;
-    let (state, words) = standing(view);
+    let (state, words) = run_status(view);
     json!({
         "status": words,
         "state": state,
@@ -70,9 +70,9 @@ fn outage(view: &ClusterView, silent: usize, span: Duration) -> Value {
 }
 
 /// The coordinators, as far as this one knows them.
-pub(super) fn coordinators(overview: &Overview, place: &Place) -> Value {
-    let coordinators = overview.coordinators.iter().map(|standing| {
-        let CoordinatorStanding { view, matched, silent_since_unix_ms, .. } = standing;
+pub(super) fn coordinators(overview: &Overview, place: &OwnAddress) -> Value {
+    let coordinators = overview.coordinators.iter().map(|status| {
+        let CoordinatorStatus { view, matched, silent_since_unix_ms, .. } = status;
         let is_this = view.address == place.links;
         json!({
             "id": view.id,
@@ -80,10 +80,10 @@ pub(super) fn coordinators(overview: &Overview, place: &Place) -> Value {
             "pid": is_this.then(std::process::id),
             "address": view.address,
             "api": view.api.map(|api| format!("http://{api}")),
-            "leader": standing.leads,
+            "leader": status.leads,
             "term": overview.cluster.leads.filter(|_| is_this),
-            "voter": standing.votes,
-            "leaving": standing.leaves,
+            "voter": status.votes,
+            "leaving": status.leaves,
             "matched": matched,
             "silent_since_unix_ms": silent_since_unix_ms,
         })
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn a_page_says_what_to_ask_for_next() {
         let all: Vec<u64> = (1..=450).collect();
-        let page = |after: usize| Page::of(&all[after..], after as u64, |number| *number);
+        let page = |after: usize| ItemPage::of(&all[after..], after as u64, |number| *number);
         let (first, last, beyond) = (page(0), page(400), page(450));
         assert_eq!((first.items.len(), first.after, first.more), (200, 200, true));
         assert_eq!((last.items.len(), last.after, last.more), (50, 450, false));

@@ -8,25 +8,29 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::web::{self, Data, Payload};
-use everstep_transport::identity::{Identity, Role, Terms, format_token_id, parse_token_id};
+use everstep_transport::identity::{Identity, Role, TokenLimits, format_token_id, parse_token_id};
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, Message, RunId, RunSpec, Step, Wish, WorkerId,
+    CoordinatorId, Generation, Message, OperatorCommand, RunId, RunSpec, Step, WorkerId,
 };
 use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
-use super::key::Key;
-use super::problem::Problem;
+use super::key::IdempotencyKey;
+use super::problem::HttpProblem;
 use super::source::Source;
-use super::{BODY_PATIENCE, Issuer, MAX_BODY};
+use super::{Issuer, MAX_BODY, REQUEST_BODY_TIMEOUT};
 
-type Answer = Result<HttpResponse, Problem>;
+type ChangeResponse = Result<HttpResponse, HttpProblem>;
 
-pub(super) async fn submit(source: Data<Source>, key: Key, body: Payload) -> Answer {
+pub(super) async fn submit(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    body: Payload,
+) -> ChangeResponse {
     let run = parse_run(&read(body).await?)?;
     let name = run.name.clone();
-    let id = source.wish(key, Wish::Submit(run)).await?;
+    let id = source.command(key, OperatorCommand::Submit(run.into())).await?;
     let place = ("location", "/api/v1/run");
     Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name, "id": id })))
 }
@@ -34,28 +38,32 @@ pub(super) async fn submit(source: Data<Source>, key: Key, body: Payload) -> Ans
 /// The run to end. None: the newest one.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Ending {
+struct CancelBody {
     run: Option<RunId>,
 }
 
 /// A client that may repeat the request has to name the run, since the newest could be another by
 /// then.
-pub(super) async fn cancel(source: Data<Source>, key: Key, body: Payload) -> Answer {
+pub(super) async fn cancel(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    body: Payload,
+) -> ChangeResponse {
     let next = "send {\"run\": ID}, with the id that /api/v1/runs tells";
     let body = read(body).await?;
-    let Ending { run } = match body.is_empty() {
-        true => Ending::default(),
+    let CancelBody { run } = match body.is_empty() {
+        true => CancelBody::default(),
         false => parse(&body, next)?,
     };
     let run = match run {
         Some(run) => run,
         None if key.id().is_some() => {
             let error = "with the header `Idempotency-Key`, the run has to be named";
-            return Err(Problem::bad(error, next));
+            return Err(HttpProblem::bad(error, next));
         }
         None => source.overview(false).await?.runs.last().map_or(0, |run| run.id),
     };
-    source.wish(key, Wish::Cancel(run)).await?;
+    source.command(key, OperatorCommand::Cancel(run)).await?;
     let reason = "it was cancelled";
     Ok(HttpResponse::Ok().json(json!({ "run": run, "state": "failed", "reason": reason })))
 }
@@ -63,23 +71,31 @@ pub(super) async fn cancel(source: Data<Source>, key: Key, body: Payload) -> Ans
 /// The run, and the step to go back to.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Target {
+struct RollbackBody {
     run: RunId,
     step: u64,
-    /// The newest generation that the client knows of: see [`Wish::Rollback`].
+    /// The newest generation that the client knows of: see [`OperatorCommand::Rollback`].
     #[serde(default)]
     generation: u64,
 }
 
-pub(super) async fn rollback(source: Data<Source>, key: Key, body: Payload) -> Answer {
+pub(super) async fn rollback(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    body: Payload,
+) -> ChangeResponse {
     let next = "send {\"run\": ID, \"step\": 0}, with the id that /api/v1/runs tells";
-    let Target { run, step, generation } = parse(&read(body).await?, next)?;
+    let RollbackBody { run, step, generation } = parse(&read(body).await?, next)?;
     let generation = Generation(generation);
-    source.wish(key, Wish::Rollback { run, step: Step(step), generation }).await?;
+    source.command(key, OperatorCommand::Rollback { run, step: Step(step), generation }).await?;
     Ok(HttpResponse::Accepted().json(json!({ "run": run, "step": step })))
 }
 
-pub(super) async fn drain(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
+pub(super) async fn drain(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    id: web::Path<String>,
+) -> ChangeResponse {
     let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
     // A worker that no view lists may have left because of an earlier copy of this very request.
     let is_new = match key.id() {
@@ -90,31 +106,39 @@ pub(super) async fn drain(source: Data<Source>, key: Key, id: web::Path<String>)
     if is_new && !overview.cluster.workers.iter().any(|view| view.worker == worker) {
         return Err(no_worker(&id));
     }
-    source.wish(key, Wish::Drain(worker)).await?;
+    source.command(key, OperatorCommand::Drain(worker)).await?;
     Ok(HttpResponse::Accepted().json(json!({ "id": worker, "state": "leaving" })))
 }
 
-pub(super) async fn remove(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
+pub(super) async fn remove(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    id: web::Path<String>,
+) -> ChangeResponse {
     let coordinator = id.parse().map_err(|_| {
         let next = "look at /api/v1/coordinators for those there are";
-        Problem::absent(format!("there is no coordinator {id}"), next)
+        HttpProblem::absent(format!("there is no coordinator {id}"), next)
     })?;
-    source.wish(key, Wish::Remove(coordinator)).await?;
+    source.command(key, OperatorCommand::Remove(coordinator)).await?;
     Ok(HttpResponse::Accepted().json(json!({ "id": coordinator, "state": "removed" })))
 }
 
 /// The coordinator that has to lead. None: the one with most of the log.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Heir {
+struct TransferBody {
     to: Option<CoordinatorId>,
 }
 
-pub(super) async fn transfer(source: Data<Source>, key: Key, body: Payload) -> Answer {
+pub(super) async fn transfer(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    body: Payload,
+) -> ChangeResponse {
     key.must_be_absent()?;
     let body = read(body).await?;
-    let Heir { to } = match body.is_empty() {
-        true => Heir::default(),
+    let TransferBody { to } = match body.is_empty() {
+        true => TransferBody::default(),
         false => parse(&body, "send nothing, or {\"to\": ID}")?,
     };
     source.change(key, |id| Message::Transfer { id, to }).await?;
@@ -125,7 +149,7 @@ pub(super) async fn transfer(source: Data<Source>, key: Key, body: Payload) -> A
 /// no limit.
 #[derive(Debug, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Wanted {
+struct TokenBody {
     role: Role,
     #[serde(default = "one_use")]
     uses: Option<u32>,
@@ -145,13 +169,13 @@ fn quarter_of_an_hour() -> Option<u64> {
 pub(super) async fn create_token(
     source: Data<Source>,
     issuer: Data<Issuer>,
-    key: Key,
+    key: IdempotencyKey,
     body: Payload,
-) -> Answer {
+) -> ChangeResponse {
     let next = "send {\"role\": \"worker\", \"uses\": 4, \"ttl_s\": 900}; without the last two it \
                 is good for one worker and 900 s, and null is no limit";
     let body = read(body).await?;
-    let Wanted { role, uses, ttl_s } = parse(&body, next)?;
+    let TokenBody { role, uses, ttl_s } = parse(&body, next)?;
     if role != Role::Worker {
         return Err(too_much(role));
     }
@@ -159,13 +183,17 @@ pub(super) async fn create_token(
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let expires_unix_s = ttl_s.map(|ttl| now.saturating_add(ttl));
     let token = key.token(&issuer.0, &body);
-    let (id, accepted) = (token.id(), token.accepted(Terms { role, uses, expires_unix_s }));
-    source.wish(key, Wish::CreateToken(accepted)).await?;
+    let (id, accepted) = (token.id(), token.accepted(TokenLimits { role, uses, expires_unix_s }));
+    source.command(key, OperatorCommand::CreateToken(accepted)).await?;
     // Its limits are those of its creation, perhaps a while ago.
     let all = source.find(|known| known.core.state().tokens().views()).await?;
     let made = all.into_iter().find(|view| view.id == id).ok_or_else(|| {
         let error = format!("the token {} was made, and revoked since", format_token_id(&id));
-        Problem::new(StatusCode::GONE, error, "make another one, with another `Idempotency-Key`")
+        HttpProblem::new(
+            StatusCode::GONE,
+            error,
+            "make another one, with another `Idempotency-Key`",
+        )
     })?;
     let mut made = json!(made);
     made["token"] = json!(token.to_string());
@@ -173,71 +201,79 @@ pub(super) async fn create_token(
 }
 
 /// Such a token yields more than is safe on this connection, which is not encrypted.
-fn too_much(role: Role) -> Problem {
+fn too_much(role: Role) -> HttpProblem {
     let error = format!("over HTTP tokens are made for workers only, not with the role {role}");
     let next = "use `everstep token create` or `everstep coordinator add`, which ask over a link";
-    Problem::new(StatusCode::FORBIDDEN, error, next)
+    HttpProblem::new(StatusCode::FORBIDDEN, error, next)
 }
 
 /// A worker that is revoked loses its links at once.
-pub(super) async fn revoke(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
+pub(super) async fn revoke(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    id: web::Path<String>,
+) -> ChangeResponse {
     let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
     let overview = source.overview(false).await?;
     let found = overview.cluster.workers.iter().find(|view| view.worker == worker);
     let name = found.map(|view| view.name.clone()).ok_or_else(|| no_worker(&id))?;
-    source.wish(key, Wish::Revoke(Identity { role: Role::Worker, name })).await?;
+    source.command(key, OperatorCommand::Revoke(Identity { role: Role::Worker, name })).await?;
     Ok(HttpResponse::Ok().json(json!({ "id": worker, "state": "revoked" })))
 }
 
-pub(super) async fn revoke_token(source: Data<Source>, key: Key, id: web::Path<String>) -> Answer {
+pub(super) async fn revoke_token(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    id: web::Path<String>,
+) -> ChangeResponse {
     let token = parse_token_id(&id).map_err(|_| {
         let next = "look at /api/v1/tokens for those there are";
-        Problem::absent(format!("there is no token {id}"), next)
+        HttpProblem::absent(format!("there is no token {id}"), next)
     })?;
-    source.wish(key, Wish::RevokeToken(token)).await?;
+    source.command(key, OperatorCommand::RevokeToken(token)).await?;
     Ok(HttpResponse::Ok().json(json!({ "id": *id, "state": "revoked" })))
 }
 
-async fn read(body: Payload) -> Result<web::Bytes, Problem> {
-    let bytes = timeout(BODY_PATIENCE, body.to_bytes_limited(MAX_BODY)).await;
+async fn read(body: Payload) -> Result<web::Bytes, HttpProblem> {
+    let bytes = timeout(REQUEST_BODY_TIMEOUT, body.to_bytes_limited(MAX_BODY)).await;
     let late = |_| {
         let error = "the body did not come in time";
-        Problem::new(StatusCode::REQUEST_TIMEOUT, error, "send it at once")
+        HttpProblem::new(StatusCode::REQUEST_TIMEOUT, error, "send it at once")
     };
     let large = |_| {
         let error = format!("the body has more than {MAX_BODY} bytes");
         let next = "a run is a few hundred bytes, as in run.json";
-        Problem::new(StatusCode::PAYLOAD_TOO_LARGE, error, next)
+        HttpProblem::new(StatusCode::PAYLOAD_TOO_LARGE, error, next)
     };
-    let broken = |_| Problem::bad("the body broke off", "send it again");
+    let broken = |_| HttpProblem::bad("the body broke off", "send it again");
     bytes.map_err(late)?.map_err(large)?.map_err(broken)
 }
 
 /// Parses and validates a run.
-fn parse_run(body: &[u8]) -> Result<RunSpec, Problem> {
+fn parse_run(body: &[u8]) -> Result<RunSpec, HttpProblem> {
     let run: RunSpec = serde_json::from_slice(body).map_err(|error| {
         let next = "send what a run's directory has in run.json";
-        Problem::bad(format!("the body is no run: {error}"), next)
+        HttpProblem::bad(format!("the body is no run: {error}"), next)
     })?;
     run.validate().map_err(|error| {
         let next = "correct it, and send the run again";
-        Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string(), next)
+        HttpProblem::new(StatusCode::UNPROCESSABLE_ENTITY, error.to_string(), next)
     })?;
     if let Some(error) = run.data.is_elsewhere() {
         let next = "send it with the absolute path of the text on the workers' machines";
-        return Err(Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error, next));
+        return Err(HttpProblem::new(StatusCode::UNPROCESSABLE_ENTITY, error, next));
     }
     Ok(run)
 }
 
-fn parse<'b, T: Deserialize<'b>>(body: &'b [u8], next: &str) -> Result<T, Problem> {
-    let wrong = |error| Problem::bad(format!("the body is not understood: {error}"), next);
+fn parse<'b, T: Deserialize<'b>>(body: &'b [u8], next: &str) -> Result<T, HttpProblem> {
+    let wrong = |error| HttpProblem::bad(format!("the body is not understood: {error}"), next);
     serde_json::from_slice(body).map_err(wrong)
 }
 
-pub(super) fn no_worker(id: &str) -> Problem {
+pub(super) fn no_worker(id: &str) -> HttpProblem {
     let next = "look at /api/v1/workers for those that are known";
-    Problem::absent(format!("there is no worker {id}"), next)
+    HttpProblem::absent(format!("there is no worker {id}"), next)
 }
 
 #[cfg(test)]
@@ -248,14 +284,14 @@ mod tests {
 
     #[test]
     fn a_token_is_good_for_one_worker_and_a_quarter_of_an_hour_unless_it_says_otherwise() {
-        let wanted = |text: &str| parse::<Wanted>(text.as_bytes(), "").expect("understood");
+        let wanted = |text: &str| parse::<TokenBody>(text.as_bytes(), "").expect("understood");
         let role = Role::Worker;
         let (uses, ttl_s) = (Some(1), Some(900));
-        assert_eq!(wanted(r#"{"role": "worker"}"#), Wanted { role, uses, ttl_s });
+        assert_eq!(wanted(r#"{"role": "worker"}"#), TokenBody { role, uses, ttl_s });
         let unlimited = r#"{"role": "worker", "uses": null, "ttl_s": null}"#;
-        assert_eq!(wanted(unlimited), Wanted { role, uses: None, ttl_s: None });
+        assert_eq!(wanted(unlimited), TokenBody { role, uses: None, ttl_s: None });
         let wanted = wanted(r#"{"role": "worker", "uses": 4}"#);
-        assert_eq!(wanted, Wanted { role, uses: Some(4), ttl_s });
+        assert_eq!(wanted, TokenBody { role, uses: Some(4), ttl_s });
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use actix_web::http::header::{AUTHORIZATION, HOST, HeaderMap};
 use actix_web::http::{Method, StatusCode};
 
-use super::problem::Problem;
+use super::problem::HttpProblem;
 use super::token::Token;
 
 /// The conditions for a request.
@@ -31,12 +31,12 @@ impl Guard {
         method: &Method,
         path: &str,
         headers: &HeaderMap,
-    ) -> Result<(), Problem> {
+    ) -> Result<(), HttpProblem> {
         let mut hosts = headers.get_all(HOST);
         if self.loopback && !hosts.all(|host| host.to_str().is_ok_and(is_this_machine)) {
             let error = "this address is not answered under the name in the header `host`";
             let next = "ask for http://127.0.0.1 or http://localhost, with the same port";
-            return Err(Problem::new(StatusCode::FORBIDDEN, error, next));
+            return Err(HttpProblem::new(StatusCode::FORBIDDEN, error, next));
         }
         let reads = matches!(*method, Method::GET | Method::HEAD);
         let is_open = !self.for_everything && self.read_token.is_none();
@@ -50,15 +50,15 @@ impl Guard {
             (Some(Some(token)), None) if for_reading(token) && reads => Ok(()),
             (Some(Some(token)), None) if for_reading(token) => {
                 let error = "the token is for reading only, and this changes something";
-                Err(Problem::new(StatusCode::FORBIDDEN, error, self.advice(false)))
+                Err(HttpProblem::new(StatusCode::FORBIDDEN, error, self.advice(false)))
             }
             (None, _) => Err(self.unauthorised("it needs a token", reads)),
             _ => Err(self.unauthorised("the token is not the one of this coordinator", reads)),
         }
     }
 
-    fn unauthorised(&self, error: &str, reads: bool) -> Problem {
-        Problem::new(StatusCode::UNAUTHORIZED, error, self.advice(reads))
+    fn unauthorised(&self, error: &str, reads: bool) -> HttpProblem {
+        HttpProblem::new(StatusCode::UNAUTHORIZED, error, self.advice(reads))
     }
 
     fn advice(&self, reads: bool) -> String {

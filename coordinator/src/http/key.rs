@@ -16,7 +16,7 @@ use actix_web::{FromRequest, HttpRequest};
 use everstep_transport::identity::{Authority, JoinToken};
 use everstep_transport::protocol::RequestId;
 
-use super::problem::Problem;
+use super::problem::HttpProblem;
 
 const NAME: &str = "idempotency-key";
 /// A shorter key may be another client's as well. A longer one is not needed.
@@ -24,11 +24,11 @@ const LENGTH: std::ops::RangeInclusive<usize> = 16..=128;
 
 /// A digest of the key, if there is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Key(Option<[u8; 32]>);
+pub(super) struct IdempotencyKey(Option<[u8; 32]>);
 
-impl Key {
+impl IdempotencyKey {
     /// Reads the key in the head of a request.
-    fn read(headers: &HeaderMap) -> Result<Self, Problem> {
+    fn read(headers: &HeaderMap) -> Result<Self, HttpProblem> {
         let mut told = headers.get_all(NAME);
         match (told.next(), told.next()) {
             (None, _) => Ok(Self(None)),
@@ -38,7 +38,7 @@ impl Key {
     }
 
     /// Parses the key itself, in quotes as the draft has it, or without.
-    fn parse(value: &[u8]) -> Result<Self, Problem> {
+    fn parse(value: &[u8]) -> Result<Self, HttpProblem> {
         let value = value.trim_ascii();
         let quoted = value.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\""));
         let key = quoted.unwrap_or(value);
@@ -67,29 +67,29 @@ impl Key {
     }
 
     /// Refuses a key for a request that does not go through the log, which would not remember it.
-    pub(super) fn must_be_absent(self) -> Result<(), Problem> {
+    pub(super) fn must_be_absent(self) -> Result<(), HttpProblem> {
         let next = "leave the header out, and see who leads before you ask again";
         let error = "this may be done twice, whatever the header `Idempotency-Key` says";
-        self.0.map_or(Ok(()), |_| Err(Problem::bad(error, next)))
+        self.0.map_or(Ok(()), |_| Err(HttpProblem::bad(error, next)))
     }
 }
 
 /// A client used the key for another request.
-pub(super) fn reused() -> Problem {
+pub(super) fn reused() -> HttpProblem {
     let error = "another request was made with this `Idempotency-Key`, and this one is not done";
     let next = "draw a new key for each request; keep it only to say the same once more";
-    Problem::new(StatusCode::UNPROCESSABLE_ENTITY, error, next)
+    HttpProblem::new(StatusCode::UNPROCESSABLE_ENTITY, error, next)
 }
 
-fn malformed(what: &str) -> Problem {
+fn malformed(what: &str) -> HttpProblem {
     let next = "send 16 to 128 visible ASCII characters, none of them a quote or a backslash: a \
                 UUID, say; in quotes or not";
-    Problem::bad(format!("the header `Idempotency-Key` {what}"), next)
+    HttpProblem::bad(format!("the header `Idempotency-Key` {what}"), next)
 }
 
-impl FromRequest for Key {
-    type Error = Problem;
-    type Future = Ready<Result<Self, Problem>>;
+impl FromRequest for IdempotencyKey {
+    type Error = HttpProblem;
+    type Future = Ready<Result<Self, HttpProblem>>;
 
     fn from_request(request: &HttpRequest, _: &mut Payload) -> Self::Future {
         ready(Self::read(request.headers()))
@@ -104,13 +104,13 @@ mod tests {
 
     const UUID: &str = "8e03978e-40d5-43e8-bc93-6894a57f9324";
 
-    fn read(values: &[&str]) -> Result<Key, u16> {
+    fn read(values: &[&str]) -> Result<IdempotencyKey, u16> {
         let mut map = HeaderMap::new();
         for value in values {
             let value = HeaderValue::from_bytes(value.as_bytes()).expect("a value");
             map.append(HeaderName::from_static(NAME), value);
         }
-        Key::read(&map).map_err(|problem| problem.status.as_u16())
+        IdempotencyKey::read(&map).map_err(|problem| problem.status.as_u16())
     }
 
     #[test]
@@ -120,7 +120,7 @@ mod tests {
         let id = key.id().expect("it has one");
         let other = read(&[&UUID.replace('8', "9")]).expect("a key").id().expect("it has one");
         assert!(id.client != other.client && id.number != other.number);
-        assert_eq!(read(&[]).map(Key::id), Ok(None));
+        assert_eq!(read(&[]).map(IdempotencyKey::id), Ok(None));
         assert!(read(&["k".repeat(16).as_str()]).is_ok() && read(&[&"k".repeat(128)]).is_ok());
     }
 
@@ -141,8 +141,8 @@ mod tests {
     #[test]
     fn the_token_of_a_key_is_made_of_the_body_too() {
         let authority = Authority::create().expect("an authority");
-        let (key, none) = (read(&[UUID]).expect("a key"), Key(None));
-        let made = |key: Key, body: &[u8]| key.token(&authority, body).to_string();
+        let (key, none) = (read(&[UUID]).expect("a key"), IdempotencyKey(None));
+        let made = |key: IdempotencyKey, body: &[u8]| key.token(&authority, body).to_string();
         assert_eq!(made(key, b"{}"), made(key, b"{}"));
         let other = read(&[&UUID.replace('8', "9")]).expect("a key");
         for (left, right) in [(key, other), (none, none), (key, none)] {

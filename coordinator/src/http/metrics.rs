@@ -14,7 +14,7 @@ use crate::history::Histogram;
 
 /// All figures, in the exposition format.
 pub(super) fn text(overview: &Overview) -> String {
-    let mut page = Page::default();
+    let mut page = MetricsText::default();
     coordinator(&mut page, overview);
     run(&mut page, overview);
     workers(&mut page, overview);
@@ -26,7 +26,7 @@ pub(super) fn text(overview: &Overview) -> String {
     page.0
 }
 
-fn coordinator(page: &mut Page, Overview { cluster, links, .. }: &Overview) {
+fn coordinator(page: &mut MetricsText, Overview { cluster, links, .. }: &Overview) {
     let version = [("version", env!("CARGO_PKG_VERSION"), 1.0)];
     page.labelled("everstep_build_info", "gauge", "The version that runs.", &version);
     let leads = f64::from(u8::from(cluster.leads.is_some()));
@@ -40,7 +40,7 @@ fn coordinator(page: &mut Page, Overview { cluster, links, .. }: &Overview) {
     page.counter("everstep_messages_ignored_total", help, cluster.ignored);
 }
 
-fn run(page: &mut Page, Overview { cluster, under_protected, .. }: &Overview) {
+fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overview) {
     let run = cluster.run.as_ref();
     let flag = |set: bool| f64::from(u8::from(set));
     page.gauge("everstep_step", "The newest settled step.", cluster.step().0 as f64);
@@ -81,7 +81,7 @@ fn run(page: &mut Page, Overview { cluster, under_protected, .. }: &Overview) {
     }
 }
 
-fn workers(page: &mut Page, Overview { cluster, .. }: &Overview) {
+fn workers(page: &mut MetricsText, Overview { cluster, .. }: &Overview) {
     let count = |state| cluster.workers.iter().filter(|view| view.state == state).count();
     let states = STATES.map(|(state, name)| ("state", name, count(state) as f64));
     let help = "Workers that are there, by what they do.";
@@ -100,7 +100,7 @@ const STATES: [(WorkerState, &str); 6] = [
 ];
 
 /// The devices of present workers. A worker that is gone has no series any more.
-fn devices(page: &mut Page, Overview { cluster, .. }: &Overview) {
+fn devices(page: &mut MetricsText, Overview { cluster, .. }: &Overview) {
     let here = |view: &&WorkerView| STATES.iter().any(|(state, _)| *state == view.state);
     let here: Vec<&WorkerView> = cluster.workers.iter().filter(here).collect();
     if here.is_empty() {
@@ -163,7 +163,7 @@ const FIGURES: [Figure; 6] = [
 
 /// The counts that are equal on every coordinator, since all have one history. The leader alone
 /// tells them, so that a sum over all coordinators counts everything once.
-fn history(page: &mut Page, Overview { tally, .. }: &Overview) {
+fn history(page: &mut MetricsText, Overview { tally, .. }: &Overview) {
     let help = "Workers that registered.";
     page.counter("everstep_registrations_total", help, tally.registrations);
     let help = "Workers that were refused.";
@@ -194,7 +194,7 @@ fn history(page: &mut Page, Overview { tally, .. }: &Overview) {
     page.histogram("everstep_step_duration_seconds", help, &tally.step_times);
 }
 
-fn log(page: &mut Page, Overview { tally, .. }: &Overview) {
+fn log(page: &mut MetricsText, Overview { tally, .. }: &Overview) {
     let help = "Metrics lines that this process has written.";
     page.counter("everstep_lines_written_total", help, tally.written);
     let help = "Entries that this process has proposed.";
@@ -207,9 +207,9 @@ fn log(page: &mut Page, Overview { tally, .. }: &Overview) {
 
 /// The text so far.
 #[derive(Default)]
-struct Page(String);
+struct MetricsText(String);
 
-impl Page {
+impl MetricsText {
     fn gauge(&mut self, name: &str, help: &str, value: f64) {
         self.head(name, "gauge", help);
         self.sample(name, "", value);

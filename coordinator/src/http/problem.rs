@@ -5,11 +5,12 @@ use std::fmt;
 use actix_web::http::header::{ALLOW, WWW_AUTHENTICATE};
 use actix_web::http::{Method, StatusCode};
 use actix_web::{HttpResponse, ResponseError};
+use everstep_transport::protocol::rejection::{Rejection, RejectionKind};
 use serde_json::json;
 
 /// The error, in words for the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Problem {
+pub(super) struct HttpProblem {
     pub(super) status: StatusCode,
     pub(super) error: String,
     pub(super) next: String,
@@ -17,7 +18,7 @@ pub(super) struct Problem {
     paths: &'static [(&'static str, &'static str)],
 }
 
-impl Problem {
+impl HttpProblem {
     pub(super) fn new(
         status: StatusCode,
         error: impl Into<String>,
@@ -34,6 +35,22 @@ impl Problem {
     /// The thing that the client asked for does not exist.
     pub(super) fn absent(error: impl Into<String>, next: impl Into<String>) -> Self {
         Self::new(StatusCode::NOT_FOUND, error, next)
+    }
+
+    /// The cluster has refused the change.
+    pub(super) fn rejected(rejection: &Rejection) -> Self {
+        let (status, next) = match rejection.kind() {
+            RejectionKind::NotFound => {
+                (StatusCode::NOT_FOUND, "look at /api/v1/status and the lists for what there is")
+            }
+            RejectionKind::Conflict => {
+                (StatusCode::CONFLICT, "look at /api/v1/status for how the run stands")
+            }
+            RejectionKind::Invalid => {
+                (StatusCode::UNPROCESSABLE_ENTITY, "change the request: it cannot be carried out")
+            }
+        };
+        Self::new(status, rejection.to_string(), next)
     }
 
     /// The coordinator cannot answer now.
@@ -86,13 +103,13 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for HttpProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}; {}", self.error, self.next)
     }
 }
 
-impl ResponseError for Problem {
+impl ResponseError for HttpProblem {
     fn status_code(&self) -> StatusCode {
         self.status
     }
@@ -123,9 +140,9 @@ mod tests {
 
     #[test]
     fn without_a_majority_it_is_said_how_many_there_are_and_how_many_it_takes() {
-        let problem = Problem::unconfirmed(2, 5);
+        let problem = HttpProblem::unconfirmed(2, 5);
         let words = "2 of 5 coordinators can be reached: three must agree; training goes on";
         assert_eq!((problem.status.as_u16(), &*problem.error), (503, words));
-        assert!(Problem::unconfirmed(3, 5).error.contains("who leads"));
+        assert!(HttpProblem::unconfirmed(3, 5).error.contains("who leads"));
     }
 }

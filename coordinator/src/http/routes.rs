@@ -9,12 +9,12 @@ use actix_web::{HttpRequest, HttpResponse, Resource, Route};
 use everstep_transport::protocol::Step;
 use serde_json::{Value, json};
 
-use super::answers::{self, PAGE, Page};
+use super::answers::{self, ItemPage, PAGE};
 use super::changes::{self, no_worker};
-use super::problem::Problem;
-use super::query::Query;
+use super::problem::HttpProblem;
+use super::query::QueryParams;
 use super::source::Source;
-use super::{Overview, Place, metrics};
+use super::{Overview, OwnAddress, metrics};
 
 /// Every path, with its purpose.
 pub(super) const PATHS: [(&str, &str); 22] = [
@@ -46,10 +46,10 @@ pub(super) const PATHS: [(&str, &str); 22] = [
     ("DELETE /api/v1/tokens/ID", "admits nobody with a token any more; needs the token"),
 ];
 
-type Answer = Result<HttpResponse, Problem>;
+type ReadResponse = Result<HttpResponse, HttpProblem>;
 
 /// Puts every handler at its path.
-pub(super) fn lay(config: &mut ServiceConfig) {
+pub(super) fn configure(config: &mut ServiceConfig) {
     let read = |path: &str, route: fn(Route) -> Route| {
         let reads = route(web::route().guard(Any(Get()).or(Head())));
         resource(path, "GET, HEAD").route(reads)
@@ -77,10 +77,10 @@ pub(super) fn lay(config: &mut ServiceConfig) {
                 .route(web::post().to(changes::create_token)),
         )
         .default_service(web::to(nowhere));
-    lay_changes(config);
+    configure_changes(config);
 }
 
-fn lay_changes(config: &mut ServiceConfig) {
+fn configure_changes(config: &mut ServiceConfig) {
     let change =
         |path: &str, route: fn(Route) -> Route| resource(path, "POST").route(route(web::post()));
     config
@@ -99,13 +99,13 @@ fn lay_changes(config: &mut ServiceConfig) {
 /// A path that takes these methods. It answers any other method with the list of them.
 fn resource(path: &str, methods: &'static str) -> Resource {
     let other = move |request: HttpRequest| async move {
-        Problem::method(request.method(), request.path()).allowing(methods)
+        HttpProblem::method(request.method(), request.path()).allowing(methods)
     };
     web::resource(path).default_service(web::to(other))
 }
 
-async fn nowhere(request: HttpRequest) -> Answer {
-    Err(Problem::nowhere(request.path(), &PATHS))
+async fn nowhere(request: HttpRequest) -> ReadResponse {
+    Err(HttpProblem::nowhere(request.path(), &PATHS))
 }
 
 // The process.
@@ -124,7 +124,7 @@ async fn readyz(source: Data<Source>) -> HttpResponse {
     }
 }
 
-async fn figures(source: Data<Source>) -> Answer {
+async fn figures(source: Data<Source>) -> ReadResponse {
     let text = metrics::text(&*source.overview(true).await?);
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(HttpResponse::Ok().content_type(kind).body(text))
@@ -132,42 +132,46 @@ async fn figures(source: Data<Source>) -> Answer {
 
 // The run.
 
-async fn status(source: Data<Source>, request: HttpRequest) -> Answer {
+async fn status(source: Data<Source>, request: HttpRequest) -> ReadResponse {
     let (query, overview) = overview(&source, &request).await?;
     Ok(told(query, answers::status(&overview)))
 }
 
-async fn run(source: Data<Source>, request: HttpRequest) -> Answer {
+async fn run(source: Data<Source>, request: HttpRequest) -> ReadResponse {
     let (query, overview) = overview(&source, &request).await?;
     match &overview.cluster.run {
         Some(run) => Ok(told(query, json!(run))),
-        None => Err(Problem::absent("no run was submitted yet", "POST one to /api/v1/run")),
+        None => Err(HttpProblem::absent("no run was submitted yet", "POST one to /api/v1/run")),
     }
 }
 
-async fn runs(source: Data<Source>, request: HttpRequest) -> Answer {
+async fn runs(source: Data<Source>, request: HttpRequest) -> ReadResponse {
     let (query, overview) = overview(&source, &request).await?;
     Ok(told(query, json!({ "runs": overview.runs })))
 }
 
-async fn tokens(source: Data<Source>, request: HttpRequest) -> Answer {
+async fn tokens(source: Data<Source>, request: HttpRequest) -> ReadResponse {
     let (query, overview) = overview(&source, &request).await?;
     Ok(told(query, json!({ "tokens": overview.tokens })))
 }
 
-async fn workers(source: Data<Source>, request: HttpRequest) -> Answer {
+async fn workers(source: Data<Source>, request: HttpRequest) -> ReadResponse {
     let (query, overview) = overview(&source, &request).await?;
     Ok(told(query, json!({ "workers": overview.cluster.workers })))
 }
 
-async fn worker(source: Data<Source>, id: web::Path<String>, request: HttpRequest) -> Answer {
+async fn worker(source: Data<Source>, id: web::Path<String>, request: HttpRequest) -> ReadResponse {
     let (query, overview) = overview(&source, &request).await?;
     let id = id.into_inner();
     let known = overview.cluster.workers.iter().find(|view| view.worker.to_string() == id);
     known.map(|view| told(query, json!(view))).ok_or_else(|| no_worker(&id))
 }
 
-async fn coordinators(source: Data<Source>, place: Data<Place>, request: HttpRequest) -> Answer {
+async fn coordinators(
+    source: Data<Source>,
+    place: Data<OwnAddress>,
+    request: HttpRequest,
+) -> ReadResponse {
     let (query, overview) = overview(&source, &request).await?;
     Ok(told(query, answers::coordinators(&overview, &place)))
 }
@@ -176,44 +180,44 @@ async fn coordinators(source: Data<Source>, place: Data<Place>, request: HttpReq
 async fn overview(
     source: &Source,
     request: &HttpRequest,
-) -> Result<(Query, Arc<Overview>), Problem> {
-    let query = Query::of_whole(request.query_string())?;
+) -> Result<(QueryParams, Arc<Overview>), HttpProblem> {
+    let query = QueryParams::of_whole(request.query_string())?;
     Ok((query, source.overview(query.stale).await?))
 }
 
 // Numbered items.
 
-async fn generations(source: Data<Source>, request: HttpRequest) -> Answer {
-    let query = Query::of_page(request.query_string())?;
+async fn generations(source: Data<Source>, request: HttpRequest) -> ReadResponse {
+    let query = QueryParams::of_page(request.query_string())?;
     let page = source.page(query.stale, move |known| {
         let all = known.history.generations();
         let rest = &all[all.partition_point(|report| report.number.0 <= query.after)..];
-        Page::of(rest, query.after, |report| report.number.0)
+        ItemPage::of(rest, query.after, |report| report.number.0)
     });
     Ok(told(query, answers::page("generations", &page.await?)))
 }
 
-async fn events(source: Data<Source>, request: HttpRequest) -> Answer {
-    let query = Query::of_page(request.query_string())?;
+async fn events(source: Data<Source>, request: HttpRequest) -> ReadResponse {
+    let query = QueryParams::of_page(request.query_string())?;
     let page = source.page(query.stale, move |known| {
         let rest = known.core.events_after(query.after);
-        Page::of(rest, query.after, |event| event.number)
+        ItemPage::of(rest, query.after, |event| event.number)
     });
     Ok(told(query, answers::page("events", &page.await?)))
 }
 
 /// A client may have more steps than the run. The answer then shows that the run went back: the
 /// client's lines after the answer's step are void.
-async fn lines(source: Data<Source>, request: HttpRequest) -> Answer {
-    let query = Query::of_page(request.query_string())?;
+async fn lines(source: Data<Source>, request: HttpRequest) -> ReadResponse {
+    let query = QueryParams::of_page(request.query_string())?;
     let page = source.page(query.stale, move |known| {
         let after = Step(query.after.min(known.core.newest_step().0));
         let gap = known.core.state().lines().gap_at(after.next());
         let after = gap.map_or(after, |gap| gap.to);
         let lines = known.lines.page(after, PAGE + 1).map_err(|error| error.to_string())?;
-        Ok(Page::of(&lines, after.0, |line| line.step.0))
+        Ok(ItemPage::of(&lines, after.0, |line| line.step.0))
     });
-    let page = page.await?.map_err(|error: String| Problem::unready(error))?;
+    let page = page.await?.map_err(|error: String| HttpProblem::unready(error))?;
     Ok(told(query, answers::page("metrics", &page)))
 }
 
@@ -224,7 +228,7 @@ fn plain(status: StatusCode, text: String) -> HttpResponse {
 }
 
 /// Marks an answer that may not be the newest.
-fn told(query: Query, mut answer: Value) -> HttpResponse {
+fn told(query: QueryParams, mut answer: Value) -> HttpResponse {
     if query.stale {
         answer["stale"] = json!(true);
     }

@@ -1,10 +1,10 @@
 //! The source of answers: the coordinator's actor, asked as seldom as will do.
 //!
 //! An answer tells what all coordinators agree on. Before the actor answers, a majority confirms
-//! that it leads, and it applies all that was agreed by then (`daemon/looks.rs`). One answer may
-//! serve several clients, but only those that asked before the question went out. A client that
-//! takes a stale answer gets this coordinator's knowledge, at most [`FRESH`] old, without a
-//! question to the others.
+//! that it leads, and it applies all that was agreed by then (`daemon/pending_reads.rs`). One
+//! answer may serve several clients, but only those that asked before the question went out. A
+//! client that takes a stale answer gets this coordinator's knowledge, at most
+//! [`STALE_OVERVIEW_MAX_AGE`] old, without a question to the others.
 //!
 //! However many clients there are, and however fast they ask, the actor gets a bounded number of
 //! questions a second. Only one change is under way at a time.
@@ -15,32 +15,34 @@ use std::time::{Duration, Instant};
 use actix::Addr;
 use actix_web::http::StatusCode;
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{Message, RequestId, RunId, Wish};
+use everstep_transport::protocol::{Message, OperatorCommand, RequestId, RunId};
 use tokio::sync::{Mutex, oneshot};
 use tokio::time::{sleep_until, timeout};
 
 use super::Overview;
-use super::key::{self, Key};
-use super::problem::Problem;
-use crate::daemon::{Ask, Coordinator, Denial, Known, Look, Petition};
+use super::key::{self, IdempotencyKey};
+use super::problem::HttpProblem;
+use crate::daemon::{
+    CoordinatorActor, LinearizableRead, OperatorRequest, Query, QueryContext, RequestError,
+};
 
 /// How long an overview is new enough for a client that takes a stale answer.
-const FRESH: Duration = Duration::from_millis(100);
+const STALE_OVERVIEW_MAX_AGE: Duration = Duration::from_millis(100);
 /// The time between two questions if the answer must be new.
-const PACE: Duration = Duration::from_millis(20);
+const ACTOR_QUERY_INTERVAL: Duration = Duration::from_millis(20);
 /// How long an answer may take.
-const PATIENCE: Duration = Duration::from_secs(2);
+const ACTOR_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the log may take to agree to a change.
-const AGREEMENT: Duration = Duration::from_secs(10);
+const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// An overview, and when the source asked for it.
-type Taken = Mutex<Option<(Instant, Arc<Overview>)>>;
+type CachedOverview = Mutex<Option<(Instant, Arc<Overview>)>>;
 
 /// The actor, and its last answers.
 pub(super) struct Source {
-    coordinator: Addr<Coordinator>,
-    latest: Taken,
-    confirmed: Taken,
+    coordinator: Addr<CoordinatorActor>,
+    latest: CachedOverview,
+    confirmed: CachedOverview,
     /// When the source may ask for the next page.
     next_page: Mutex<Instant>,
     /// The id of the newest request. A task that changes something holds the lock.
@@ -48,7 +50,7 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(coordinator: Addr<Coordinator>) -> Self {
+    pub(super) fn new(coordinator: Addr<CoordinatorActor>) -> Self {
         let next_page = Mutex::new(Instant::now());
         // Without a random number two processes would take each other's requests for their own
         // repeated.
@@ -60,7 +62,7 @@ impl Source {
 
     /// The state of everything. With `stale`: its state a moment ago, as far as this coordinator
     /// knows.
-    pub(super) async fn overview(&self, stale: bool) -> Result<Arc<Overview>, Problem> {
+    pub(super) async fn overview(&self, stale: bool) -> Result<Arc<Overview>, HttpProblem> {
         match stale {
             true => in_time(self.known_overview()).await,
             false => self.agreed(self.confirmed_overview()).await,
@@ -71,12 +73,12 @@ impl Source {
     pub(super) async fn page<A: Send + 'static>(
         &self,
         stale: bool,
-        question: impl FnOnce(&Known<'_>) -> A + Send + 'static,
-    ) -> Result<A, Problem> {
+        question: impl FnOnce(&QueryContext<'_>) -> A + Send + 'static,
+    ) -> Result<A, HttpProblem> {
         let page = async {
             let mut next = self.next_page.lock().await;
             sleep_until((*next).into()).await;
-            *next = Instant::now() + PACE;
+            *next = Instant::now() + ACTOR_QUERY_INTERVAL;
             if !stale {
                 self.confirm().await?;
             }
@@ -85,10 +87,10 @@ impl Source {
         if stale { in_time(page).await } else { self.agreed(page).await }
     }
 
-    async fn known_overview(&self) -> Result<Arc<Overview>, Problem> {
+    async fn known_overview(&self) -> Result<Arc<Overview>, HttpProblem> {
         let mut latest = self.latest.lock().await;
         if let Some((at, overview)) = &*latest
-            && at.elapsed() < FRESH
+            && at.elapsed() < STALE_OVERVIEW_MAX_AGE
         {
             return Ok(overview.clone());
         }
@@ -97,14 +99,14 @@ impl Source {
         Ok(overview)
     }
 
-    async fn confirmed_overview(&self) -> Result<Arc<Overview>, Problem> {
+    async fn confirmed_overview(&self) -> Result<Arc<Overview>, HttpProblem> {
         let called = Instant::now();
         let mut newest = self.confirmed.lock().await;
         if let Some((asked, overview)) = &*newest {
             if *asked > called {
                 return Ok(overview.clone());
             }
-            sleep_until((*asked + PACE).into()).await;
+            sleep_until((*asked + ACTOR_QUERY_INTERVAL).into()).await;
         }
         let asked = Instant::now();
         self.confirm().await?;
@@ -114,11 +116,11 @@ impl Source {
     }
 
     /// Waits until the actor may answer from its knowledge.
-    async fn confirm(&self) -> Result<(), Problem> {
+    async fn confirm(&self) -> Result<(), HttpProblem> {
         let (answer, answered) = oneshot::channel();
-        self.coordinator.do_send(Look(answer));
+        self.coordinator.do_send(LinearizableRead(answer));
         match answered.await {
-            Ok(looked) => looked.map_err(Problem::elsewhere),
+            Ok(looked) => looked.map_err(HttpProblem::elsewhere),
             Err(_) => Err(stopping()),
         }
     }
@@ -126,24 +128,28 @@ impl Source {
     /// Waits for an answer that rests on an agreed state. If none comes, says why.
     async fn agreed<T>(
         &self,
-        wanted: impl Future<Output = Result<T, Problem>>,
-    ) -> Result<T, Problem> {
-        match timeout(PATIENCE, wanted).await {
+        wanted: impl Future<Output = Result<T, HttpProblem>>,
+    ) -> Result<T, HttpProblem> {
+        match timeout(ACTOR_ANSWER_TIMEOUT, wanted).await {
             Ok(answer) => answer,
             Err(_) => {
                 let (reached, all) = self.find(|known| known.reachable).await?;
-                Err(Problem::unconfirmed(reached, all))
+                Err(HttpProblem::unconfirmed(reached, all))
             }
         }
     }
 
-    /// Has the log agree to a wish, or returns the coordinator's reason against it. Returns the
-    /// run's id if the wish was to train one.
-    pub(super) async fn wish(&self, key: Key, wish: Wish) -> Result<Option<RunId>, Problem> {
-        let asked = wish.clone();
-        let agreed = self.change(key, |id| Message::Request { id, wish }).await;
+    /// Has the log agree to a command, or returns the coordinator's reason against it. Returns the
+    /// run's id if the command was to train one.
+    pub(super) async fn command(
+        &self,
+        key: IdempotencyKey,
+        command: OperatorCommand,
+    ) -> Result<Option<RunId>, HttpProblem> {
+        let asked = command.clone();
+        let agreed = self.change(key, |id| Message::Request { id, command }).await;
         if let (Some(id), Err(problem)) = (key.id(), &agreed)
-            && problem.status == StatusCode::CONFLICT
+            && problem.status.is_client_error()
             && self.find(move |known| known.core.state().has_decided_another(id, &asked)).await?
         {
             return Err(key::reused());
@@ -154,8 +160,8 @@ impl Source {
     /// Looks something up in this coordinator's present knowledge.
     pub(super) async fn find<A: Send + 'static>(
         &self,
-        question: impl FnOnce(&Known<'_>) -> A + Send + 'static,
-    ) -> Result<A, Problem> {
+        question: impl FnOnce(&QueryContext<'_>) -> A + Send + 'static,
+    ) -> Result<A, HttpProblem> {
         in_time(self.ask(question)).await
     }
 
@@ -163,25 +169,22 @@ impl Source {
     /// it.
     pub(super) async fn change(
         &self,
-        key: Key,
+        key: IdempotencyKey,
         message: impl FnOnce(RequestId) -> Message,
-    ) -> Result<Option<RunId>, Problem> {
-        let mut newest = patiently(self.change.lock()).await?;
+    ) -> Result<Option<RunId>, HttpProblem> {
+        let mut newest = within_timeout(self.change.lock()).await?;
         newest.number += 1;
         let (answer, answered) = oneshot::channel();
         let message = message(key.id().unwrap_or(*newest));
-        self.coordinator.do_send(Petition { message, answer });
-        let agreed = timeout(AGREEMENT, answered).await;
+        self.coordinator.do_send(OperatorRequest { message, answer });
+        let agreed = timeout(AGREEMENT_TIMEOUT, answered).await;
         // A client that asks now sees the change.
         *self.latest.lock().await = None;
         match agreed {
             Ok(Ok(Ok(run))) => Ok(run),
-            Ok(Ok(Err(Denial::Refused(reason)))) => {
-                let next = "look at /api/v1/status for how the run stands";
-                Err(Problem::new(StatusCode::CONFLICT, reason, next))
-            }
-            Ok(Ok(Err(Denial::Elsewhere(words)))) => {
-                Err(Problem::new(StatusCode::SERVICE_UNAVAILABLE, words, "ask there"))
+            Ok(Ok(Err(RequestError::Refused(reason)))) => Err(HttpProblem::rejected(&reason)),
+            Ok(Ok(Err(RequestError::NotLeader(words)))) => {
+                Err(HttpProblem::new(StatusCode::SERVICE_UNAVAILABLE, words, "ask there"))
             }
             Ok(Err(_)) => Err(stopping()),
             undecided => {
@@ -193,35 +196,37 @@ impl Source {
                     Some(_) => "ask again with the same `Idempotency-Key`, of whoever leads",
                     None => "look at /api/v1/status, and ask again if nothing has changed",
                 };
-                Err(Problem::new(StatusCode::GATEWAY_TIMEOUT, error, next))
+                Err(HttpProblem::new(StatusCode::GATEWAY_TIMEOUT, error, next))
             }
         }
     }
 
     async fn ask<A: Send + 'static>(
         &self,
-        question: impl FnOnce(&Known<'_>) -> A + Send + 'static,
-    ) -> Result<A, Problem> {
-        self.coordinator.send(Ask(Box::new(question))).await.map_err(|_| stopping())
+        question: impl FnOnce(&QueryContext<'_>) -> A + Send + 'static,
+    ) -> Result<A, HttpProblem> {
+        self.coordinator.send(Query(Box::new(question))).await.map_err(|_| stopping())
     }
 }
 
-fn stopping() -> Problem {
-    Problem::unready("the coordinator stops")
+fn stopping() -> HttpProblem {
+    HttpProblem::unready("the coordinator stops")
 }
 
 /// Waits for the actor, or for other tasks that wait for it.
-async fn patiently<T>(wanted: impl Future<Output = T>) -> Result<T, Problem> {
-    let silent = |_| Problem::unready("the coordinator does not answer");
-    timeout(PATIENCE, wanted).await.map_err(silent)
+async fn within_timeout<T>(wanted: impl Future<Output = T>) -> Result<T, HttpProblem> {
+    let silent = |_| HttpProblem::unready("the coordinator does not answer");
+    timeout(ACTOR_ANSWER_TIMEOUT, wanted).await.map_err(silent)
 }
 
-async fn in_time<T>(wanted: impl Future<Output = Result<T, Problem>>) -> Result<T, Problem> {
-    patiently(wanted).await?
+async fn in_time<T>(
+    wanted: impl Future<Output = Result<T, HttpProblem>>,
+) -> Result<T, HttpProblem> {
+    within_timeout(wanted).await?
 }
 
 impl Overview {
-    fn of(known: &Known<'_>) -> Self {
+    fn of(known: &QueryContext<'_>) -> Self {
         let count = |role| known.peers.iter().filter(|peer| **peer == role).count() as u64;
         let roles = [Role::Coordinator, Role::Operator, Role::Worker];
         Self {

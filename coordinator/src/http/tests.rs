@@ -90,7 +90,7 @@ pub(super) fn overview() -> Overview {
 
 #[test]
 fn an_address_beyond_this_machine_needs_a_token_for_everything() {
-    let options = |listen: &str, token: Option<&str>| Options {
+    let options = |listen: &str, token: Option<&str>| HttpOptions {
         listen: Some(listen.parse().expect("an address")),
         token: token.map(PathBuf::from),
         read_token: None,

@@ -3,6 +3,8 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
+use crate::format::UnknownFormat;
+
 /// Why there is no log, or none any more.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -21,14 +23,9 @@ pub enum StoreError {
     /// The content differs from what the process wrote.
     #[error("the file is damaged: {0}")]
     Damaged(String),
-    /// A build that lays entries out differently wrote the file.
-    #[error("it was written by another version of Everstep ({found:016x}, this is {ours:016x})")]
-    OtherVersion {
-        /// The layout in the file.
-        found: u64,
-        /// The layout of this build.
-        ours: u64,
-    },
+    /// The file has a format that this build does not read.
+    #[error(transparent)]
+    OtherFormat(UnknownFormat),
     /// A coordinator of another cluster wrote the file.
     #[error("it is of another cluster")]
     OtherCluster,

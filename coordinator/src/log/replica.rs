@@ -24,7 +24,11 @@ use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
 use super::error::{StoreError, guarded};
-use crate::raft::{Batch, Entry, HardState, Kept, Kind, Place, ReplicaId, Snapshot};
+use crate::format::LOG_FILE_FORMAT;
+use crate::raft::{
+    Batch, DurableState, EntryKind, HardState, LogPosition, RaftEntry, ReplicaId, Snapshot,
+};
+use crate::state::format_1;
 
 /// Half of a BLAKE3 digest.
 type Digest = [u8; 16];
@@ -40,12 +44,10 @@ const SNAPSHOT: TableDefinition<(), &[u8]> = TableDefinition::new("replica snaps
 
 /// The size of redb's cache. Small, since a process reads the log once.
 const CACHE_BYTES: usize = 4 << 20;
-/// The layout of the rows in this module.
-const FORMAT: u64 = 1;
 
 /// The owner of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Owner {
+pub struct DiskOwner {
     /// A digest of the certificate of the cluster's authority. No other cluster has the same.
     pub cluster: [u8; 32],
     /// The replica's id.
@@ -62,11 +64,12 @@ pub struct ReplicaStore {
 
 #[derive(Clone, Copy, Debug)]
 struct Header {
-    schema: u64,
-    owner: Owner,
+    /// The format that the file states.
+    format: u64,
+    owner: DiskOwner,
     hard_state: HardState,
     /// The place of the last dropped entry. Its seal is next.
-    base: Place,
+    base: LogPosition,
     base_seal: Digest,
     /// The index of the last entry, or the base's. Its seal is next.
     last: u64,
@@ -76,15 +79,19 @@ struct Header {
 
 impl ReplicaStore {
     /// Makes a replica's file on an empty disk, with the content of a new replica:
-    /// [`Kept::founded_by`] for the first of a cluster, the default for a joiner.
+    /// [`DurableState::founded_by`] for the first of a cluster, the default for a joiner.
     ///
     /// # Errors
     /// [`StoreError::Disk`], [`StoreError::Database`].
-    pub fn create(disk: impl StorageBackend, owner: Owner, kept: &Kept) -> Result<(), StoreError> {
+    pub fn create(
+        disk: impl StorageBackend,
+        owner: DiskOwner,
+        kept: &DurableState,
+    ) -> Result<(), StoreError> {
         guarded(|| {
             let (base, none) = (kept.base, Digest::default());
             let header = Header {
-                schema: schema(),
+                format: LOG_FILE_FORMAT.newest,
                 owner,
                 hard_state: kept.hard_state,
                 base,
@@ -105,17 +112,26 @@ impl ReplicaStore {
         })
     }
 
-    /// Opens a replica's file, and returns its whole content.
+    /// Opens a replica's file, and returns its whole content. A file of an older format is written
+    /// anew first, in one transaction.
     ///
     /// # Errors
     /// [`StoreError`], also where redb would panic.
-    pub fn open(disk: impl StorageBackend, owner: Owner) -> Result<(Self, Kept), StoreError> {
+    pub fn open(
+        disk: impl StorageBackend,
+        owner: DiskOwner,
+    ) -> Result<(Self, DurableState), StoreError> {
         guarded(|| {
             let mut database = database(disk)?;
             // Also where redb finds no fault: it would overwrite pages that it mistook for free.
             database.check_integrity()?;
             let (header, kept) = read(&database, owner)?;
-            Ok((Self { database, header, confirmed: false }, kept))
+            let mut store = Self { database, header, confirmed: false };
+            let kept = match header.number()? {
+                1 => store.migrate(kept)?,
+                _ => kept,
+            };
+            Ok((store, kept))
         })
     }
 
@@ -146,6 +162,28 @@ impl ReplicaStore {
         })?;
         self.confirmed = true;
         Ok(())
+    }
+
+    /// Writes the content of a file of format 1 in the format of today, and returns it. Entries of
+    /// format 1 do not state their format.
+    fn migrate(&mut self, mut kept: DurableState) -> Result<DurableState, StoreError> {
+        let unreadable = |problem| StoreError::Damaged(format!("in format 1, {problem}"));
+        for entry in kept.entries.iter_mut().filter(|entry| entry.is_command()) {
+            entry.bytes = format_1::entry(&entry.bytes).map_err(unreadable)?;
+        }
+        if !kept.snapshot.bytes.is_empty() {
+            kept.snapshot.bytes = format_1::snapshot(&kept.snapshot.bytes).map_err(unreadable)?;
+        }
+        self.header.format = LOG_FILE_FORMAT.newest;
+        self.commit(&[Batch {
+            number: 0,
+            hard_state: kept.hard_state,
+            snapshot: Some(kept.snapshot.clone()),
+            base: kept.base,
+            entries: kept.entries.iter().cloned().collect(),
+        }])?;
+        tracing::info!(from = 1, to = self.header.format, "log written in a newer format");
+        Ok(kept)
     }
 
     fn commit(&mut self, batches: &[Batch]) -> Result<(), StoreError> {
@@ -181,7 +219,7 @@ impl Header {
     fn begin_behind(
         &mut self,
         table: &mut EntriesTable<'_>,
-        base: Place,
+        base: LogPosition,
     ) -> Result<(), StoreError> {
         if base == self.base {
             return Ok(());
@@ -206,7 +244,7 @@ impl Header {
     fn append(
         &mut self,
         table: &mut EntriesTable<'_>,
-        entries: &[Entry],
+        entries: &[RaftEntry],
     ) -> Result<(), StoreError> {
         let Some(first) = entries.first() else { return Ok(()) };
         if first.place.index <= self.last {
@@ -227,13 +265,18 @@ impl Header {
     }
 
     /// The header after one more entry, with that entry's seal.
-    fn followed_by(self, entry: &Entry) -> Self {
+    fn followed_by(self, entry: &RaftEntry) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.seal);
         hasher.update(&entry.place.index.to_le_bytes());
         hasher.update(&entry.place.term.0.to_le_bytes());
         hasher.update(&[u8::from(changes(entry))]);
         Self { last: entry.place.index, seal: half(hasher.update(&entry.bytes)), ..self }
+    }
+
+    /// The number of the file's format.
+    fn number(&self) -> Result<u64, StoreError> {
+        LOG_FILE_FORMAT.number(self.format).map_err(StoreError::OtherFormat)
     }
 
     fn write(&self, transaction: &WriteTransaction) -> Result<(), StoreError> {
@@ -246,9 +289,9 @@ impl Header {
     fn numbers(&self) -> [u64; 8] {
         let HardState { term, vote, commit } = self.hard_state;
         let vote = vote.map_or(0, |id| id.0);
-        let Place { index: base, term: base_term } = self.base;
+        let LogPosition { index: base, term: base_term } = self.base;
         let replica = self.owner.replica.0;
-        [self.schema, replica, base, base_term.0, self.last, term.0, vote, commit]
+        [self.format, replica, base, base_term.0, self.last, term.0, vote, commit]
     }
 
     fn seals(&self) -> [Digest; 3] {
@@ -271,14 +314,14 @@ impl Header {
         };
         let row = table.get(())?.ok_or_else(|| lacks("header"))?;
         let (numbers, cluster, seals, digest) = row.value();
-        let [schema, replica, base, base_term, last, term, vote, commit] = numbers;
+        let [format, replica, base, base_term, last, term, vote, commit] = numbers;
         let [base_seal, seal, snapshot] = seals;
         let vote = (vote != 0).then_some(ReplicaId(vote));
         let header = Self {
-            schema,
-            owner: Owner { cluster: *cluster, replica: ReplicaId(replica) },
+            format,
+            owner: DiskOwner { cluster: *cluster, replica: ReplicaId(replica) },
             hard_state: HardState { term: Term(term), vote, commit },
-            base: Place { index: base, term: Term(base_term) },
+            base: LogPosition { index: base, term: Term(base_term) },
             base_seal,
             last,
             seal,
@@ -290,11 +333,9 @@ impl Header {
         }
     }
 
-    /// Whether the file has this build's layout and belongs to this owner.
-    fn check(&self, owner: Owner) -> Result<(), StoreError> {
-        if self.schema != schema() {
-            return Err(StoreError::OtherVersion { found: self.schema, ours: schema() });
-        }
+    /// Whether this build reads the file's format, and the file belongs to this owner.
+    fn check(&self, owner: DiskOwner) -> Result<(), StoreError> {
+        self.number()?;
         if self.owner.cluster != owner.cluster {
             return Err(StoreError::OtherCluster);
         }
@@ -314,21 +355,21 @@ fn half(hasher: &blake3::Hasher) -> Digest {
 }
 
 /// Reads everything, and proves that it is the same as written.
-fn read(database: &Database, owner: Owner) -> Result<(Header, Kept), StoreError> {
+fn read(database: &Database, owner: DiskOwner) -> Result<(Header, DurableState), StoreError> {
     let transaction = database.begin_read()?;
     let header = Header::read(&transaction)?;
     header.check(owner)?;
     let Header { hard_state, base, .. } = header;
     let snapshot = snapshot(&transaction, &header)?;
-    let mut kept = Kept { hard_state, snapshot, base, entries: Default::default() };
+    let mut kept = DurableState { hard_state, snapshot, base, entries: Default::default() };
     let mut seen = Header { last: base.index, seal: header.base_seal, ..header };
     let table = transaction.open_table(ENTRIES)?;
     for row in table.iter()? {
         let (index, row) = row?;
         let (term, changes, seal, bytes) = row.value();
-        let place = Place { index: index.value(), term: Term(term) };
-        let kind = if changes { Kind::Members } else { Kind::Command };
-        let entry = Entry { place, kind, bytes: bytes.to_vec() };
+        let place = LogPosition { index: index.value(), term: Term(term) };
+        let kind = if changes { EntryKind::Members } else { EntryKind::Command };
+        let entry = RaftEntry { place, kind, bytes: bytes.to_vec() };
         let expected = seen.last.checked_add(1);
         seen = seen.followed_by(&entry);
         if Some(place.index) != expected || *seal != seen.seal {
@@ -365,17 +406,12 @@ fn encode(snapshot: &Snapshot) -> AlignedVec {
     bytes.expect("a snapshot is finite and needs no shared pointers")
 }
 
-fn changes(entry: &Entry) -> bool {
-    entry.kind == Kind::Members
+fn changes(entry: &RaftEntry) -> bool {
+    entry.kind == EntryKind::Members
 }
 
 fn lacks(what: &str) -> StoreError {
     StoreError::Damaged(format!("it has no {what}"))
-}
-
-/// A digest of the layout of the rows and of their content.
-fn schema() -> u64 {
-    super::schema().rotate_left(1) ^ FORMAT
 }
 
 #[cfg(test)]

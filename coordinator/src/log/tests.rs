@@ -1,9 +1,9 @@
 use everstep_transport::protocol::Term;
 
 use super::*;
-use crate::raft::{Entry, HardState, Kind, Place, ReplicaId};
+use crate::raft::{EntryKind, HardState, LogPosition, RaftEntry, ReplicaId};
 
-const OWNER: Owner = Owner { cluster: [7; 32], replica: ReplicaId(1) };
+const OWNER: DiskOwner = DiskOwner { cluster: [7; 32], replica: ReplicaId(1) };
 
 /// A founder's log in a directory of its own.
 struct Room {
@@ -13,7 +13,7 @@ struct Room {
 impl Room {
     fn new() -> Self {
         let room = Self { dir: tempfile::tempdir().expect("a directory") };
-        Log::create(&room.path(), OWNER, &Kept::founded_by(ReplicaId(1))).expect("a log");
+        Log::create(&room.path(), OWNER, &DurableState::founded_by(ReplicaId(1))).expect("a log");
         room
     }
 
@@ -21,21 +21,21 @@ impl Room {
         self.dir.path().join("log.redb")
     }
 
-    fn open(&self) -> (Log, Kept) {
+    fn open(&self) -> (Log, DurableState) {
         Log::open(&self.path(), OWNER).expect("a sound log")
     }
 
-    fn history(&self) -> Beside {
+    fn history(&self) -> SyncFile {
         let path = self.dir.path().join("history.log");
         let file = File::create(&path).expect("a file");
-        Beside { path, file }
+        SyncFile { path, file }
     }
 
     fn words(&self) -> String {
         Log::open(&self.path(), OWNER).map(drop).expect_err("no log").to_string()
     }
 
-    fn writer(&self) -> (Writer, Receiver<Vec<u64>>) {
+    fn writer(&self) -> (LogWriter, Receiver<Vec<u64>>) {
         let (tell, told) = mpsc::channel();
         let report = move |report: Result<Vec<Batch>, LogError>| {
             let numbers = report.expect("durable").iter().map(|batch| batch.number).collect();
@@ -47,20 +47,20 @@ impl Room {
 
 /// The nth batch: one entry, behind the founder's snapshot.
 fn batch(number: u64) -> Batch {
-    let place = Place { index: 1 + number, term: Term(1) };
+    let place = LogPosition { index: 1 + number, term: Term(1) };
     Batch {
         number,
         hard_state: HardState { term: Term(1), vote: None, commit: 1 },
         snapshot: None,
-        base: Place { index: 1, term: Term(1) },
-        entries: vec![Entry { place, kind: Kind::Command, bytes: vec![number as u8] }],
+        base: LogPosition { index: 1, term: Term(1) },
+        entries: vec![RaftEntry { place, kind: EntryKind::Command, bytes: vec![number as u8] }],
     }
 }
 
 #[test]
 fn batches_are_durable_in_order_and_there_at_the_next_start() {
     let room = Room::new();
-    assert_eq!(room.open().1, Kept::founded_by(ReplicaId(1)));
+    assert_eq!(room.open().1, DurableState::founded_by(ReplicaId(1)));
     let (writer, reports) = room.writer();
     (1..=100).for_each(|number| writer.persist(batch(number)));
     drop(writer);
@@ -96,17 +96,17 @@ fn a_history_that_cannot_be_made_durable_is_told_by_its_own_name() {
     let room = Room::new();
     // A file that every system has, and that refuses a sync.
     let file = File::open("/dev/null").expect("a file");
-    let history = Beside { path: "history.log".into(), file };
+    let history = SyncFile { path: "history.log".into(), file };
     let (tell, told) = mpsc::channel();
     let writer = room.open().0.write(history, move |report: Result<Vec<_>, LogError>| {
         tell.send(report.map(|batches| batches.len())).expect("heard");
     });
-    let Kept { snapshot, .. } = Kept::founded_by(ReplicaId(1));
+    let DurableState { snapshot, .. } = DurableState::founded_by(ReplicaId(1));
     writer.persist(Batch { snapshot: Some(snapshot), ..batch(1) });
     let error = told.recv().expect("a report").expect_err("it is not durable").to_string();
     assert!(error.starts_with("history.log: "), "{error}");
     drop(writer);
-    assert_eq!(room.open().1, Kept::founded_by(ReplicaId(1)), "nothing came after it");
+    assert_eq!(room.open().1, DurableState::founded_by(ReplicaId(1)), "nothing came after it");
 }
 
 #[test]
@@ -124,8 +124,8 @@ fn two_coordinators_do_not_share_a_log() {
 fn what_is_wrong_is_said_in_words() {
     let room = Room::new();
     for (owner, wanted) in [
-        (Owner { cluster: [8; 32], ..OWNER }, "it is of another cluster"),
-        (Owner { replica: ReplicaId(9), ..OWNER }, "it is replica 1's, and this is replica 9"),
+        (DiskOwner { cluster: [8; 32], ..OWNER }, "it is of another cluster"),
+        (DiskOwner { replica: ReplicaId(9), ..OWNER }, "it is replica 1's, and this is replica 9"),
     ] {
         let error = Log::open(&room.path(), owner).map(drop).expect_err("another's").to_string();
         assert!(error.ends_with(wanted), "{error}");

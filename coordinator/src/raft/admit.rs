@@ -7,9 +7,9 @@
 
 use everstep_transport::protocol::Term;
 
-use super::batch::{Entry, Kind as EntryKind, MAX_NUMBER, Place, Snapshot};
+use super::batch::{EntryKind, LogPosition, MAX_NUMBER, RaftEntry, Snapshot};
 use super::members::{NOBODY, ReplicaId};
-use super::message::{Kind, Message};
+use super::message::{Message, MessageKind};
 use super::settings::{MAX_CHANGE_BYTES, MAX_ENTRY_BYTES, MAX_MESSAGE_BYTES};
 use super::{Replica, parse_change};
 
@@ -32,19 +32,19 @@ impl Replica {
             return Some("a context that nobody gives");
         }
         match message.kind {
-            Kind::Append => objection_to_entries(message),
-            Kind::Snapshot => self.objection_to_snapshot(message),
+            MessageKind::Append => objection_to_entries(message),
+            MessageKind::Snapshot => self.objection_to_snapshot(message),
             _ if !message.entries.is_empty() || message.snapshot.is_some() => {
                 Some("it carries what its kind does not")
             }
-            Kind::Heartbeat => self.objection_to_heartbeat(message),
-            Kind::AppendResponse => self.objection_to_response(from, message),
-            Kind::TimeoutNow
-            | Kind::Vote
-            | Kind::VoteResponse
-            | Kind::PreVote
-            | Kind::PreVoteResponse
-            | Kind::HeartbeatResponse => None,
+            MessageKind::Heartbeat => self.objection_to_heartbeat(message),
+            MessageKind::AppendResponse => self.objection_to_response(from, message),
+            MessageKind::TimeoutNow
+            | MessageKind::Vote
+            | MessageKind::VoteResponse
+            | MessageKind::PreVote
+            | MessageKind::PreVoteResponse
+            | MessageKind::HeartbeatResponse => None,
         }
     }
 
@@ -97,12 +97,12 @@ fn objection_to_entries(message: &Message) -> Option<&'static str> {
     if message.snapshot.is_some() {
         return Some("it carries what its kind does not");
     }
-    let before = Place { index: message.index, term: Term(message.log_term) };
+    let before = LogPosition { index: message.index, term: Term(message.log_term) };
     if !exists(before) || before.term.0 > message.term {
         return Some("a place that cannot be");
     }
     let (mut previous, mut bytes) = (before, 0);
-    for Entry { place, kind, bytes: content } in &message.entries {
+    for RaftEntry { place, kind, bytes: content } in &message.entries {
         let follows = place.index == previous.index + 1 && place.term >= previous.term;
         if !follows || place.term.0 > message.term {
             return Some("entries that do not follow each other");
@@ -121,6 +121,6 @@ fn objection_to_entries(message: &Message) -> Option<&'static str> {
 }
 
 /// Whether an entry can stand at this place.
-fn exists(place: Place) -> bool {
+fn exists(place: LogPosition) -> bool {
     place.index > 0 && place.term > Term(0)
 }

@@ -1,8 +1,8 @@
 //! What a replica keeps on its disk, and the batches that change it.
 //!
-//! [`Kept`] is a disk's content as the replica sees it. [`Kept::absorb`] applies a [`Batch`] to it.
-//! The store does the same to a file, the mirror to memory, and tests to a disk that fails. The
-//! replica validates what it restores from a disk before it relies on it.
+//! [`DurableState`] is a disk's content as the replica sees it. [`DurableState::absorb`] applies a
+//! [`Batch`] to it. The store does the same to a file, the memory storage to memory, and tests to a
+//! disk that fails. The replica validates what it restores from a disk before it relies on it.
 //!
 //! A log begins behind its *base*, the last entry that the replica dropped. The snapshot stands for
 //! everything up to its own place, which is the base or later. So a replica that is a little behind
@@ -36,7 +36,7 @@ pub(crate) const MAX_NUMBER: u64 = u64::MAX / 4;
     Ord,
     Hash,
 )]
-pub struct Place {
+pub struct LogPosition {
     /// The index, from 1, without gaps.
     pub index: u64,
     /// The term of its proposer.
@@ -45,7 +45,7 @@ pub struct Place {
 
 /// The reader of an entry.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum EntryKind {
     /// The state machine reads it. An empty entry has no reader: a leader begins its term with one.
     Command,
     /// Raft reads it, because it changes the members.
@@ -54,16 +54,16 @@ pub enum Kind {
 
 /// An entry of the log.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Entry {
-    pub place: Place,
-    pub kind: Kind,
+pub struct RaftEntry {
+    pub place: LogPosition,
+    pub kind: EntryKind,
     pub bytes: Vec<u8>,
 }
 
-impl Entry {
+impl RaftEntry {
     /// Whether the state machine has to apply it.
-    pub(super) fn is_command(&self) -> bool {
-        self.kind == Kind::Command && !self.bytes.is_empty()
+    pub(crate) fn is_command(&self) -> bool {
+        self.kind == EntryKind::Command && !self.bytes.is_empty()
     }
 }
 
@@ -82,7 +82,7 @@ pub struct HardState {
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The last entry that the state includes. Index 0 on a disk without any log yet.
-    pub place: Place,
+    pub place: LogPosition,
     /// The members at that place.
     pub members: Members,
     /// The encoded state machine. Empty if it is at its beginning.
@@ -100,32 +100,32 @@ pub struct Batch {
     pub snapshot: Option<Snapshot>,
     /// The new base of the log. The store drops the entries up to it. If the entry at this index
     /// has another term, the store drops the whole log.
-    pub base: Place,
+    pub base: LogPosition,
     /// Entries to append. Older entries at the first one's index and behind it go.
-    pub entries: Vec<Entry>,
+    pub entries: Vec<RaftEntry>,
 }
 
 /// The content of a replica's disk. The default is that of a new disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct DurableState {
     pub hard_state: HardState,
     pub snapshot: Snapshot,
     /// The last entry that the replica dropped.
-    pub base: Place,
+    pub base: LogPosition,
     /// The log behind the base.
-    pub entries: VecDeque<Entry>,
+    pub entries: VecDeque<RaftEntry>,
 }
 
 /// The content of a disk is contradictory: another program has changed it, or this one is wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("what is kept is contradictory: {0}")]
-pub struct Unsound(&'static str);
+pub struct CorruptState(&'static str);
 
-impl Kept {
+impl DurableState {
     /// The disk of a cluster's first replica. Its log begins behind place 1. A joiner holds less,
     /// and so first gets a snapshot, which lists the members.
     pub fn founded_by(id: ReplicaId) -> Self {
-        let place = Place { index: 1, term: Term(1) };
+        let place = LogPosition { index: 1, term: Term(1) };
         let members = Members { voters: vec![id], ..Members::default() };
         Self {
             hard_state: HardState { term: place.term, vote: None, commit: place.index },
@@ -155,7 +155,7 @@ impl Kept {
     }
 
     /// The last entry's place. The base if there are no entries.
-    pub fn last(&self) -> Place {
+    pub fn last(&self) -> LogPosition {
         self.entries.back().map_or(self.base, |entry| entry.place)
     }
 
@@ -176,10 +176,10 @@ impl Kept {
     /// Whether a replica may rely on this content.
     ///
     /// # Errors
-    /// [`Unsound`], with the first contradiction.
-    pub fn validate(&self) -> Result<(), Unsound> {
+    /// [`CorruptState`], with the first contradiction.
+    pub fn validate(&self) -> Result<(), CorruptState> {
         let Self { hard_state, snapshot, base, entries } = self;
-        let check = |sound: bool, problem| if sound { Ok(()) } else { Err(Unsound(problem)) };
+        let check = |sound: bool, problem| if sound { Ok(()) } else { Err(CorruptState(problem)) };
         let places = || entries.iter().map(|entry| entry.place);
         let last = self.last();
         check(last.index <= MAX_NUMBER && hard_state.term.0 <= MAX_NUMBER, "a number too large")?;

@@ -9,10 +9,10 @@
 use ::raft::StateRole;
 use ::raft::eraftpb::{ConfChangeTransition, ConfChangeType, ConfChangeV2};
 
-use super::batch::{Entry, HardState};
+use super::batch::{HardState, RaftEntry};
 use super::members::{Members, NOBODY, ReplicaId};
-use super::writes::Waiting;
-use super::{Effect, Replica};
+use super::writes::WaitingEffects;
+use super::{RaftEffect, Replica};
 
 /// A learner that lacks at most this many entries has the log. The rest comes while it becomes a
 /// voter.
@@ -36,7 +36,7 @@ impl Replica {
     fn next_change(&mut self, members: &Members) -> Option<ConfChangeV2> {
         if members.is_joint() {
             #[cfg(feature = "planted")]
-            if self.plant == Some(super::plant::Plant::StayJoint) {
+            if self.plant == Some(super::plant::RaftPlant::StayJoint) {
                 return None;
             }
             return Some(ConfChangeV2::default());
@@ -91,7 +91,7 @@ impl Replica {
 
     /// A change of members is agreed on. A change that Raft finds impossible changes nothing, here
     /// as on every other replica.
-    pub(super) fn apply_change(&mut self, entry: &Entry) {
+    pub(super) fn apply_change(&mut self, entry: &RaftEntry) {
         let Some(change) = parse_change(&entry.bytes) else { return };
         let Ok(state) = self.node.apply_conf_change(&change) else { return };
         let members = Members::from_raft(&state);
@@ -104,12 +104,12 @@ impl Replica {
         if self.node.store().kept().hard_state.commit < entry.place.index {
             self.write(hard_state, None, Vec::new());
         }
-        self.writes.wait(Waiting {
+        self.writes.wait(WaitingEffects {
             batch: self.writes.given(),
             ready: None,
             term: hard_state.term.0,
             installed: None,
-            effects: vec![Effect::Members(members)],
+            effects: vec![RaftEffect::Members(members)],
         });
         self.release();
     }

@@ -1,4 +1,4 @@
-//! Carries out Raft's wishes: its Ready loop.
+//! Carries out Raft's requests: its Ready loop.
 //!
 //! Raft hands out its writes, messages and entries to apply in one piece (a `Ready`). No call may
 //! reach Raft until the replica has taken it. All of it becomes effects here: some at once, some
@@ -7,17 +7,17 @@
 use ::raft::eraftpb;
 use everstep_transport::protocol::Term;
 
-use super::batch::{Batch, Entry, HardState, Kind, Place, Snapshot};
+use super::batch::{Batch, EntryKind, HardState, LogPosition, RaftEntry, Snapshot};
 use super::members::{NOBODY, ReplicaId};
 use super::message::Message;
-use super::writes::Waiting;
-use super::{Agreed, Effect, Replica};
+use super::writes::WaitingEffects;
+use super::{CommittedEntry, RaftEffect, Replica};
 
 impl Replica {
     /// Takes everything that Raft has ready, and what follows from it.
     pub(super) fn drive(&mut self) {
         loop {
-            self.set_patience();
+            self.set_election_timeout();
             self.pursue_change();
             if !self.node.has_ready() {
                 break;
@@ -27,7 +27,7 @@ impl Replica {
         self.answer_reads();
         self.tell_who_leads();
         if self.node.store().lacks_a_snapshot() {
-            self.effects.push_back(Effect::TakeSnapshot);
+            self.effects.push_back(RaftEffect::TakeSnapshot);
         }
     }
 
@@ -42,18 +42,18 @@ impl Replica {
         let hard_state = HardState::from_raft(&self.node.raft.hard_state());
         let snapshot =
             (!ready.snapshot().is_empty()).then(|| Snapshot::from_raft(ready.snapshot()));
-        let entries: Vec<_> = ready.take_entries().iter().map(Entry::from_raft).collect();
+        let entries: Vec<_> = ready.take_entries().iter().map(RaftEntry::from_raft).collect();
         let installed = snapshot.as_ref().map(|snapshot| snapshot.place.index);
         #[cfg(feature = "planted")]
-        if self.plant == Some(super::plant::Plant::ApplyEarly) {
-            self.effects.push_back(Effect::Apply(commands(&entries)));
+        if self.plant == Some(super::plant::RaftPlant::ApplyEarly) {
+            self.effects.push_back(RaftEffect::Apply(commands(&entries)));
         }
         if ready.must_sync() {
             self.write(hard_state, snapshot.clone(), entries);
         }
         ready.take_read_states().iter().for_each(|state| self.reads.confirm(state));
         let committed: Vec<_> =
-            ready.take_committed_entries().iter().map(Entry::from_raft).collect();
+            ready.take_committed_entries().iter().map(RaftEntry::from_raft).collect();
         let number = ready.number();
         self.node.advance_append_async(ready);
         if let Some(Snapshot { place, members, .. }) = &snapshot {
@@ -61,9 +61,9 @@ impl Replica {
         }
         if let Some(snapshot) = snapshot {
             let members = snapshot.members.clone();
-            effects.splice(0..0, [Effect::Install(snapshot), Effect::Members(members)]);
+            effects.splice(0..0, [RaftEffect::Install(snapshot), RaftEffect::Members(members)]);
         }
-        self.writes.wait(Waiting {
+        self.writes.wait(WaitingEffects {
             batch: self.writes.given(),
             ready: Some(number),
             term: hard_state.term.0,
@@ -78,7 +78,7 @@ impl Replica {
     /// only when they are durable, but its term has to be on the disk already.
     fn may_speak_at_once(&self) -> bool {
         #[cfg(feature = "planted")]
-        if self.plant == Some(super::plant::Plant::SayEarly) {
+        if self.plant == Some(super::plant::RaftPlant::SayEarly) {
             return true;
         }
         self.leads()
@@ -89,11 +89,11 @@ impl Replica {
         &mut self,
         hard_state: HardState,
         snapshot: Option<Snapshot>,
-        entries: Vec<Entry>,
+        entries: Vec<RaftEntry>,
     ) {
         #[cfg(feature = "planted")]
         let hard_state = match self.plant {
-            Some(super::plant::Plant::ForgetVote) => HardState { vote: None, ..hard_state },
+            Some(super::plant::RaftPlant::ForgetVote) => HardState { vote: None, ..hard_state },
             _ => hard_state,
         };
         // A snapshot from another replica stands for the whole log.
@@ -103,15 +103,16 @@ impl Replica {
     }
 
     /// Writes this replica's own snapshot, and lets the log begin behind `base`.
-    pub(super) fn write_snapshot(&mut self, snapshot: Snapshot, base: Place) {
+    pub(super) fn write_snapshot(&mut self, snapshot: Snapshot, base: LogPosition) {
         let hard_state = HardState::from_raft(&self.node.raft.hard_state());
         let (number, snapshot) = (self.writes.next(), Some(snapshot));
         self.persist(Batch { number, hard_state, snapshot, base, entries: Vec::new() });
     }
 
     fn persist(&mut self, batch: Batch) {
+        self.check_batch(&batch);
         self.node.mut_store().absorb(&batch);
-        self.effects.push_back(Effect::Persist(batch));
+        self.effects.push_back(RaftEffect::Persist(batch));
     }
 
     /// Does the work that has waited for a batch which is durable now.
@@ -127,18 +128,19 @@ impl Replica {
         }
     }
 
-    fn apply(&mut self, committed: &[Entry]) {
+    fn apply(&mut self, committed: &[RaftEntry]) {
         let Some(last) = committed.last() else { return };
+        self.check_handed_out(committed);
         let commands = commands(committed);
         #[cfg(feature = "planted")]
         let commands = match self.plant {
-            Some(super::plant::Plant::ApplyEarly) => Vec::new(),
+            Some(super::plant::RaftPlant::ApplyEarly) => Vec::new(),
             _ => commands,
         };
         if !commands.is_empty() {
-            self.effects.push_back(Effect::Apply(commands));
+            self.effects.push_back(RaftEffect::Apply(commands));
         }
-        for entry in committed.iter().filter(|entry| entry.kind == Kind::Members) {
+        for entry in committed.iter().filter(|entry| entry.kind == EntryKind::Members) {
             self.apply_change(entry);
         }
         self.node.advance_apply_to(last.place.index);
@@ -147,10 +149,11 @@ impl Replica {
     fn answer_reads(&mut self) {
         if !self.is_elected() {
             let lost = self.reads.lose().into_iter();
-            self.effects.extend(lost.map(|ticket| Effect::ReadLost { ticket }));
+            self.effects.extend(lost.map(|ticket| RaftEffect::ReadLost { ticket }));
         }
         let answered = self.reads.answered(self.node.raft.raft_log.applied());
-        let answers = answered.into_iter().map(|(index, ticket)| Effect::Read { ticket, index });
+        let answers =
+            answered.into_iter().map(|(index, ticket)| RaftEffect::Read { ticket, index });
         self.effects.extend(answers);
     }
 
@@ -160,26 +163,27 @@ impl Replica {
             return; // this replica might be elected a second time in this term, without knowing it
         }
         let leader = ReplicaId(raft.leader_id);
-        let standing = ((leader != NOBODY).then_some(leader), Term(raft.term));
-        if self.told == Some(standing) {
+        let leadership = ((leader != NOBODY).then_some(leader), Term(raft.term));
+        if self.told == Some(leadership) {
             return;
         }
-        self.told = Some(standing);
-        let (leader, term) = standing;
+        self.told = Some(leadership);
+        let (leader, term) = leadership;
         self.effects.push_back(match self.leads() {
-            true => Effect::Leads(term),
-            false => Effect::Follows { leader, term },
+            true => RaftEffect::Leads(term),
+            false => RaftEffect::Follows { leader, term },
         });
     }
 }
 
-fn to_be_sent(message: eraftpb::Message) -> Option<Effect> {
+fn to_be_sent(message: eraftpb::Message) -> Option<RaftEffect> {
     let (to, message) = Message::from_raft(message)?;
-    Some(Effect::Send { to, message })
+    Some(RaftEffect::Send { to, message })
 }
 
 /// The entries for the state machine.
-fn commands(entries: &[Entry]) -> Vec<Agreed> {
-    let agreed = |entry: &Entry| Agreed { place: entry.place, bytes: entry.bytes.clone() };
+fn commands(entries: &[RaftEntry]) -> Vec<CommittedEntry> {
+    let agreed =
+        |entry: &RaftEntry| CommittedEntry { place: entry.place, bytes: entry.bytes.clone() };
     entries.iter().filter(|entry| entry.is_command()).map(agreed).collect()
 }

@@ -12,14 +12,14 @@ use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::batch::{Entry, Snapshot};
+use super::batch::{RaftEntry, Snapshot};
 use super::members::ReplicaId;
 
 /// A message from one replica to another. All messages but snapshots go over one stream, in order.
 /// A snapshot is large, and goes by itself.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Message {
-    pub(super) kind: Kind,
+    pub(super) kind: MessageKind,
     pub(super) term: u64,
     pub(super) log_term: u64,
     pub(super) index: u64,
@@ -28,7 +28,7 @@ pub struct Message {
     pub(super) reject: bool,
     pub(super) reject_hint: u64,
     pub(super) context: Vec<u8>,
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<RaftEntry>,
     pub(super) snapshot: Option<Snapshot>,
     /// The sender's tick, in microseconds.
     pub(super) tick_us: u32,
@@ -39,7 +39,7 @@ pub struct Message {
 
 /// The kind of a message.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum MessageKind {
     Append,
     AppendResponse,
     Vote,
@@ -55,41 +55,41 @@ pub(super) enum Kind {
 /// Bytes that do not decode to a message.
 #[derive(Debug, thiserror::Error)]
 #[error("bytes that are not a message between replicas: {0}")]
-pub struct Garbled(Failure);
+pub struct MalformedMessage(Failure);
 
 impl Message {
     /// Whether it carries a snapshot.
     pub fn is_snapshot(&self) -> bool {
-        self.kind == Kind::Snapshot
+        self.kind == MessageKind::Snapshot
     }
 
     /// Its name at a failpoint, where a test may make a replica fail that sends or hears it.
     #[cfg(feature = "failpoints")]
     pub(crate) fn name(&self) -> &'static str {
         match self.kind {
-            Kind::Append if !self.entries.is_empty() => "entries",
-            Kind::AppendResponse => "entries_answer",
-            Kind::Vote => "vote",
-            Kind::VoteResponse => "ballot",
-            Kind::Snapshot => "snapshot",
-            Kind::TimeoutNow => "summons",
+            MessageKind::Append if !self.entries.is_empty() => "entries",
+            MessageKind::AppendResponse => "entries_answer",
+            MessageKind::Vote => "vote",
+            MessageKind::VoteResponse => "ballot",
+            MessageKind::Snapshot => "snapshot",
+            MessageKind::TimeoutNow => "summons",
             _ => "",
         }
     }
 
     /// Whether a leader asks with it for an election at once.
-    pub(super) fn is_summons(&self) -> bool {
-        self.kind == Kind::TimeoutNow
+    pub(super) fn is_timeout_now(&self) -> bool {
+        self.kind == MessageKind::TimeoutNow
     }
 
     /// Whether only a leader sends it.
     pub(super) fn is_of_leader(&self) -> bool {
-        matches!(self.kind, Kind::Append | Kind::Heartbeat | Kind::Snapshot)
+        matches!(self.kind, MessageKind::Append | MessageKind::Heartbeat | MessageKind::Snapshot)
     }
 
     /// In a PreVote request: the sender's term, which is one less than the term it asks for.
     pub(super) fn term_of_asker(&self) -> Option<u64> {
-        (self.kind == Kind::PreVote).then(|| self.term - 1)
+        (self.kind == MessageKind::PreVote).then(|| self.term - 1)
     }
 
     /// The bytes of the message.
@@ -100,19 +100,19 @@ impl Message {
     /// Decodes a message. The caller has bounded `bytes`, and nothing inside can be larger.
     ///
     /// # Errors
-    /// [`Garbled`] if the bytes are no message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Garbled> {
+    /// [`MalformedMessage`] if the bytes are no message.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MalformedMessage> {
         let mut aligned = AlignedVec::<16>::with_capacity(bytes.len());
         aligned.extend_from_slice(bytes);
-        rkyv::from_bytes::<Self, Failure>(&aligned).map_err(Garbled)
+        rkyv::from_bytes::<Self, Failure>(&aligned).map_err(MalformedMessage)
     }
 
     /// The message of this replica's Raft, with its receiver. None for a message that no peer may
     /// get.
     pub(super) fn from_raft(mut message: eraftpb::Message) -> Option<(ReplicaId, Self)> {
-        let kind = Kind::from_raft(message.get_msg_type())?;
+        let kind = MessageKind::from_raft(message.get_msg_type())?;
         let snapshot =
-            (kind == Kind::Snapshot).then(|| Snapshot::from_raft(message.get_snapshot()));
+            (kind == MessageKind::Snapshot).then(|| Snapshot::from_raft(message.get_snapshot()));
         let said = Self {
             kind,
             term: message.term,
@@ -123,7 +123,7 @@ impl Message {
             reject: message.reject,
             reject_hint: message.reject_hint,
             context: message.take_context().to_vec(),
-            entries: message.get_entries().iter().map(Entry::from_raft).collect(),
+            entries: message.get_entries().iter().map(RaftEntry::from_raft).collect(),
             snapshot,
             tick_us: 0,
             asked_us: 0,
@@ -145,7 +145,7 @@ impl Message {
         message.reject = self.reject;
         message.reject_hint = self.reject_hint;
         message.context = self.context.clone().into();
-        message.set_entries(self.entries.iter().map(Entry::to_raft).collect());
+        message.set_entries(self.entries.iter().map(RaftEntry::to_raft).collect());
         if let Some(snapshot) = &self.snapshot {
             message.set_snapshot(snapshot.to_raft());
         }
@@ -153,7 +153,7 @@ impl Message {
     }
 }
 
-impl Kind {
+impl MessageKind {
     fn from_raft(kind: MessageType) -> Option<Self> {
         Some(match kind {
             MessageType::MsgAppend => Self::Append,

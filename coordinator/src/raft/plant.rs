@@ -5,7 +5,7 @@
 
 /// A bug that can be planted in a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Plant {
+pub enum RaftPlant {
     /// The replica does not write down its vote.
     ForgetVote,
     /// The replica sends at once a message that has to wait until a batch is durable.

@@ -13,7 +13,7 @@ const MAX_READS: usize = 1024;
 
 /// Tickets without an answer.
 #[derive(Default)]
-pub(super) struct Reads {
+pub(super) struct ReadTickets {
     /// The number of reads so far. Each read has a number of its own, whatever its ticket.
     asked: u64,
     /// Tickets by number, while this replica does not know yet whether it led.
@@ -22,7 +22,7 @@ pub(super) struct Reads {
     known: VecDeque<(u64, u64)>,
 }
 
-impl Reads {
+impl ReadTickets {
     /// Takes a ticket. Returns the context to ask Raft with, or none if too many reads wait.
     pub(super) fn ask(&mut self, ticket: u64) -> Option<Vec<u8>> {
         if self.asking.len() + self.known.len() >= MAX_READS {

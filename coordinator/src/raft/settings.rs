@@ -5,19 +5,23 @@ use std::time::Duration;
 use super::members::ReplicaId;
 
 /// The shortest tick, used within one place: a heartbeat each 25 ms, an election after 125 to 205
-/// ms of silence. `pace.rs` says when a tick is longer.
+/// ms of silence. `tick_rate.rs` says when a tick is longer.
 pub const LAN_TICK: Duration = Duration::from_millis(5);
 
+/// The shortest tick while the cluster is at rest: a heartbeat each 150 ms, an election after 375
+/// to 615 ms of silence.
+pub(super) const REST_TICK: Duration = Duration::from_millis(15);
+
 /// Ticks between a leader's heartbeats.
-pub(super) const HEARTBEAT: usize = 5;
+pub(super) const HEARTBEAT_TICKS: usize = 5;
 /// The same while the cluster is at rest, because each heartbeat costs every replica some wake-ups.
-pub(super) const HEARTBEAT_AT_REST: usize = 10;
+pub(super) const RESTING_HEARTBEAT_TICKS: usize = 10;
 /// A replica that has heard a leader elects no other one for this many ticks. A leader has to hear
-/// a majority within them. Below the shortest time-out, so that a replica that runs out of patience
+/// a majority within them. Below the shortest time-out, so that a replica that times out
 /// does not find the others bound by a heartbeat that reached them a moment later.
-pub(super) const LEASE: usize = 20;
+pub(super) const LEASE_TICKS: usize = 20;
 /// The shortest and, exclusively, the longest time-out of an election, in ticks.
-const TIMEOUT: std::ops::Range<usize> = 25..42;
+const ELECTION_TIMEOUT_TICKS: std::ops::Range<usize> = 25..42;
 
 /// Most bytes of entries in a message, unless a single entry is larger.
 pub(super) const MAX_MESSAGE_BYTES: usize = 1 << 20;
@@ -37,10 +41,10 @@ pub(super) fn settings(id: ReplicaId, applied: u64) -> ::raft::Config {
     ::raft::Config {
         id: id.0,
         applied,
-        election_tick: LEASE,
-        heartbeat_tick: HEARTBEAT,
-        min_election_tick: TIMEOUT.start,
-        max_election_tick: TIMEOUT.end,
+        election_tick: LEASE_TICKS,
+        heartbeat_tick: HEARTBEAT_TICKS,
+        min_election_tick: ELECTION_TIMEOUT_TICKS.start,
+        max_election_tick: ELECTION_TIMEOUT_TICKS.end,
         // A replica that was cut off comes back without disturbing the others. A removed one never
         // can.
         pre_vote: true,
@@ -62,5 +66,5 @@ pub(super) fn election_ticks(seed: u64, id: ReplicaId, term: u64) -> usize {
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
     mixed ^= mixed >> 31;
-    TIMEOUT.start + (mixed % TIMEOUT.len() as u64) as usize
+    ELECTION_TIMEOUT_TICKS.start + (mixed % ELECTION_TIMEOUT_TICKS.len() as u64) as usize
 }

@@ -5,13 +5,13 @@
 
 use std::collections::VecDeque;
 
-use super::{Effect, Message, Replica};
+use super::{Message, RaftEffect, Replica};
 
 /// Most effects that wait for the disk: the answers to some seconds of a leader's messages.
 const MAX_HELD: usize = 256;
 
 /// What the replica does when a batch is durable.
-pub(super) struct Waiting {
+pub(super) struct WaitingEffects {
     /// The number of the batch.
     pub(super) batch: u64,
     /// The number of Raft's `Ready`, if that waits as well.
@@ -21,10 +21,10 @@ pub(super) struct Waiting {
     /// The index of the snapshot in it, if it has one.
     pub(super) installed: Option<u64>,
     /// The effects that may go out then.
-    pub(super) effects: Vec<Effect>,
+    pub(super) effects: Vec<RaftEffect>,
 }
 
-impl Waiting {
+impl WaitingEffects {
     /// Adds effects that wait for the same batch.
     fn join(&mut self, next: Self) {
         self.ready = next.ready.or(self.ready); // Raft takes it for all before
@@ -35,16 +35,16 @@ impl Waiting {
 }
 
 /// The batches that the replica has given to the disk so far.
-pub(super) struct Writes {
+pub(super) struct BatchWrites {
     given: u64,
     durable: u64,
     term: u64,
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<WaitingEffects>,
     /// The number of effects that wait.
     held: usize,
 }
 
-impl Writes {
+impl BatchWrites {
     /// No batch yet, on a disk that knows a term.
     pub(super) fn new(term: u64) -> Self {
         Self { given: 0, durable: 0, term, waiting: VecDeque::new(), held: 0 }
@@ -72,7 +72,7 @@ impl Writes {
     }
 
     /// Lets effects wait for the newest batch. They are due at once if that batch is durable.
-    pub(super) fn wait(&mut self, waiting: Waiting) {
+    pub(super) fn wait(&mut self, waiting: WaitingEffects) {
         self.held += waiting.effects.len();
         match self.waiting.back_mut().filter(|last| last.batch == waiting.batch) {
             Some(last) => last.join(waiting),
@@ -87,7 +87,7 @@ impl Writes {
     }
 
     /// The next effects that need not wait any more.
-    pub(super) fn released(&mut self) -> Option<Waiting> {
+    pub(super) fn released(&mut self) -> Option<WaitingEffects> {
         let waiting = self.waiting.pop_front_if(|waiting| waiting.batch <= self.durable)?;
         self.term = waiting.term;
         self.held -= waiting.effects.len();
@@ -111,7 +111,7 @@ impl Replica {
     /// snapshot while its link lasts.
     pub(super) fn must_ignore(&self, message: &Message) -> bool {
         #[cfg(feature = "planted")]
-        if self.plant == Some(super::plant::Plant::HoldEverything) {
+        if self.plant == Some(super::plant::RaftPlant::HoldEverything) {
             return false;
         }
         self.writes.held >= MAX_HELD && !message.is_snapshot()

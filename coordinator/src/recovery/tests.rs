@@ -4,31 +4,32 @@ use everstep_transport::protocol::NodeName;
 use everstep_transport::time::Time;
 
 use super::*;
-use crate::raft::{Effect, Options, Replica};
-use crate::state::Coordinator;
+use crate::raft::{RaftEffect, RaftOptions, Replica};
+use crate::state::{CoordinatorInfo, LOG_FORMATS};
 
-fn entry(index: u64, command: Command) -> raft::Entry {
-    let bytes = seat::encode(&Entry { unix_ms: index, command });
-    raft::Entry { place: Place { index, term: Term(1) }, kind: Kind::Command, bytes }
+fn entry(index: u64, command: Command) -> raft::RaftEntry {
+    let bytes = CommandEntry { unix_ms: index, command }.encode(*LOG_FORMATS.end());
+    raft::RaftEntry { place: LogPosition { index, term: Term(1) }, kind: EntryKind::Command, bytes }
 }
 
-fn coordinator(number: u16) -> Coordinator {
-    Coordinator {
+fn coordinator(number: u16) -> CoordinatorInfo {
+    CoordinatorInfo {
         name: NodeName::parse(&format!("coordinator-{number}")).expect("a valid name"),
         incarnation: number.into(),
         address: (Ipv4Addr::LOCALHOST, number).into(),
         api: None,
+        log_format: *LOG_FORMATS.end(),
     }
 }
 
 /// The disk of the first of three coordinators. Its last entry is not known to be agreed on.
-fn disk() -> Kept {
-    let mut kept = Kept::founded_by(ReplicaId(1));
+fn disk() -> DurableState {
+    let mut kept = DurableState::founded_by(ReplicaId(1));
     let join = |id| Command::Coordinator { id: None, coordinator: coordinator(id) };
     let (ephemeral, tokens) = (false, Vec::new());
     let founded = Command::Found { ephemeral, founder: coordinator(1), tokens };
-    let change = |index| raft::Entry {
-        kind: Kind::Members,
+    let change = |index| raft::RaftEntry {
+        kind: EntryKind::Members,
         ..entry(index, Command::Lead { coordinator: 1 })
     };
     kept.entries = [
@@ -46,24 +47,24 @@ fn disk() -> Kept {
 
 #[test]
 fn a_log_tells_what_it_holds_and_who_is_given_up() {
-    let prospect = prospect(&disk(), 1).expect("it can be gone on from");
-    let lost: Vec<_> = prospect.lost.iter().map(|view| view.id).collect();
-    assert_eq!((lost, prospect.last.index, prospect.agreed), (vec![3, 5], 7, 6));
-    assert_eq!(prospect.newest_unix_ms, Some(7));
+    let plan = plan(&disk(), 1).expect("it can be gone on from");
+    let lost: Vec<_> = plan.lost.iter().map(|view| view.id).collect();
+    assert_eq!((lost, plan.last.index, plan.agreed), (vec![3, 5], 7, 6));
+    assert_eq!(plan.newest_unix_ms, Some(7));
 }
 
 #[test]
 fn the_survivor_leads_alone_with_every_entry_that_it_has_and_the_others_are_shut_out() {
     let kept = recovered(disk(), 1, 99);
     kept.validate().expect("sound");
-    let options = Options::new(ReplicaId(1), 1, 10);
+    let options = RaftOptions::new(ReplicaId(1), 1, 10);
     let mut replica = Replica::new(Time(0), options, kept.clone()).expect("sound");
     let (mut applied, mut leads) = (Vec::new(), None);
     while let Some(effect) = replica.poll_effect() {
         match effect {
-            Effect::Persist(batch) => replica.persisted(batch.number),
-            Effect::Apply(agreed) => applied.extend(agreed.iter().map(|it| it.place.index)),
-            Effect::Leads(term) => leads = Some(term),
+            RaftEffect::Persist(batch) => replica.persisted(batch.number),
+            RaftEffect::Apply(agreed) => applied.extend(agreed.iter().map(|it| it.place.index)),
+            RaftEffect::Leads(term) => leads = Some(term),
             _ => {}
         }
     }
@@ -73,11 +74,11 @@ fn the_survivor_leads_alone_with_every_entry_that_it_has_and_the_others_are_shut
     let (state, _) = replay(&kept).expect("it can be read");
     let ids = |views: Vec<CoordinatorView>| views.iter().map(|view| view.id).collect::<Vec<_>>();
     assert_eq!((ids(state.coordinators()), ids(state.those_shut_out())), (vec![1], vec![3, 5]));
-    assert!(matches!(prospect(&kept, 1), Err(RecoveryError::Alone)), "once is enough");
+    assert!(matches!(plan(&kept, 1), Err(RecoveryError::Alone)), "once is enough");
 }
 
 #[test]
 fn a_log_that_is_empty_or_of_a_removed_coordinator_is_refused() {
-    assert!(matches!(prospect(&Kept::default(), 1), Err(RecoveryError::Empty)));
-    assert!(matches!(prospect(&disk(), 9), Err(RecoveryError::Removed)));
+    assert!(matches!(plan(&DurableState::default(), 1), Err(RecoveryError::Empty)));
+    assert!(matches!(plan(&disk(), 9), Err(RecoveryError::Removed)));
 }

@@ -12,22 +12,23 @@ use everstep_transport::identity::{
 };
 use everstep_transport::protocol::NodeName;
 use everstep_transport::protocol::question::RevokedView;
+use everstep_transport::protocol::rejection::Rejection;
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{State, Verdict};
+use super::{EntryOutcome, State};
 
 /// The most tokens that are accepted at a time.
-pub(super) const TOKENS: usize = 1_000;
+pub(super) const MAX_TOKENS: usize = 1_000;
 /// The most nodes that one token admits: the state keeps the name of each.
-const USES: u32 = 1_000;
+const MAX_USES: u32 = 1_000;
 /// The most nodes that are revoked at a time.
-pub(super) const REVOKED: usize = 10_000;
+pub(super) const MAX_REVOKED: usize = 10_000;
 /// How long the state remembers an expired token.
-const EXPIRED_FOR: Duration = Duration::from_secs(3600);
+const EXPIRED_TOKEN_KEPT_FOR: Duration = Duration::from_secs(3600);
 /// How long a worker stays revoked: its certificate lasts 26 hours.
-const WORKER_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+const WORKER_REVOKED_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long an operator stays revoked: its certificate lasts a year.
-const OPERATOR_FOR: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
+const OPERATOR_REVOKED_FOR: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
 /// The revoked nodes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
@@ -41,8 +42,8 @@ pub(super) struct Revocations {
 impl Revocations {
     fn forget_old(&mut self, unix_ms: u64) {
         let lasts = |node: &Identity| match node.role {
-            Role::Operator => OPERATOR_FOR,
-            Role::Worker | Role::Coordinator => WORKER_FOR,
+            Role::Operator => OPERATOR_REVOKED_FOR,
+            Role::Worker | Role::Coordinator => WORKER_REVOKED_FOR,
         };
         self.since
             .retain(|node, since| unix_ms.saturating_sub(*since) < lasts(node).as_millis() as u64);
@@ -82,52 +83,55 @@ impl State {
         &mut self,
         unix_ms: u64,
         token: &AcceptedToken,
-    ) -> Result<Verdict, String> {
-        self.tokens.forget_expired(at(unix_ms.saturating_sub(EXPIRED_FOR.as_millis() as u64)));
-        if self.tokens.count() >= TOKENS {
+    ) -> Result<EntryOutcome, Rejection> {
+        self.tokens
+            .forget_expired(at(unix_ms.saturating_sub(EXPIRED_TOKEN_KEPT_FOR.as_millis() as u64)));
+        if self.tokens.count() >= MAX_TOKENS {
             self.tokens.forget_expired(at(unix_ms));
         }
-        if self.tokens.count() >= TOKENS {
-            return Err(format!("there are {TOKENS} tokens already; revoke some"));
+        if self.tokens.count() >= MAX_TOKENS {
+            return Err(Rejection::TooManyTokens(MAX_TOKENS));
         }
-        if let Some(uses) = token.terms().uses.filter(|uses| *uses > USES) {
-            return Err(format!("a token admits at most {USES} nodes, not {uses}"));
+        if let Some(uses) = token.limits().uses.filter(|uses| *uses > MAX_USES) {
+            return Err(Rejection::TooManyUses { most: MAX_USES, uses });
         }
         self.tokens.accept(token.clone());
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
-    pub(super) fn revoke_token(&mut self, token: &TokenId) -> Result<Verdict, String> {
+    pub(super) fn revoke_token(&mut self, token: &TokenId) -> Result<EntryOutcome, Rejection> {
         match self.tokens.revoke(token) {
-            true => Ok(Verdict::Accepted),
-            false => Err("there is no such token".into()),
+            true => Ok(EntryOutcome::Accepted),
+            false => Err(Rejection::NoToken),
         }
     }
 
     /// A node that is revoked twice stays revoked since the first time.
-    pub(super) fn revoke(&mut self, unix_ms: u64, node: &Identity) -> Result<Verdict, String> {
+    pub(super) fn revoke(
+        &mut self,
+        unix_ms: u64,
+        node: &Identity,
+    ) -> Result<EntryOutcome, Rejection> {
         if node.role == Role::Coordinator {
-            return Err(
-                "a coordinator is removed, not revoked: `everstep coordinator remove`".into()
-            );
+            return Err(Rejection::RevokedCoordinator);
         }
         self.revocations.forget_old(unix_ms);
-        if self.revocations.since.len() >= REVOKED {
-            return Err(format!("{REVOKED} nodes are revoked already; found a new cluster"));
+        if self.revocations.since.len() >= MAX_REVOKED {
+            return Err(Rejection::TooManyRevoked(MAX_REVOKED));
         }
         self.revocations.since.entry(node.clone()).or_insert(unix_ms);
         self.revocations.revision = self.applied;
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
-    pub(super) fn spend(&mut self, unix_ms: u64, token: &TokenId, name: &NodeName) -> Verdict {
+    pub(super) fn spend(&mut self, unix_ms: u64, token: &TokenId, name: &NodeName) -> EntryOutcome {
         let is_it = |node: &Identity| node.name == *name;
         if self.revoked().any(is_it) {
-            return Verdict::NotAdmitted(Refusal::Removed);
+            return EntryOutcome::NotAdmitted(Refusal::Removed);
         }
         match self.tokens.spend(token, name, at(unix_ms)) {
-            Ok(()) => Verdict::Accepted,
-            Err(refusal) => Verdict::NotAdmitted(refusal),
+            Ok(()) => EntryOutcome::Accepted,
+            Err(refusal) => EntryOutcome::NotAdmitted(refusal),
         }
     }
 }

@@ -6,10 +6,11 @@
 
 use std::collections::BTreeMap;
 
+use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{Generation, WorkerId};
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{State, Verdict};
+use super::{EntryOutcome, State};
 
 /// An owner that a change of generation waits for.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,13 +55,13 @@ impl State {
         unix_ms: u64,
         generation: Generation,
         owners: &[AwaitedOwner],
-    ) -> Result<Verdict, String> {
+    ) -> Result<EntryOutcome, Rejection> {
         if generation != self.generation() {
-            return Err(format!("the change after generation {generation} is over"));
+            return Err(Rejection::ChangeIsOver(generation));
         }
         let since = (!owners.is_empty()).then(|| self.awaited.since.unwrap_or(unix_ms));
         let owners = owners.iter().map(|owner| (owner.worker, owner.waited_ms)).collect();
         self.awaited = AwaitedOwners { owners, since };
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 }

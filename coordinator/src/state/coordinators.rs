@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use everstep_transport::identity::AcceptedToken;
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView};
 
-use super::{Coordinator, State, Verdict};
+use super::{CoordinatorInfo, EntryOutcome, State};
 use crate::raft::MAX_MEMBERS;
 
 /// The id of the coordinator that founded the cluster.
@@ -20,7 +21,7 @@ pub const FOUNDER: CoordinatorId = 1;
 const SHUT_OUT: usize = 1_000;
 
 /// The coordinators, by id.
-pub(super) type Coordinators = BTreeMap<CoordinatorId, Coordinator>;
+pub(super) type Coordinators = BTreeMap<CoordinatorId, CoordinatorInfo>;
 
 impl State {
     /// The coordinators, by id. Empty before the cluster was founded.
@@ -47,7 +48,7 @@ impl State {
     }
 
     /// Whether the log has this coordinator, with the address that it says to have.
-    pub fn knows(&self, coordinator: &Coordinator) -> bool {
+    pub fn knows(&self, coordinator: &CoordinatorInfo) -> bool {
         self.coordinators.values().any(|known| known == coordinator)
     }
 
@@ -60,20 +61,20 @@ impl State {
     pub(super) fn found(
         &mut self,
         ephemeral: bool,
-        founder: &Coordinator,
+        founder: &CoordinatorInfo,
         tokens: &[AcceptedToken],
-    ) -> Result<Verdict, String> {
+    ) -> Result<EntryOutcome, Rejection> {
         match self.coordinators.get(&FOUNDER) {
             None if self.coordinators.is_empty() => {
                 self.ephemeral = ephemeral;
                 tokens.iter().for_each(|token| self.tokens.accept(token.clone()));
                 self.place(FOUNDER, founder);
-                Ok(Verdict::Coordinator(FOUNDER))
+                Ok(EntryOutcome::Coordinator(FOUNDER))
             }
             Some(known) if known.incarnation == founder.incarnation => {
                 self.settle_in(None, founder)
             }
-            _ => Err("the cluster is founded already".into()),
+            _ => Err(Rejection::Founded),
         }
     }
 
@@ -82,27 +83,31 @@ impl State {
     pub(super) fn settle_in(
         &mut self,
         claimed: Option<CoordinatorId>,
-        coordinator: &Coordinator,
-    ) -> Result<Verdict, String> {
+        coordinator: &CoordinatorInfo,
+    ) -> Result<EntryOutcome, Rejection> {
         if self.coordinators.is_empty() {
-            return Err("the cluster is not founded yet".into());
+            return Err(Rejection::NotFounded);
         }
-        let its_own = |known: &Coordinator| known.incarnation == coordinator.incarnation;
+        let its_own = |known: &CoordinatorInfo| known.incarnation == coordinator.incarnation;
         if let Some(id) = claimed
             && !self.coordinators.get(&id).is_some_and(its_own)
         {
-            return Err(format!("coordinator {id} is none of them any more"));
+            return Err(Rejection::Removed(id));
         }
         let name = &coordinator.name;
+        let (format, ours) = (coordinator.log_format, self.log_format);
+        if format < ours {
+            return Err(Rejection::LogFormat { name: name.clone(), format, ours });
+        }
         if self.shut_out.values().any(|known| known.name == *name) {
-            return Err(format!("{name} was removed, and is shut out"));
+            return Err(Rejection::ShutOut(name.clone()));
         }
         let before = self.coordinators.iter().find(|(_, known)| known.name == *name);
         let before = before.map(|(&id, known)| (id, known.incarnation));
         let id = match before {
             Some((id, incarnation)) if incarnation == coordinator.incarnation => id,
             _ if before.is_none() && self.coordinators.len() >= MAX_MEMBERS => {
-                return Err(format!("there are {MAX_MEMBERS} coordinators already"));
+                return Err(Rejection::TooManyCoordinators(MAX_MEMBERS));
             }
             _ => {
                 if let Some((lost, _)) = before {
@@ -112,38 +117,40 @@ impl State {
             }
         };
         self.place(id, coordinator);
-        Ok(Verdict::Coordinator(id))
+        Ok(EntryOutcome::Coordinator(id))
     }
 
-    fn place(&mut self, id: CoordinatorId, coordinator: &Coordinator) {
+    fn place(&mut self, id: CoordinatorId, coordinator: &CoordinatorInfo) {
         let before = self.coordinators.insert(id, coordinator.clone());
         if before.as_ref() != Some(coordinator) {
             self.revision = self.applied;
         }
+        self.raise_format();
     }
 
-    pub(super) fn remove(&mut self, id: CoordinatorId) -> Result<Verdict, String> {
+    pub(super) fn remove(&mut self, id: CoordinatorId) -> Result<EntryOutcome, Rejection> {
         if !self.coordinators.contains_key(&id) {
-            return Err(format!("there is no coordinator {id}"));
+            return Err(Rejection::NoCoordinator(id));
         }
         if self.coordinators.len() == 1 {
-            return Err(format!("coordinator {id} is the last; stop it instead"));
+            return Err(Rejection::LastCoordinator(id));
         }
         self.leaving.extend(self.coordinators.remove_entry(&id));
         self.revision = self.applied;
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
-    pub(super) fn shut_out(&mut self, id: CoordinatorId) -> Result<Verdict, String> {
+    pub(super) fn shut_out(&mut self, id: CoordinatorId) -> Result<EntryOutcome, Rejection> {
         let Some(gone) = self.leaving.remove(&id) else {
-            return Err(format!("coordinator {id} was not removed, or is shut out already"));
+            return Err(Rejection::NotRemoved(id));
         };
         // A coordinator that took its place goes by its name.
         if self.coordinators.values().all(|known| known.name != gone.name) {
             self.shut_out.insert(id, gone);
         }
         self.forget_oldest_shut_out();
-        Ok(Verdict::Accepted)
+        self.raise_format();
+        Ok(EntryOutcome::Accepted)
     }
 
     /// Only the survivor is left. The others do not come back: two clusters would lead the workers.
@@ -151,9 +158,9 @@ impl State {
         &mut self,
         unix_ms: u64,
         survivor: CoordinatorId,
-    ) -> Result<Verdict, String> {
+    ) -> Result<EntryOutcome, Rejection> {
         let Some(own) = self.coordinators.remove(&survivor) else {
-            return Err(format!("coordinator {survivor} is none of them any more"));
+            return Err(Rejection::Removed(survivor));
         };
         let mut gone = std::mem::take(&mut self.coordinators);
         gone.append(&mut self.leaving);
@@ -162,8 +169,9 @@ impl State {
         self.forget_oldest_shut_out();
         self.coordinators.insert(survivor, own);
         self.revision = self.applied;
+        self.raise_format();
         self.note(unix_ms, EventKind::Recovered { coordinator: survivor });
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
     fn forget_oldest_shut_out(&mut self) {

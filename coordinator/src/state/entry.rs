@@ -10,10 +10,12 @@ use std::net::SocketAddr;
 
 use everstep_transport::identity::{AcceptedToken, TokenId};
 use everstep_transport::protocol::figures::RunFigures;
+use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, Lineage, NodeName, Record, RequestId, Step, Wish, WorkerId,
+    CoordinatorId, Generation, Lineage, NodeName, OperatorCommand, Record, RequestId, Step,
+    WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -22,7 +24,7 @@ use super::lines::Gap;
 
 /// A command that the coordinators agree on, with the wall clock of its proposer.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Entry {
+pub struct CommandEntry {
     /// The proposer's wall clock, milliseconds of Unix time.
     pub unix_ms: u64,
     /// The change.
@@ -85,12 +87,13 @@ pub enum Command {
         /// The newest step of which the proposer has the line.
         steps: Step,
     },
-    /// An operator wishes something. The state does it once, however often this comes into the log.
+    /// An operator sends a command. The state carries it out once, however often this comes into
+    /// the log.
     Request {
         /// The client's id, and the number that it gave this request.
         id: RequestId,
-        /// What the operator wishes.
-        wish: Wish,
+        /// The operator's command.
+        command: OperatorCommand,
         /// The newest step of which the proposer has the line, in case this ends the run.
         steps: Step,
     },
@@ -99,7 +102,7 @@ pub enum Command {
         /// Whether the cluster is there for one run, and dismisses its workers afterwards.
         ephemeral: bool,
         /// The first coordinator.
-        founder: Coordinator,
+        founder: CoordinatorInfo,
         /// The tokens in the coordinators' files, which admit nodes from the beginning.
         tokens: Vec<AcceptedToken>,
     },
@@ -108,7 +111,7 @@ pub enum Command {
         /// Its id, if it was given one.
         id: Option<CoordinatorId>,
         /// What the coordinator tells of itself.
-        coordinator: Coordinator,
+        coordinator: CoordinatorInfo,
     },
     /// The log goes on without a removed coordinator, and a majority of the others has this on
     /// disk. The removed coordinator's word is needed no more.
@@ -144,7 +147,7 @@ pub enum Command {
 
 /// A coordinator, as it tells of itself.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Coordinator {
+pub struct CoordinatorInfo {
     /// The name in its certificate.
     pub name: NodeName,
     /// A number drawn once for its directory. With another directory it is another coordinator: it
@@ -154,6 +157,8 @@ pub struct Coordinator {
     pub address: SocketAddr,
     /// The address of its HTTP API, if it has one.
     pub api: Option<SocketAddr>,
+    /// The newest format of the log that its build reads.
+    pub log_format: LogFormat,
 }
 
 /// A generation, and what it does to workers that are no part of it.

@@ -6,11 +6,12 @@
 use std::collections::BTreeSet;
 
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{Cause, Record, Shard, Step, Term, WorkerId};
 
-use super::{AwaitedOwners, Change, Loss, Standing, State, Verdict};
+use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase};
 #[cfg(feature = "planted")]
-use crate::plant::Plant;
+use crate::plant::CorePlant;
 
 impl State {
     pub(super) fn follow(
@@ -18,14 +19,14 @@ impl State {
         unix_ms: u64,
         term: Term,
         change: &Change,
-    ) -> Result<Verdict, String> {
+    ) -> Result<EntryOutcome, Rejection> {
         let record = &change.record;
         let number = record.number;
         #[cfg(feature = "planted")]
-        let term = if self.plant == Some(Plant::IgnoreTerm) { record.term } else { term };
+        let term = if self.plant == Some(CorePlant::IgnoreTerm) { record.term } else { term };
         if record.term != term {
             let planned = record.term;
-            return Err(format!("generation {number} was planned in term {planned}, not {term}"));
+            return Err(Rejection::OtherTerm { number, planned, term });
         }
         self.fits(record)?;
         self.accounts_for_all(change)?;
@@ -44,35 +45,33 @@ impl State {
         self.waiting_since = record.waiting.then(|| self.waiting_since.unwrap_or(unix_ms));
         let began = self.began(change);
         self.note(unix_ms, began);
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
     /// Checks that the record follows the current one, is whole, and lists workers that are there.
-    fn fits(&self, record: &Record) -> Result<(), String> {
+    fn fits(&self, record: &Record) -> Result<(), Rejection> {
         let (number, current) = (record.number, self.generation());
         if record.predecessor != current || number != current.next() {
             let predecessor = record.predecessor;
-            return Err(format!("generation {number} follows {predecessor}, not {current}"));
+            return Err(Rejection::OtherPredecessor { number, predecessor, current });
         }
         let (Some(run), Some(shards)) = (&self.run, self.shards()) else {
-            return Err(format!("generation {number} has no run"));
+            return Err(Rejection::GenerationWithoutRun(number));
         };
-        record.validate(run.batch.data_shards, shards).map_err(|error| error.to_string())?;
-        let present = |id| self.workers.get(&id).is_some_and(|known| known.standing.is_present());
+        record
+            .validate(run.batch.data_shards, shards)
+            .map_err(|error| Rejection::Malformed { number, problem: error.problem })?;
+        let present = |id| self.workers.get(&id).is_some_and(|known| known.phase.is_present());
         match record.members.iter().find(|member| !present(member.worker)) {
-            Some(gone) => {
-                Err(format!("generation {number} lists worker {}, which is gone", gone.worker))
-            }
-            None if record.resume > Step(run.steps) => {
-                Err(format!("generation {number} goes on beyond the last step"))
-            }
+            Some(gone) => Err(Rejection::ListsGone { number, worker: gone.worker }),
+            None if record.resume > Step(run.steps) => Err(Rejection::BeyondTheEnd(number)),
             None => Ok(()),
         }
     }
 
     /// Checks that the change drops no member in silence: each still is one, or was lost, or has
     /// left.
-    fn accounts_for_all(&self, change: &Change) -> Result<(), String> {
+    fn accounts_for_all(&self, change: &Change) -> Result<(), Rejection> {
         let stay: BTreeSet<WorkerId> = change.record.members.iter().map(|m| m.worker).collect();
         let before = self.record.iter().flat_map(|record| &record.members).map(|m| m.worker);
         let gone: BTreeSet<WorkerId> = before.filter(|worker| !stay.contains(worker)).collect();
@@ -82,53 +81,57 @@ impl State {
             Ok(())
         } else {
             let number = change.record.number;
-            Err(format!("generation {number} tells of {told:?}, but is without {gone:?}"))
+            let (told, gone) = (told.into_iter().collect(), gone.into_iter().collect());
+            Err(Rejection::UntoldLosses { number, told, gone })
         }
     }
 
     /// Checks I17, and that a resume step has its commit, of the generation that it ends or before.
-    fn goes_forwards(&self, change: &Change) -> Result<(), String> {
+    fn goes_forwards(&self, change: &Change) -> Result<(), Rejection> {
         let Change { record, rollback, .. } = change;
         let number = record.number;
         let reached = self.record.as_ref().map_or(Step(0), |current| current.resume);
         if record.resume < reached && rollback.is_none() {
-            return Err(format!("generation {number} goes back to step {}", record.resume));
+            return Err(Rejection::Backwards { number, step: record.resume });
         }
         if rollback.is_some() && record.cause != Cause::Rollback {
-            return Err(format!("generation {number} goes back, but for another cause"));
+            return Err(Rejection::OtherCause(number));
         }
         let committed = record.commit.as_ref().map_or(Step(0), |commit| commit.step);
         if committed != record.resume {
-            let resume = record.resume;
-            return Err(format!("generation {number} resumes at {resume} by another commit"));
+            return Err(Rejection::OtherCommit { number, step: record.resume });
         }
         Ok(())
     }
 
     fn part_with(&mut self, unix_ms: u64, change: &Change) {
         for loss in &change.lost {
-            self.depart(loss.worker, Standing::Lost);
-            if !self.mourned.remove(&loss.worker) {
+            self.depart(loss.worker, WorkerPhase::Lost);
+            if !self.reported_dead.remove(&loss.worker) {
                 self.note(unix_ms, lost(loss));
             }
         }
         for &worker in &change.left {
-            self.depart(worker, Standing::Left);
+            self.depart(worker, WorkerPhase::Left);
             self.note(unix_ms, EventKind::Left { worker });
         }
     }
 
     /// Tells the history at once of a member that has ended: the next generation may take long, or
     /// never come.
-    pub(super) fn mourn(&mut self, unix_ms: u64, loss: &Loss) -> Result<Verdict, String> {
+    pub(super) fn report_death(
+        &mut self,
+        unix_ms: u64,
+        loss: &Loss,
+    ) -> Result<EntryOutcome, Rejection> {
         let worker = loss.worker;
         if !self.is_member(worker) {
-            return Err(format!("worker {worker} is no member"));
+            return Err(Rejection::NoMember(worker));
         }
-        if self.mourned.insert(worker) {
+        if self.reported_dead.insert(worker) {
             self.note(unix_ms, lost(loss));
         }
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
     fn enrol(&mut self, unix_ms: u64, record: &Record) {
@@ -136,12 +139,12 @@ impl State {
         self.generation = record.number;
         for member in &record.members {
             // A member that was taken for dead, and answers all the same, joins anew.
-            let returns = self.mourned.remove(&member.worker);
+            let returns = self.reported_dead.remove(&member.worker);
             if under_way && (returns || !self.is_member(member.worker)) {
                 self.note(unix_ms, EventKind::Joined { worker: member.worker });
             }
             if !self.is_member(member.worker) {
-                self.stand(member.worker, Standing::Member);
+                self.set_phase(member.worker, WorkerPhase::Member);
             }
         }
     }

@@ -3,10 +3,11 @@
 //! The lines themselves are not in the log: every coordinator keeps them in a file of its own.
 
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{Generation, Lineage, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{State, Verdict};
+use super::{EntryOutcome, State};
 
 /// How many gaps the state tells apart. If there are more, the oldest two become one.
 const GAPS: usize = 64;
@@ -81,15 +82,15 @@ impl State {
         unix_ms: u64,
         lineage: Lineage,
         gap: Gap,
-    ) -> Result<Verdict, String> {
+    ) -> Result<EntryOutcome, Rejection> {
         if lineage != self.lines.lineage {
-            return Err("these are lines of a history that is over".into());
+            return Err(Rejection::OtherLineage);
         }
         if gap.from > gap.to || gap.to > self.settled() {
-            return Err(format!("steps {} to {} are not all settled", gap.from, gap.to));
+            return Err(Rejection::Unsettled { from: gap.from, to: gap.to });
         }
         if self.lines.gap_at(gap.from).is_some() {
-            return Err(format!("the line of step {} is known to be lost", gap.from));
+            return Err(Rejection::KnownGap(gap.from));
         }
         self.lines.gaps.push(gap);
         self.lines.gaps.sort_by_key(|gap| gap.from);
@@ -98,6 +99,6 @@ impl State {
             self.lines.gaps[0].from = oldest.from;
         }
         self.note(unix_ms, EventKind::LinesLost { from: gap.from, to: gap.to });
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 }

@@ -15,11 +15,11 @@ const MAX_NAMED: usize = 3;
 
 /// The workers of a run, by their device and their first gradient.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-pub(super) struct Probes(Vec<Kind>);
+pub(super) struct Probes(Vec<ProbeKind>);
 
 /// Workers with the same digest on devices of one name.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-struct Kind {
+struct ProbeKind {
     device: DeviceName,
     probe: u64,
     /// The first workers of this kind.
@@ -38,7 +38,7 @@ impl Probes {
     /// Takes note of a worker that has registered.
     pub(super) fn note(&mut self, worker: WorkerLabel, stated: &Registration) {
         let (device, probe) = (&stated.device.name, stated.probe);
-        let is_one = |kind: &&mut Kind| kind.probe == probe && kind.device == *device;
+        let is_one = |kind: &&mut ProbeKind| kind.probe == probe && kind.device == *device;
         if let Some(kind) = self.0.iter_mut().find(is_one) {
             kind.count += 1;
             if kind.named.len() < MAX_NAMED {
@@ -51,7 +51,7 @@ impl Probes {
             self.0.pop();
         }
         if self.0.len() < MAX_KINDS {
-            self.0.push(Kind { device: device.clone(), probe, named: vec![worker], count: 1 });
+            self.0.push(ProbeKind { device: device.clone(), probe, named: vec![worker], count: 1 });
         }
     }
 
@@ -84,7 +84,7 @@ impl Probes {
     }
 }
 
-fn group<'a>(device: &'a DeviceName, kinds: impl IntoIterator<Item = &'a Kind>) -> Group<'a> {
+fn group<'a>(device: &'a DeviceName, kinds: impl IntoIterator<Item = &'a ProbeKind>) -> Group<'a> {
     let mut group = Group { device, named: Vec::new(), count: 0 };
     for kind in kinds {
         group.named.extend(kind.named.iter().cloned());

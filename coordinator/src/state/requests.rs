@@ -7,48 +7,51 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{RequestId, RunId, Step, Wish};
+use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::{OperatorCommand, RequestId, RunId, Step};
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
-use super::{State, Verdict};
+use super::{EntryOutcome, State};
 
 /// How many clients the state keeps the newest outcome of.
 pub(super) const CLIENTS: usize = 1_000;
 
 /// The newest outcomes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-pub(super) struct Outcomes {
-    clients: BTreeMap<u64, Kept>,
+pub(super) struct RequestOutcomes {
+    pub(super) clients: BTreeMap<u64, RequestOutcome>,
 }
 
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub(super) struct Kept {
-    number: u64,
-    /// A digest of the wish.
-    wish: u64,
-    refusal: Option<String>,
+pub(super) struct RequestOutcome {
+    pub(super) number: u64,
+    /// A digest of the command.
+    pub(super) command: u64,
+    pub(super) refusal: Option<Rejection>,
     /// The run that was submitted, if one was.
-    run: Option<RunId>,
+    pub(super) run: Option<RunId>,
     /// The index of the entry with this outcome.
-    index: u64,
+    pub(super) index: u64,
 }
 
-impl Outcomes {
+impl RequestOutcomes {
     /// The outcome of the request, if it was carried out, or a refusal if its client has made a
     /// later one.
-    pub(super) fn of(&self, id: RequestId, wish: &Wish) -> Option<Result<Verdict, String>> {
+    pub(super) fn of(
+        &self,
+        id: RequestId,
+        command: &OperatorCommand,
+    ) -> Option<Result<EntryOutcome, Rejection>> {
         let kept = self.find(id)?;
         Some(match &kept.refusal {
-            _ if kept.number > id.number => Err("its client has asked for more since".into()),
-            _ if kept.wish != wish_digest(wish) => {
-                Err("its client has asked for something else".into())
-            }
-            None => Ok(kept.run.map_or(Verdict::Accepted, Verdict::Run)),
+            _ if kept.number > id.number => Err(Rejection::Superseded),
+            _ if kept.command != command_digest(command) => Err(Rejection::OtherCommand),
+            None => Ok(kept.run.map_or(EntryOutcome::Accepted, EntryOutcome::Run)),
             Some(refusal) => Err(refusal.clone()),
         })
     }
 
-    fn find(&self, id: RequestId) -> Option<&Kept> {
+    fn find(&self, id: RequestId) -> Option<&RequestOutcome> {
         self.clients.get(&id.client).filter(|kept| kept.number >= id.number)
     }
 
@@ -56,15 +59,21 @@ impl Outcomes {
         &mut self,
         index: u64,
         id: RequestId,
-        wish: &Wish,
-        outcome: &Result<Verdict, String>,
+        command: &OperatorCommand,
+        outcome: &Result<EntryOutcome, Rejection>,
     ) {
         let run = match outcome {
-            Ok(Verdict::Run(run)) => Some(*run),
+            Ok(EntryOutcome::Run(run)) => Some(*run),
             _ => None,
         };
         let refusal = outcome.as_ref().err().cloned();
-        let kept = Kept { number: id.number, wish: wish_digest(wish), refusal, run, index };
+        let kept = RequestOutcome {
+            number: id.number,
+            command: command_digest(command),
+            refusal,
+            run,
+            index,
+        };
         self.clients.insert(id.client, kept);
         if self.clients.len() > CLIENTS {
             let oldest = self.clients.iter().min_by_key(|(_, kept)| kept.index);
@@ -86,56 +95,61 @@ impl State {
     }
 
     /// Whether a request of this id was decided that asked for something else.
-    pub fn has_decided_another(&self, id: RequestId, wish: &Wish) -> bool {
+    pub fn has_decided_another(&self, id: RequestId, command: &OperatorCommand) -> bool {
         let kept = self.outcomes.find(id).filter(|kept| kept.number == id.number);
-        kept.is_some_and(|kept| kept.wish != wish_digest(wish))
+        kept.is_some_and(|kept| kept.command != command_digest(command))
     }
 
     pub(super) fn once(
         &mut self,
         unix_ms: u64,
         id: RequestId,
-        wish: &Wish,
+        command: &OperatorCommand,
         steps: Step,
-    ) -> Result<Verdict, String> {
-        let before = self.outcomes.of(id, wish);
+    ) -> Result<EntryOutcome, Rejection> {
+        let before = self.outcomes.of(id, command);
         #[cfg(feature = "planted")]
-        let before = before.filter(|_| self.plant != Some(crate::plant::Plant::ApplyTwice));
+        let before = before.filter(|_| self.plant != Some(crate::plant::CorePlant::ApplyTwice));
         if let Some(outcome) = before {
             return outcome;
         }
-        let outcome = self.grant(unix_ms, wish, steps);
-        self.outcomes.keep(self.applied, id, wish, &outcome);
+        let outcome = self.execute(unix_ms, command, steps);
+        self.outcomes.keep(self.applied, id, command, &outcome);
         outcome
     }
 
-    fn grant(&mut self, unix_ms: u64, wish: &Wish, steps: Step) -> Result<Verdict, String> {
-        match wish {
-            Wish::Submit(run) => self.submit(unix_ms, run),
-            Wish::Cancel(run) => self.cancel(unix_ms, *run, steps),
-            Wish::Drain(worker) => {
+    fn execute(
+        &mut self,
+        unix_ms: u64,
+        command: &OperatorCommand,
+        steps: Step,
+    ) -> Result<EntryOutcome, Rejection> {
+        match command {
+            OperatorCommand::Submit(run) => self.submit(unix_ms, run),
+            OperatorCommand::Cancel(run) => self.cancel(unix_ms, *run, steps),
+            OperatorCommand::Drain(worker) => {
                 self.must_run()?;
                 self.drain(unix_ms, *worker)
             }
-            Wish::CreateToken(token) => self.create_token(unix_ms, token),
-            Wish::RevokeToken(token) => self.revoke_token(token),
-            Wish::Revoke(node) => self.revoke(unix_ms, node),
-            Wish::Remove(coordinator) => self.remove(*coordinator),
-            Wish::Rollback { run, step, generation } => {
+            OperatorCommand::CreateToken(token) => self.create_token(unix_ms, token),
+            OperatorCommand::RevokeToken(token) => self.revoke_token(token),
+            OperatorCommand::Revoke(node) => self.revoke(unix_ms, node),
+            OperatorCommand::Remove(coordinator) => self.remove(*coordinator),
+            OperatorCommand::Rollback { run, step, generation } => {
                 self.want_rollback(*run, *step, *generation)
             }
         }
     }
 }
 
-/// Tells one wish from another. A token is known by its id: an accepted token keeps its terms, even
-/// if a later request states others.
-pub(crate) fn wish_digest(wish: &Wish) -> u64 {
-    let digest = match wish {
-        Wish::CreateToken(token) => blake3::hash(&token.id()),
-        wish => {
-            let bytes = rkyv::to_bytes::<rancor::Error>(wish);
-            blake3::hash(&bytes.expect("a wish is finite and needs no shared pointers"))
+/// Tells one command from another. A token is known by its id: an accepted token keeps its terms,
+/// even if a later request states others.
+pub(crate) fn command_digest(command: &OperatorCommand) -> u64 {
+    let digest = match command {
+        OperatorCommand::CreateToken(token) => blake3::hash(&token.id()),
+        command => {
+            let bytes = rkyv::to_bytes::<rancor::Error>(command);
+            blake3::hash(&bytes.expect("a command is finite and needs no shared pointers"))
         }
     };
     u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("32 bytes"))

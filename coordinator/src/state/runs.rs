@@ -7,11 +7,12 @@ use std::collections::{BTreeSet, VecDeque};
 
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
-use everstep_transport::protocol::{Generation, Lineage, News, RunId, RunSpec, Step};
+use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::{Generation, HistoryEvent, Lineage, RunId, RunSpec, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::probes::Probes;
-use super::{AwaitedOwners, LineHistory, State, Verdict};
+use super::{AwaitedOwners, EntryOutcome, LineHistory, State};
 
 /// How many of the newest finished runs the state still tells of.
 const REMEMBERED: usize = 100;
@@ -46,45 +47,47 @@ impl State {
         &self.past_runs
     }
 
-    pub(super) fn must_run(&self) -> Result<(), String> {
-        if self.outcome == Outcome::Running { Ok(()) } else { Err("the run is over".into()) }
+    pub(super) fn must_run(&self) -> Result<(), Rejection> {
+        if self.outcome == Outcome::Running { Ok(()) } else { Err(Rejection::RunIsOver) }
     }
 
     /// Refuses an entry of another run: it may come into the log after the end of its own run.
-    pub(super) fn must_be(&self, run: RunId) -> Result<(), String> {
-        if self.run_id == run { Ok(()) } else { Err(format!("run {run} is not the current one")) }
+    pub(super) fn must_be(&self, run: RunId) -> Result<(), Rejection> {
+        if self.run_id == run { Ok(()) } else { Err(Rejection::NotTheRun(run)) }
     }
 
-    pub(super) fn submit(&mut self, unix_ms: u64, run: &RunSpec) -> Result<Verdict, String> {
+    pub(super) fn submit(
+        &mut self,
+        unix_ms: u64,
+        run: &RunSpec,
+    ) -> Result<EntryOutcome, Rejection> {
         match &self.run {
             Some(current) if self.outcome == Outcome::Running && current == run => {}
             Some(current) if self.outcome == Outcome::Running => {
                 let name = &current.name;
-                return Err(format!(
-                    "this cluster already trains {name}, another run; cancel it or wait"
-                ));
+                return Err(Rejection::OtherRun(name.clone()));
             }
-            Some(_) if self.ephemeral => return Err("the run is over".into()),
+            Some(_) if self.ephemeral => return Err(Rejection::RunIsOver),
             _ => self.begin(unix_ms, run),
         }
-        Ok(Verdict::Run(self.run_id))
+        Ok(EntryOutcome::Run(self.run_id))
     }
 
     /// Begins a run. Nothing is left of the run before but what the state tells of it.
     fn begin(&mut self, unix_ms: u64, run: &RunSpec) {
         (self.run_id, self.run) = (self.applied, Some(run.clone()));
-        (self.foundation, self.probes) = (None, Probes::default());
+        (self.run_fingerprint, self.probes) = (None, Probes::default());
         self.workers.clear();
         self.gone.clear();
         self.numbers.retain(|name, _| self.nodes.contains_key(name));
         self.nodes.clear();
         self.unreachable.clear();
         (self.record, self.waiting_since, self.goes_back) = (None, None, false);
-        (self.mourned, self.awaited) = (BTreeSet::new(), AwaitedOwners::default());
+        (self.reported_dead, self.awaited) = (BTreeSet::new(), AwaitedOwners::default());
         let lineage = Lineage { run: self.run_id, rollback: Generation(0) };
         self.lines = LineHistory { lineage, ..LineHistory::default() };
         self.outcome = Outcome::Running;
-        self.news.push(News::Run(self.run_id));
+        self.new_events.push(HistoryEvent::Run(self.run_id));
         self.note(unix_ms, EventKind::Submitted { run: run.name.clone() });
     }
 
@@ -94,16 +97,16 @@ impl State {
         unix_ms: u64,
         run: RunId,
         settled: Step,
-    ) -> Result<Verdict, String> {
+    ) -> Result<EntryOutcome, Rejection> {
         self.must_run()?;
         if self.run.is_none() {
-            return Err("there is no run to cancel".into());
+            return Err(Rejection::NoRun);
         }
         self.must_be(run)?;
         let outcome = Outcome::Failed { name: None, reason: "it was cancelled".into() };
         let steps = self.run.as_ref().map_or(0, |run| run.steps);
         self.end(unix_ms, outcome, RunFigures { steps, ..RunFigures::default() }, settled);
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
     /// The run is over, with these figures and settled steps, as far as the proposer knows them.
@@ -145,21 +148,21 @@ impl State {
         run: RunId,
         step: Step,
         known: Generation,
-    ) -> Result<Verdict, String> {
+    ) -> Result<EntryOutcome, Rejection> {
         self.must_run()?;
         self.must_be(run)?;
         let rollback = self.lines.lineage.rollback;
         if known > Generation(0) && rollback > known {
-            return Err(format!("the run has gone back since, with generation {rollback}"));
+            return Err(Rejection::GoneBack(rollback));
         }
         if self.record.is_none() {
-            return Err("the run has not begun: there is nothing to go back from".into());
+            return Err(Rejection::NotBegun);
         }
         if step != Step(0) {
-            return Err(format!("there is no checkpoint of step {step}, only of step 0"));
+            return Err(Rejection::NoCheckpoint(step));
         }
         self.goes_back = true;
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
     /// Whether an operator wants the run to go back, and it has not done so yet.

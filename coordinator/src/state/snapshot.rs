@@ -1,18 +1,16 @@
 //! The state as bytes, for a replica that can no longer get the entries that led to it.
 //!
-//! The bytes are a BLAKE3 digest, a digest of the layout, and the state by rkyv. Equal states have
-//! equal bytes (I14). Bytes from a peer or a disk give an error, or a state on which everything
-//! here can rely. They do not hold what the newest entry brought to the history.
+//! The bytes are a BLAKE3 digest, the number of the format, and the state by rkyv. Equal states
+//! have equal bytes (I14). Bytes from a peer or a disk give an error, or a state on which
+//! everything here can rely. They do not hold what the newest entry brought to the history.
 
-use everstep_transport::protocol::codec;
+use everstep_transport::protocol::format::LogFormat;
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
-use super::requests::ArchivedKept;
-use super::{ArchivedState, State};
+use super::{LOG_FORMATS, State};
 
 const DIGEST: usize = 32;
-const HEAD: usize = DIGEST + 8;
 
 /// Why bytes are no state.
 #[derive(Debug, thiserror::Error)]
@@ -20,9 +18,17 @@ pub enum SnapshotError {
     /// The bytes are not those that were written.
     #[error("the snapshot is damaged")]
     Damaged,
-    /// Another build wrote them.
-    #[error("the snapshot was made by another version of Everstep; run the same build everywhere")]
-    OtherVersion,
+    /// A later build wrote them.
+    #[error(
+        "the snapshot has format {found}, and this build of Everstep reads formats {} to {newest}: \
+         start a later build", LOG_FORMATS.start()
+    )]
+    OtherFormat {
+        /// The number of the snapshot's format.
+        found: u64,
+        /// The newest format that this build reads.
+        newest: LogFormat,
+    },
     /// The bytes are intact, but they are no state.
     #[error("the snapshot holds no state: {0}")]
     Garbled(String),
@@ -34,25 +40,22 @@ impl State {
         let state = rkyv::to_bytes::<rancor::Error>(self);
         let state = state.expect("a state is finite and needs no shared pointers");
         let mut bytes = vec![0; DIGEST];
-        bytes.extend(schema().to_le_bytes());
+        bytes.extend(u64::from(self.log_format.0).to_le_bytes());
         bytes.extend_from_slice(&state);
         let digest = blake3::hash(&bytes[DIGEST..]);
         bytes[..DIGEST].copy_from_slice(digest.as_bytes());
         bytes
     }
 
-    /// The state that was encoded.
+    /// The state that was encoded. `newest` is the newest format that the reader knows.
     ///
     /// # Errors
-    /// [`SnapshotError`], for bytes that are not those of a state of this build.
-    pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let (digest, rest) = bytes.split_at_checked(DIGEST).ok_or(SnapshotError::Damaged)?;
-        let (layout, state) = rest.split_at_checked(HEAD - DIGEST).ok_or(SnapshotError::Damaged)?;
-        if blake3::hash(rest).as_bytes() != digest {
-            return Err(SnapshotError::Damaged);
-        }
-        if layout != schema().to_le_bytes() {
-            return Err(SnapshotError::OtherVersion);
+    /// [`SnapshotError`], for bytes that are not those of a state of a known format.
+    pub fn decode(bytes: &[u8], newest: LogFormat) -> Result<Self, SnapshotError> {
+        let (found, state) = opened(bytes)?;
+        let oldest = LOG_FORMATS.start().0;
+        if !(u64::from(oldest)..=u64::from(newest.0)).contains(&found) {
+            return Err(SnapshotError::OtherFormat { found, newest });
         }
         let mut aligned = AlignedVec::<16>::with_capacity(state.len());
         aligned.extend_from_slice(state);
@@ -65,7 +68,7 @@ impl State {
     }
 
     /// A condition that applying an entry relies on, and that does not hold.
-    fn contradiction(&self) -> Option<&'static str> {
+    pub(super) fn contradiction(&self) -> Option<&'static str> {
         let known = |id| self.workers.contains_key(id);
         let members = self.record.iter().flat_map(|record| &record.members);
         match () {
@@ -81,10 +84,12 @@ impl State {
     }
 }
 
-/// A digest of the layout: of the vocabulary, and of the state's own types.
-fn schema() -> u64 {
-    let sizes = [size_of::<ArchivedState>(), size_of::<ArchivedKept>()];
-    let layout = [codec::schema(), sizes[0] as u64, sizes[1] as u64];
-    let digest = blake3::hash(&layout.map(u64::to_le_bytes).concat());
-    u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("32 bytes"))
+/// The number of the format in a snapshot's head, and the bytes of the state.
+pub(super) fn opened(bytes: &[u8]) -> Result<(u64, &[u8]), SnapshotError> {
+    let (digest, rest) = bytes.split_first_chunk::<DIGEST>().ok_or(SnapshotError::Damaged)?;
+    let (format, state) = rest.split_first_chunk().ok_or(SnapshotError::Damaged)?;
+    match blake3::hash(rest) == *digest {
+        true => Ok((u64::from_le_bytes(*format), state)),
+        false => Err(SnapshotError::Damaged),
+    }
 }

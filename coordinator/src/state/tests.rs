@@ -1,16 +1,17 @@
+mod invariants;
 mod lines;
 
 use std::net::Ipv4Addr;
 
 use everstep_transport::identity::{
-    AcceptedToken, Identity, JoinToken, Refusal, Role, Terms, format_token_id,
+    AcceptedToken, Identity, JoinToken, Refusal, Role, TokenLimits, format_token_id,
 };
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{
-    Commit, DataShard, Decision, Device, LossScale, MetricsLine, Rank, RequestId, Shard, Step,
-    Term, Wish,
+    Commit, DataShard, Decision, Device, LossScale, MetricsLine, OperatorCommand, Rank, RequestId,
+    Shard, Step, Term,
 };
 
 use super::workers::REMEMBERED;
@@ -20,11 +21,11 @@ fn name(name: &str) -> NodeName {
     NodeName::parse(name).expect("a valid name")
 }
 
-fn entry(command: Command) -> Entry {
-    Entry { unix_ms: 5, command }
+fn entry(command: Command) -> CommandEntry {
+    CommandEntry { unix_ms: 5, command }
 }
 
-fn register(node: &str, incarnation: u64, change: impl FnOnce(&mut Fingerprint)) -> Entry {
+fn register(node: &str, incarnation: u64, change: impl FnOnce(&mut Fingerprint)) -> CommandEntry {
     register_for(1, node, incarnation, change)
 }
 
@@ -33,7 +34,7 @@ fn register_for(
     node: &str,
     incarnation: u64,
     change: impl FnOnce(&mut Fingerprint),
-) -> Entry {
+) -> CommandEntry {
     let mut fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 900, shards: 2, samples: 99 };
     change(&mut fingerprint);
@@ -53,16 +54,16 @@ fn register_for(
     entry(Command::Register { run, name: name(node), registration })
 }
 
-fn end(run: u64, outcome: Outcome) -> Entry {
+fn end(run: u64, outcome: Outcome) -> CommandEntry {
     entry(Command::End { run, outcome, figures: exemplars::figures(), steps: Step(0) })
 }
 
 /// A generation that all members of its predecessor survive.
-fn generation(number: u64, workers: &[u64]) -> Entry {
+fn generation(number: u64, workers: &[u64]) -> CommandEntry {
     altered(number, workers, |_| {})
 }
 
-fn altered(number: u64, workers: &[u64], alter: impl FnOnce(&mut Change)) -> Entry {
+fn altered(number: u64, workers: &[u64], alter: impl FnOnce(&mut Change)) -> CommandEntry {
     let members = workers.iter().enumerate().map(|(rank, &worker)| Member {
         worker: WorkerId(worker),
         name: name("worker"),
@@ -104,29 +105,29 @@ fn committed(step: u64) -> Option<Commit> {
     Some(Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line })
 }
 
-fn replay(entries: &[Entry]) -> (State, Vec<Verdict>) {
+fn replay(entries: &[CommandEntry]) -> (State, Vec<EntryOutcome>) {
     let mut state = State::default();
     let verdicts = entries.iter().zip(1..).map(|(entry, index)| state.apply(index, Term(1), entry));
     let verdicts = verdicts.collect();
     (state, verdicts)
 }
 
-fn submitted() -> Entry {
+fn submitted() -> CommandEntry {
     submit(1, exemplars::run())
 }
 
 /// An operator submits this run, and asks for nothing else.
-fn submit(number: u64, run: RunSpec) -> Entry {
+fn submit(number: u64, run: RunSpec) -> CommandEntry {
     entry(Command::Request {
         id: RequestId { client: 2, number },
-        wish: Wish::Submit(run),
+        command: OperatorCommand::Submit(run.into()),
         steps: Step(0),
     })
 }
 
-fn refusal(entries: &[Entry]) -> String {
+fn refusal(entries: &[CommandEntry]) -> String {
     match replay(entries).1.pop() {
-        Some(Verdict::Refused(reason)) => reason,
+        Some(EntryOutcome::Refused(reason)) => reason.to_string(),
         other => panic!("not refused: {other:?}"),
     }
 }
@@ -137,7 +138,7 @@ fn a_workers_id_is_the_index_of_its_entry() {
     let entries =
         [submitted(), register("a", 1, same), register("b", 2, same), register("a", 1, same)];
     let (_, verdicts) = replay(&entries);
-    let ids = [2, 3, 2].map(|id| Verdict::Registered(WorkerId(id)));
+    let ids = [2, 3, 2].map(|id| EntryOutcome::Registered(WorkerId(id)));
     assert_eq!(verdicts[1..], ids);
 }
 
@@ -168,7 +169,10 @@ fn an_impossible_first_statement_fixes_nothing() {
         assert!(reason.starts_with("a states"), "{reason}");
         let (state, verdicts) =
             replay(&[submitted(), register("a", 1, change), register("b", 2, |_| {})]);
-        assert_eq!((state.shards(), &verdicts[2]), (Some(2), &Verdict::Registered(WorkerId(3))));
+        assert_eq!(
+            (state.shards(), &verdicts[2]),
+            (Some(2), &EntryOutcome::Registered(WorkerId(3)))
+        );
     }
 }
 
@@ -184,7 +188,7 @@ fn a_generation_must_follow_the_current_one() {
         generation(2, &[2]),
     ];
     let (state, verdicts) = replay(&entries);
-    let refused: Vec<_> = verdicts.iter().map(|v| matches!(v, Verdict::Refused(_))).collect();
+    let refused: Vec<_> = verdicts.iter().map(|v| matches!(v, EntryOutcome::Refused(_))).collect();
     assert_eq!(refused, [false, false, true, false, true, false]);
     assert_eq!(state.generation(), Generation(2));
 }
@@ -206,13 +210,14 @@ fn a_generation_of_another_term_changes_nothing() {
     let mut state = State::default();
     for (entry, index) in entries.iter().zip(1..) {
         let verdict = state.apply(index, Term(2), entry);
-        let expected = "generation 1 was planned in term 1, not 2";
-        assert_eq!(index == 3, verdict == Verdict::Refused(expected.into()));
+        let (number, planned, term) = (Generation(1), Term(1), Term(2));
+        let expected = EntryOutcome::Refused(Rejection::OtherTerm { number, planned, term });
+        assert_eq!(index == 3, verdict == expected);
     }
     assert_eq!(state.generation(), Generation(0));
 }
 
-fn two_members() -> [Entry; 4] {
+fn two_members() -> [CommandEntry; 4] {
     let same = |_: &mut Fingerprint| {};
     let registered = [register("a", 1, same), register("b", 2, same)];
     let [a, b] = registered;
@@ -234,7 +239,7 @@ fn nobody_is_dropped_in_silence() {
         let mut entries = two_members().to_vec();
         entries.push(altered(2, &[2], alter));
         let (state, verdicts) = replay(&entries);
-        assert_eq!(verdicts.last() == Some(&Verdict::Accepted), accepted, "{verdicts:?}");
+        assert_eq!(verdicts.last() == Some(&EntryOutcome::Accepted), accepted, "{verdicts:?}");
         assert_eq!(state.is_member(WorkerId(3)), !accepted);
     }
 }
@@ -260,7 +265,7 @@ fn history_goes_back_only_with_a_rollback() {
         change.rollback = Some((Step(5), "all owners are gone".into()));
     });
     let (state, verdicts) = replay(&with(told));
-    assert_eq!(verdicts.last(), Some(&Verdict::Accepted));
+    assert_eq!(verdicts.last(), Some(&EntryOutcome::Accepted));
     let events: Vec<_> = state.events().iter().rev().take(2).map(|event| &event.kind).collect();
     let [EventKind::Generation { .. }, EventKind::Rollback { from, to, .. }] = events[..] else {
         panic!("no rollback in {events:?}")
@@ -307,8 +312,8 @@ fn comings_and_goings_are_events_in_their_order() {
         },
     ];
     assert_eq!(events[events.len() - 5..], expected);
-    let standings: Vec<_> = state.workers().values().map(|known| known.standing).collect();
-    assert_eq!(standings, [Standing::Left, Standing::Lost, Standing::Member]);
+    let phases: Vec<_> = state.workers().values().map(|known| known.phase).collect();
+    assert_eq!(phases, [WorkerPhase::Left, WorkerPhase::Lost, WorkerPhase::Member]);
     assert_eq!(state.waiting_since(), Some(5));
     assert_eq!(state.present().count(), 1);
 }
@@ -329,12 +334,12 @@ fn who_is_gone_registers_under_a_new_id() {
     let gone = altered(2, &[2], |change| change.lost = vec![loss(3)]);
     let entries = [a, b, c, d, gone, register("b", 2, |_| {})];
     let (state, verdicts) = replay(&entries);
-    assert_eq!(verdicts.last(), Some(&Verdict::Registered(WorkerId(6))));
+    assert_eq!(verdicts.last(), Some(&EntryOutcome::Registered(WorkerId(6))));
     assert_eq!(state.on_node(&name("b")), Some(WorkerId(6)));
 }
 
 /// Worker 2 stays. Another worker registers, becomes a member, and is lost, again and again.
-fn preemptions(count: u64) -> Vec<Entry> {
+fn preemptions(count: u64) -> Vec<CommandEntry> {
     let mut entries = vec![submitted(), register("a", 1, |_| {}), generation(1, &[2])];
     for number in 1..=count {
         let worker = entries.len() as u64 + 1;
@@ -348,7 +353,7 @@ fn preemptions(count: u64) -> Vec<Entry> {
 #[test]
 fn of_those_who_are_gone_only_the_newest_are_remembered() {
     let (state, verdicts) = replay(&preemptions(100));
-    assert!(!verdicts.iter().any(|verdict| matches!(verdict, Verdict::Refused(_))));
+    assert!(!verdicts.iter().any(|verdict| matches!(verdict, EntryOutcome::Refused(_))));
     assert_eq!(state.workers().len(), 1 + REMEMBERED);
     let newest = WorkerId(4 + 3 * 99);
     let oldest = WorkerId(newest.0 - 3 * (REMEMBERED as u64 - 1));
@@ -371,8 +376,8 @@ fn who_has_left_is_remembered_longer_than_who_was_lost() {
         entries.push(altered(2 * number + 1, &[2], |change| change.lost = vec![loss(worker)]));
     }
     let (state, verdicts) = replay(&entries);
-    assert!(!verdicts.iter().any(|verdict| matches!(verdict, Verdict::Refused(_))));
-    assert_eq!(state.workers()[&guest].standing, Standing::Left);
+    assert!(!verdicts.iter().any(|verdict| matches!(verdict, EntryOutcome::Refused(_))));
+    assert_eq!(state.workers()[&guest].phase, WorkerPhase::Left);
     assert_eq!(state.workers().len(), 1 + REMEMBERED);
 }
 
@@ -384,7 +389,7 @@ fn the_last_to_go_is_remembered() {
     entries.push(register("b", 1, |_| {}));
     entries.push(altered(number, &[worker], |change| change.lost = vec![loss(2)]));
     let (state, _) = replay(&entries);
-    assert_eq!(state.workers()[&WorkerId(2)].standing, Standing::Lost);
+    assert_eq!(state.workers()[&WorkerId(2)].phase, WorkerPhase::Lost);
 }
 
 #[test]
@@ -405,7 +410,7 @@ fn the_first_ending_counts() {
     let entries = [submitted(), end(1, failed.clone()), complete];
     let (state, verdicts) = replay(&entries);
     assert_eq!((state.outcome(), state.events().len()), (&failed, 2));
-    assert_eq!(verdicts[2], Verdict::Refused("the run is over".into()));
+    assert_eq!(verdicts[2], EntryOutcome::Refused(Rejection::RunIsOver));
 }
 
 /// I14: equal applied index means equal state.
@@ -431,16 +436,22 @@ fn an_index_that_comes_twice_stops_the_process() {
     state.apply(1, Term(1), &submitted());
 }
 
-fn wish(number: u64, wish: Wish) -> Entry {
-    entry(Command::Request { id: RequestId { client: 1, number }, wish, steps: Step(0) })
+fn request(number: u64, command: OperatorCommand) -> CommandEntry {
+    entry(Command::Request { id: RequestId { client: 1, number }, command, steps: Step(0) })
 }
 
-fn coordinator(node: &str, incarnation: u64, port: u16) -> Coordinator {
+fn coordinator(node: &str, incarnation: u64, port: u16) -> CoordinatorInfo {
     let address = (Ipv4Addr::LOCALHOST, port).into();
-    Coordinator { name: name(node), incarnation, address, api: None }
+    CoordinatorInfo {
+        name: name(node),
+        incarnation,
+        address,
+        api: None,
+        log_format: *LOG_FORMATS.end(),
+    }
 }
 
-fn found(ephemeral: bool) -> Entry {
+fn found(ephemeral: bool) -> CommandEntry {
     let tokens = Vec::new();
     entry(Command::Found { ephemeral, founder: coordinator("one", 1, 1), tokens })
 }
@@ -458,8 +469,8 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
         join(coordinator("two", 7, 3)),
         join(coordinator("two", 8, 3)),
         found(false),
-        wish(1, Wish::Remove(FOUNDER)),
-        wish(2, Wish::Remove(6)),
+        request(1, OperatorCommand::Remove(FOUNDER)),
+        request(2, OperatorCommand::Remove(6)),
         settle(Some(6), coordinator("two", 8, 4)),
         settle(Some(FOUNDER), coordinator("one", 1, 1)),
         entry(Command::ShutOut { coordinator: FOUNDER }),
@@ -468,22 +479,22 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
         entry(Command::ShutOut { coordinator: 4 }),
     ];
     let (state, verdicts) = replay(&entries);
-    let refused = |words: &str| Verdict::Refused(words.into());
+    let refused = EntryOutcome::Refused;
     let expected = [
-        refused("the cluster is not founded yet"),
-        Verdict::Coordinator(FOUNDER),
-        Verdict::Coordinator(4),
-        Verdict::Coordinator(4),
-        Verdict::Coordinator(6),
-        Verdict::Coordinator(FOUNDER),
-        Verdict::Accepted,
-        refused("coordinator 6 is the last; stop it instead"),
-        Verdict::Coordinator(6),
-        refused("coordinator 1 is none of them any more"),
-        Verdict::Accepted,
-        refused("coordinator 1 was not removed, or is shut out already"),
-        refused("one was removed, and is shut out"),
-        Verdict::Accepted,
+        refused(Rejection::NotFounded),
+        EntryOutcome::Coordinator(FOUNDER),
+        EntryOutcome::Coordinator(4),
+        EntryOutcome::Coordinator(4),
+        EntryOutcome::Coordinator(6),
+        EntryOutcome::Coordinator(FOUNDER),
+        EntryOutcome::Accepted,
+        refused(Rejection::LastCoordinator(6)),
+        EntryOutcome::Coordinator(6),
+        refused(Rejection::Removed(1)),
+        EntryOutcome::Accepted,
+        refused(Rejection::NotRemoved(1)),
+        refused(Rejection::ShutOut(name("one"))),
+        EntryOutcome::Accepted,
     ];
     assert_eq!(verdicts[1..], expected);
     let views = state.coordinators();
@@ -495,32 +506,32 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
 #[test]
 fn a_request_is_carried_out_once_and_its_outcome_is_kept() {
     let [a, b, c, d] = two_members();
-    let drain = |number| wish(number, Wish::Drain(WorkerId(3)));
+    let drain = |number| request(number, OperatorCommand::Drain(WorkerId(3)));
     let entries = [a, b, c, d, drain(2), drain(2), drain(1)];
     let (state, verdicts) = replay(&entries);
-    let older = Verdict::Refused("its client has asked for more since".into());
-    assert_eq!(verdicts[4..], [Verdict::Accepted, Verdict::Accepted, older]);
+    let older = EntryOutcome::Refused(Rejection::Superseded);
+    assert_eq!(verdicts[4..], [EntryOutcome::Accepted, EntryOutcome::Accepted, older]);
     let draining = |event: &&Event| matches!(event.kind, EventKind::Draining { .. });
     assert_eq!(state.events().iter().filter(draining).count(), 1);
 }
 
 /// A token that is always the same, good for this many nodes.
-fn made(uses: u32) -> Entry {
+fn made(uses: u32) -> CommandEntry {
     let secret = "A".repeat(43);
     let token: JoinToken = format!("es1.AAAAAAAAAAAA.{secret}.{secret}").parse().expect("one");
-    let terms = Terms { uses: Some(uses), ..Terms::unlimited(Role::Worker) };
-    wish(1, Wish::CreateToken(token.accepted(terms)))
+    let terms = TokenLimits { uses: Some(uses), ..TokenLimits::unlimited(Role::Worker) };
+    request(1, OperatorCommand::CreateToken(token.accepted(terms)))
 }
 
 /// The first request of an id stands, and snapshots remember it, too.
 #[test]
 fn a_request_that_asks_for_something_else_under_the_same_id_is_refused() {
     let (state, _) = replay(&[made(1)]);
-    let mut state = State::decode(&state.encode()).expect("its own bytes");
-    assert_eq!(state.apply(2, Term(1), &made(2)), Verdict::Accepted, "it keeps its terms");
-    let another = Wish::RevokeToken([0; 9]);
-    let refused = Verdict::Refused("its client has asked for something else".into());
-    assert_eq!(state.apply(3, Term(1), &wish(1, another.clone())), refused);
+    let mut state = State::decode(&state.encode(), *LOG_FORMATS.end()).expect("its own bytes");
+    assert_eq!(state.apply(2, Term(1), &made(2)), EntryOutcome::Accepted, "it keeps its terms");
+    let another = OperatorCommand::RevokeToken([0; 9]);
+    let refused = EntryOutcome::Refused(Rejection::OtherCommand);
+    assert_eq!(state.apply(3, Term(1), &request(1, another.clone())), refused);
     let left: Vec<_> = state.tokens().views().iter().map(|view| view.uses_left).collect();
     assert_eq!(left, [Some(1)], "neither revoked nor made anew");
     let id = |number| RequestId { client: 1, number };
@@ -536,22 +547,26 @@ fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
     let others = 2..requests::CLIENTS as u64 + 2;
     entries.extend(others.map(|client| {
         let id = RequestId { client, number: 1 };
-        entry(Command::Request { id, wish: Wish::Cancel(1), steps: Step(0) })
+        entry(Command::Request { id, command: OperatorCommand::Cancel(1), steps: Step(0) })
     }));
     entries.extend([made(1), spend("two"), spend("one")]);
     let (_, verdicts) = replay(&entries);
-    let used_up = Verdict::NotAdmitted(Refusal::UsedUp { uses: 1 });
-    assert_eq!(verdicts[entries.len() - 3..], [Verdict::Accepted, used_up, Verdict::Accepted]);
+    let used_up = EntryOutcome::NotAdmitted(Refusal::UsedUp { uses: 1 });
+    assert_eq!(
+        verdicts[entries.len() - 3..],
+        [EntryOutcome::Accepted, used_up, EntryOutcome::Accepted]
+    );
 }
 
 #[test]
 fn of_the_newest_clients_the_outcomes_are_kept() {
     let ask = |client| {
         let id = RequestId { client, number: 1 };
-        entry(Command::Request { id, wish: Wish::RevokeToken([0; 9]), steps: Step(0) })
+        let command = OperatorCommand::RevokeToken([0; 9]);
+        entry(Command::Request { id, command, steps: Step(0) })
     };
     let clients = 0..requests::CLIENTS as u64 + 5;
-    let entries: Vec<Entry> = clients.map(ask).collect();
+    let entries: Vec<CommandEntry> = clients.map(ask).collect();
     let (state, _) = replay(&entries);
     assert_eq!(state.outcomes.len(), requests::CLIENTS);
     assert!(!state.has_decided(RequestId { client: 4, number: 1 }));
@@ -565,7 +580,7 @@ fn a_cluster_for_one_run_takes_no_other() {
     for (ephemeral, refused) in [(true, true), (false, false)] {
         let entries = [found(ephemeral), submitted(), end.clone(), submit(2, other.clone())];
         let (state, verdicts) = replay(&entries);
-        assert_eq!(verdicts[3] == Verdict::Refused("the run is over".into()), refused);
+        assert_eq!(verdicts[3] == EntryOutcome::Refused(Rejection::RunIsOver), refused);
         assert_eq!((state.past_runs().len(), state.past_runs()[0].id), (1, 2));
         assert_eq!(state.run_id(), if refused { 2 } else { 4 });
     }
@@ -578,7 +593,7 @@ fn what_was_proposed_for_one_run_does_not_touch_the_next() {
     let late = [end.clone(), register_for(2, "a", 1, |_| {})];
     let entries = [found(false), submitted(), end, submit(2, exemplars::run())];
     let (state, verdicts) = replay(&[&entries[..], &late].concat());
-    let refused = Verdict::Refused("run 2 is not the current one".into());
+    let refused = EntryOutcome::Refused(Rejection::NotTheRun(2));
     assert_eq!(verdicts[4..], [refused.clone(), refused]);
     assert_eq!((state.outcome(), state.workers().len()), (&Outcome::Running, 0));
     assert_eq!(state.shards(), None, "nor does it lay a foundation");
@@ -600,8 +615,8 @@ fn the_numbers_of_generations_go_on_from_run_to_run() {
         generation(2, &[7]),
     ];
     let (state, verdicts) = replay(&entries);
-    assert!(matches!(verdicts[7], Verdict::Refused(_)));
-    assert_eq!((&verdicts[8], state.generation()), (&Verdict::Accepted, Generation(2)));
+    assert!(matches!(verdicts[7], EntryOutcome::Refused(_)));
+    assert_eq!((&verdicts[8], state.generation()), (&EntryOutcome::Accepted, Generation(2)));
     assert_eq!((state.settled(), state.workers().len()), (Step(0), 1));
 }
 
@@ -611,9 +626,9 @@ fn an_entry_brings_its_events_to_the_history() {
     let mut state = State::default();
     let [a, b, ..] = two_members();
     state.apply(1, Term(1), &a);
-    assert!(matches!(state.news(), [News::Run(1), News::Event(_)]));
+    assert!(matches!(state.new_events(), [HistoryEvent::Run(1), HistoryEvent::Event(_)]));
     state.apply(2, Term(1), &b);
-    assert!(matches!(state.news(), [News::Event(_)]));
+    assert!(matches!(state.new_events(), [HistoryEvent::Event(_)]));
 }
 
 #[test]
@@ -625,10 +640,10 @@ fn of_the_events_the_newest_thousand_are_kept() {
 }
 
 /// A state with an example of everything that a state can hold.
-fn rich() -> State {
+pub(crate) fn rich() -> State {
     let mut entries = preemptions(3);
     entries.push(found(false));
-    entries.push(wish(1, Wish::CreateToken(exemplars::token())));
+    entries.push(request(1, OperatorCommand::CreateToken(exemplars::token())));
     entries.push(entry(Command::SpendToken { token: [0; 9], node: name("a") }));
     entries.push(entry(Command::Drain { worker: WorkerId(2) }));
     entries.push(entry(Command::Lead { coordinator: 1 }));
@@ -640,7 +655,7 @@ fn rich() -> State {
 fn a_snapshot_is_the_state() {
     let state = rich();
     let bytes = state.encode();
-    let mut other = State::decode(&bytes).expect("it was just made");
+    let mut other = State::decode(&bytes, *LOG_FORMATS.end()).expect("it was just made");
     assert_eq!(other.encode(), bytes);
     let mut state = state;
     let index = state.index() + 1;
@@ -656,8 +671,11 @@ fn a_snapshot_with_any_byte_changed_is_refused() {
     for at in 0..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 0x10;
-        assert!(matches!(State::decode(&damaged), Err(SnapshotError::Damaged)), "byte {at}");
-        assert!(State::decode(&bytes[..at]).is_err());
+        assert!(
+            matches!(State::decode(&damaged, *LOG_FORMATS.end()), Err(SnapshotError::Damaged)),
+            "byte {at}"
+        );
+        assert!(State::decode(&bytes[..at], *LOG_FORMATS.end()).is_err());
     }
 }
 
@@ -679,45 +697,46 @@ fn a_snapshot_that_contradicts_itself_is_refused() {
     for (change, problem) in table {
         let mut state = rich();
         change(&mut state);
-        let error = State::decode(&state.encode()).expect_err(problem).to_string();
+        let error =
+            State::decode(&state.encode(), *LOG_FORMATS.end()).expect_err(problem).to_string();
         assert!(error.contains(problem), "{error}");
     }
 }
 
-/// A wish as of a moment, milliseconds of Unix time.
-fn wish_at(unix_ms: u64, number: u64, wish: Wish) -> Entry {
-    Entry {
+/// A command as of a moment, milliseconds of Unix time.
+fn request_at(unix_ms: u64, number: u64, command: OperatorCommand) -> CommandEntry {
+    CommandEntry {
         unix_ms,
-        command: Command::Request { id: RequestId { client: 1, number }, wish, steps: Step(0) },
+        command: Command::Request { id: RequestId { client: 1, number }, command, steps: Step(0) },
     }
 }
 
 fn token(number: u8, uses: Option<u32>, expires_unix_s: Option<u64>) -> AcceptedToken {
     let (id, secret) = (format_token_id(&[number; 9]), "A".repeat(43));
     let token: JoinToken = format!("es1.{id}.{secret}.{secret}").parse().expect("one");
-    token.accepted(Terms { role: Role::Worker, uses, expires_unix_s })
+    token.accepted(TokenLimits { role: Role::Worker, uses, expires_unix_s })
 }
 
 #[test]
 fn tokens_that_have_expired_make_room_and_a_late_joiner_is_told_for_an_hour() {
     let mut state = State::default();
-    let make = |number: u64, expires| Wish::CreateToken(token_of(number, expires));
-    for number in 1..=access::TOKENS as u64 {
-        let made = state.apply(number, Term(1), &wish_at(0, number, make(number, 60)));
-        assert_eq!(made, Verdict::Accepted);
+    let make = |number: u64, expires| OperatorCommand::CreateToken(token_of(number, expires));
+    for number in 1..=access::MAX_TOKENS as u64 {
+        let made = state.apply(number, Term(1), &request_at(0, number, make(number, 60)));
+        assert_eq!(made, EntryOutcome::Accepted);
     }
-    let (next, after) = (access::TOKENS as u64 + 1, access::TOKENS as u64 + 2);
-    let full = Verdict::Refused("there are 1000 tokens already; revoke some".into());
-    assert_eq!(state.apply(next, Term(1), &wish_at(59_999, next, make(next, 120))), full);
+    let (next, after) = (access::MAX_TOKENS as u64 + 1, access::MAX_TOKENS as u64 + 2);
+    let full = EntryOutcome::Refused(Rejection::TooManyTokens(1_000));
+    assert_eq!(state.apply(next, Term(1), &request_at(59_999, next, make(next, 120))), full);
     let spend = Command::SpendToken { token: token_of(7, 60).id(), node: name("late") };
-    let late = state.apply(after, Term(1), &Entry { unix_ms: 61_000, command: spend });
-    assert_eq!(late, Verdict::NotAdmitted(Refusal::Expired { unix_s: 60 }));
-    let made = wish_at(61_000, after + 1, make(after, 120));
-    assert_eq!(state.apply(after + 1, Term(1), &made), Verdict::Accepted);
+    let late = state.apply(after, Term(1), &CommandEntry { unix_ms: 61_000, command: spend });
+    assert_eq!(late, EntryOutcome::NotAdmitted(Refusal::Expired { unix_s: 60 }));
+    let made = request_at(61_000, after + 1, make(after, 120));
+    assert_eq!(state.apply(after + 1, Term(1), &made), EntryOutcome::Accepted);
     assert_eq!(state.tokens().count(), 1);
-    let much = Wish::CreateToken(token(9, Some(1_001), None));
-    let refused = Verdict::Refused("a token admits at most 1000 nodes, not 1001".into());
-    assert_eq!(state.apply(after + 2, Term(1), &wish_at(61_000, after + 2, much)), refused);
+    let much = OperatorCommand::CreateToken(token(9, Some(1_001), None));
+    let refused = EntryOutcome::Refused(Rejection::TooManyUses { most: 1_000, uses: 1_001 });
+    assert_eq!(state.apply(after + 2, Term(1), &request_at(61_000, after + 2, much)), refused);
 }
 
 fn token_of(number: u64, expires: u64) -> AcceptedToken {
@@ -726,7 +745,7 @@ fn token_of(number: u64, expires: u64) -> AcceptedToken {
     let secret = "A".repeat(43);
     let text = format!("es1.{}.{secret}.{secret}", format_token_id(&id));
     let token: JoinToken = text.parse().expect("one");
-    token.accepted(Terms { role: Role::Worker, uses: Some(1), expires_unix_s: Some(expires) })
+    token.accepted(TokenLimits { role: Role::Worker, uses: Some(1), expires_unix_s: Some(expires) })
 }
 
 #[test]
@@ -738,9 +757,9 @@ fn the_tokens_of_the_beginning_are_listed_and_revoked_for_good() {
         tokens: vec![first.clone()],
     };
     let found = entry(command);
-    let revoke = wish(1, Wish::RevokeToken(first.id()));
+    let revoke = request(1, OperatorCommand::RevokeToken(first.id()));
     let (state, verdicts) = replay(&[found.clone(), revoke, found]);
-    assert_eq!(verdicts[1..], [Verdict::Accepted, Verdict::Coordinator(FOUNDER)]);
+    assert_eq!(verdicts[1..], [EntryOutcome::Accepted, EntryOutcome::Coordinator(FOUNDER)]);
     assert_eq!(state.tokens().count(), 0, "founding it once more brings nothing back");
 }
 
@@ -749,16 +768,16 @@ fn a_revoked_node_is_remembered_in_snapshots_and_admitted_by_no_token() {
     let node = |role, text: &str| Identity { role, name: name(text) };
     let worker = node(Role::Worker, "worker-1");
     let entries = [
-        wish(1, Wish::CreateToken(token(3, Some(4), None))),
-        wish(2, Wish::Revoke(worker.clone())),
-        wish(3, Wish::Revoke(node(Role::Coordinator, "coordinator-1"))),
+        request(1, OperatorCommand::CreateToken(token(3, Some(4), None))),
+        request(2, OperatorCommand::Revoke(worker.clone())),
+        request(3, OperatorCommand::Revoke(node(Role::Coordinator, "coordinator-1"))),
         entry(Command::SpendToken { token: [3; 9], node: name("worker-1") }),
     ];
     let (state, verdicts) = replay(&entries);
-    assert_eq!(verdicts[1], Verdict::Accepted);
-    assert!(matches!(&verdicts[2], Verdict::Refused(words) if words.contains("removed")));
-    assert_eq!(verdicts[3], Verdict::NotAdmitted(Refusal::Removed));
-    let state = State::decode(&state.encode()).expect("its own bytes");
+    assert_eq!(verdicts[1], EntryOutcome::Accepted);
+    assert!(matches!(&verdicts[2], EntryOutcome::Refused(Rejection::RevokedCoordinator)));
+    assert_eq!(verdicts[3], EntryOutcome::NotAdmitted(Refusal::Removed));
+    let state = State::decode(&state.encode(), *LOG_FORMATS.end()).expect("its own bytes");
     assert!(state.is_revoked(&worker) && !state.is_revoked(&node(Role::Operator, "worker-1")));
     assert_eq!((state.revocations_revision(), state.revoked_views()[0].since_unix_ms), (2, 5));
 }
@@ -769,12 +788,12 @@ fn a_cancel_ends_the_run_that_it_names_and_no_other() {
     let entries = [
         found(false),
         submitted(),
-        wish(1, Wish::Cancel(2)),
+        request(1, OperatorCommand::Cancel(2)),
         submit(2, other),
-        wish(2, Wish::Cancel(2)),
+        request(2, OperatorCommand::Cancel(2)),
     ];
     let (state, verdicts) = replay(&entries);
-    assert_eq!(verdicts[2], Verdict::Accepted);
-    assert_eq!(verdicts[4], Verdict::Refused("run 2 is not the current one".into()));
+    assert_eq!(verdicts[2], EntryOutcome::Accepted);
+    assert_eq!(verdicts[4], EntryOutcome::Refused(Rejection::NotTheRun(2)));
     assert_eq!((state.run_id(), state.outcome()), (4, &Outcome::Running));
 }

@@ -1,12 +1,13 @@
-//! The workers of the run: how they come in, stand, and go.
+//! The workers of the run: how they come in, and how they go.
 
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{NodeName, WorkerId, WorkerLabel};
+use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::{ModelPlace, NodeName, WorkerId, WorkerLabel};
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::fingerprint::Foundation;
-use super::{State, Verdict};
+use super::fingerprint::RunFingerprint;
+use super::{EntryOutcome, State};
 
 /// A registered worker.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -18,12 +19,12 @@ pub struct Worker {
     /// What it stated at registration.
     pub registration: Registration,
     /// Whether it is still there.
-    pub standing: Standing,
+    pub phase: WorkerPhase,
 }
 
-/// Where a worker stands. A worker that is lost before it is a member is forgotten.
+/// How far a worker has come. A worker that is lost before it is a member is forgotten.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum WorkerPhase {
     /// The worker is no member yet.
     Registered,
     /// The worker is a member.
@@ -36,7 +37,7 @@ pub enum Standing {
     Left,
 }
 
-impl Standing {
+impl WorkerPhase {
     /// Whether the worker is part of the current generation.
     pub fn is_member(self) -> bool {
         matches!(self, Self::Member | Self::Leaving)
@@ -66,6 +67,11 @@ impl State {
         Some(self.workers.get(&worker)?.label(worker))
     }
 
+    /// Where the worker would write the model. `None` if it has no directory.
+    pub(crate) fn place_of(&self, worker: WorkerId) -> Option<&ModelPlace> {
+        self.workers.get(&worker)?.registration.model.as_ref()
+    }
+
     /// The name of a worker for a sentence.
     pub fn called(&self, worker: WorkerId) -> String {
         let unknown = || format!("the worker with id {worker}");
@@ -77,14 +83,14 @@ impl State {
         unix_ms: u64,
         name: &NodeName,
         registration: &Registration,
-    ) -> Result<Verdict, String> {
+    ) -> Result<EntryOutcome, Rejection> {
         if let Some(worker) = self.on_node(name)
             && self.workers[&worker].registration.incarnation == registration.incarnation
         {
-            return Ok(Verdict::Registered(worker));
+            return Ok(EntryOutcome::Registered(worker));
         }
         if let Err(reason) = self.admit(name, registration) {
-            let refused = EventKind::Refused { name: name.clone(), reason: reason.clone() };
+            let refused = EventKind::Refused { name: name.clone(), reason: reason.to_string() };
             self.note(unix_ms, refused);
             return Err(reason);
         }
@@ -95,15 +101,15 @@ impl State {
         self.note(unix_ms, EventKind::Registered { worker, name: name.clone(), number });
         self.nodes.insert(name.clone(), worker);
         let (name, registration) = (name.clone(), registration.clone());
-        let standing = Standing::Registered;
-        self.workers.insert(worker, Worker { number, name, registration, standing });
-        Ok(Verdict::Registered(worker))
+        let phase = WorkerPhase::Registered;
+        self.workers.insert(worker, Worker { number, name, registration, phase });
+        Ok(EntryOutcome::Registered(worker))
     }
 
     /// An index of the log occurs once: so no process is ever taken for a worker that is gone.
     fn next_id(&self) -> WorkerId {
         #[cfg(feature = "planted")]
-        if self.plant == Some(crate::plant::Plant::ReuseId) {
+        if self.plant == Some(crate::plant::CorePlant::ReuseId) {
             return WorkerId(self.workers.len() as u64 + 2);
         }
         WorkerId(self.applied)
@@ -130,20 +136,20 @@ impl State {
         }
     }
 
-    /// The first worker lays the foundation. Every other worker must stand on the same.
-    fn admit(&mut self, name: &NodeName, registration: &Registration) -> Result<(), String> {
+    /// The first worker fixes the fingerprint. Every other worker must have the same.
+    fn admit(&mut self, name: &NodeName, registration: &Registration) -> Result<(), Rejection> {
         if self.run.is_none() {
-            return Err("there is no run to register for".into());
+            return Err(Rejection::NoRunToJoin);
         }
         if registration.model.as_ref().is_some_and(|place| !place.is_valid()) {
-            return Err("the path of its model is too long, or cannot be shown".into());
+            return Err(Rejection::ModelPath);
         }
         if registration.host.as_ref().is_some_and(|host| !host.is_valid()) {
-            return Err("the name of its host is too long, or cannot be shown".into());
+            return Err(Rejection::Host);
         }
-        match &self.foundation {
-            None => self.foundation = Some(Foundation::lay(name, registration)?),
-            Some(foundation) => foundation.check(name, registration)?,
+        match &self.run_fingerprint {
+            None => self.run_fingerprint = Some(RunFingerprint::first(name, registration)?),
+            Some(run_fingerprint) => run_fingerprint.check(name, registration)?,
         }
         Ok(())
     }
@@ -153,40 +159,41 @@ impl State {
         unix_ms: u64,
         worker: WorkerId,
         why: &str,
-    ) -> Result<Verdict, String> {
-        self.known(worker)?;
+    ) -> Result<EntryOutcome, Rejection> {
+        let known = self.known(worker)?;
         if self.is_member(worker) {
-            return Err(format!(
-                "{} is a member; only a generation can do without it",
-                self.called(worker)
-            ));
+            return Err(Rejection::Member(known.label(worker)));
         }
         self.vacate(worker);
         self.forget(worker);
         let (reason, detect_ms, pause_ms) = (why.to_string(), 0, 0);
         self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
     /// A member leaves with a generation, any other worker at once.
-    pub(super) fn drain(&mut self, unix_ms: u64, worker: WorkerId) -> Result<Verdict, String> {
+    pub(super) fn drain(
+        &mut self,
+        unix_ms: u64,
+        worker: WorkerId,
+    ) -> Result<EntryOutcome, Rejection> {
         let member = self.is_member(worker);
-        if self.known(worker)?.standing == Standing::Leaving {
-            return Ok(Verdict::Accepted);
+        if self.known(worker)?.phase == WorkerPhase::Leaving {
+            return Ok(EntryOutcome::Accepted);
         }
         self.note(unix_ms, EventKind::Draining { worker });
         if member {
-            self.stand(worker, Standing::Leaving);
+            self.set_phase(worker, WorkerPhase::Leaving);
         } else {
-            self.depart(worker, Standing::Left);
+            self.depart(worker, WorkerPhase::Left);
             self.note(unix_ms, EventKind::Left { worker });
         }
-        Ok(Verdict::Accepted)
+        Ok(EntryOutcome::Accepted)
     }
 
     /// A worker is gone. The state still tells of it until enough others are gone.
-    pub(super) fn depart(&mut self, worker: WorkerId, standing: Standing) {
-        self.stand(worker, standing);
+    pub(super) fn depart(&mut self, worker: WorkerId, phase: WorkerPhase) {
+        self.set_phase(worker, phase);
         self.vacate(worker);
         self.gone.push_back(worker);
         if self.gone.len() > REMEMBERED {
@@ -197,7 +204,7 @@ impl State {
     /// Forgets the oldest worker that was lost. A worker that has left, and did not hear of it,
     /// would come back.
     fn forget_one(&mut self) {
-        let is_lost = |id: &WorkerId| self.workers[id].standing == Standing::Lost;
+        let is_lost = |id: &WorkerId| self.workers[id].phase == WorkerPhase::Lost;
         let oldest = self.gone.iter().position(is_lost).unwrap_or(0);
         if let Some(worker) = self.gone.remove(oldest) {
             self.forget(worker);
@@ -213,18 +220,18 @@ impl State {
         }
     }
 
-    pub(super) fn stand(&mut self, worker: WorkerId, standing: Standing) {
+    pub(super) fn set_phase(&mut self, worker: WorkerId, phase: WorkerPhase) {
         if let Some(known) = self.workers.get_mut(&worker) {
-            known.standing = standing;
+            known.phase = phase;
         }
     }
 
     /// The worker, if it is there.
-    fn known(&self, worker: WorkerId) -> Result<&Worker, String> {
+    fn known(&self, worker: WorkerId) -> Result<&Worker, Rejection> {
         match self.workers.get(&worker) {
-            Some(known) if known.standing.is_present() => Ok(known),
-            Some(gone) => Err(format!("{} is gone", gone.label(worker))),
-            None => Err(format!("no worker with id {worker} is registered")),
+            Some(known) if known.phase.is_present() => Ok(known),
+            Some(gone) => Err(Rejection::Gone(gone.label(worker))),
+            None => Err(Rejection::NoWorker(worker)),
         }
     }
 }

@@ -7,9 +7,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{self, CoordinatorError, Options, Start, run};
-use everstep_transport::identity::{Credentials, JoinToken, Role, Terms};
-use everstep_transport::protocol::{Message, Question, Reply, Wish};
+use everstep_coordinator::daemon::{self, CoordinatorError, CoordinatorOptions, Start, run};
+use everstep_transport::identity::{Credentials, JoinToken, Role, TokenLimits};
+use everstep_transport::protocol::{Message, OperatorCommand, Question, Reply};
 use everstep_transport::quic::enrol;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -21,7 +21,7 @@ use crate::http::write_secret;
 use crate::support::{Cluster, Node, anywhere};
 
 /// Longer than anything takes here, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(20);
+const ACCESS_TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 fn token_in(path: &Path) -> JoinToken {
     fs::read_to_string(path).expect("a token").trim().parse().expect("a token")
@@ -29,7 +29,7 @@ fn token_in(path: &Path) -> JoinToken {
 
 /// Waits until the link has ended.
 async fn ends(node: &Node) {
-    let ended = timeout(PATIENCE, async { while node.link.receive().await.is_ok() {} });
+    let ended = timeout(ACCESS_TEST_TIMEOUT, async { while node.link.receive().await.is_ok() {} });
     ended.await.expect("the link is closed at once");
 }
 
@@ -51,7 +51,7 @@ async fn a_revoked_worker_loses_its_link_at_once_and_comes_back_by_no_way() {
     let mut cluster = Cluster::start().await;
     let (revoked, other) = (cluster.worker().await, cluster.worker().await);
     let identity = revoked.credentials.identity().clone();
-    assert_eq!(cluster.wish(1, Wish::Revoke(identity.clone())).await, None);
+    assert_eq!(cluster.command(1, OperatorCommand::Revoke(identity.clone())).await, None);
     ends(&revoked.node).await;
     let token = token_in(&cluster.path("join.token"));
     for restarted in [false, true] {
@@ -75,7 +75,7 @@ async fn a_revoked_worker_loses_its_link_at_once_and_comes_back_by_no_way() {
     let told = loop {
         match operator.ask(Message::Ask(Question::Revoked)).await {
             Some(Message::Told(Reply::Revoked(told))) => break told,
-            _ => assert!(start.elapsed() < PATIENCE, "it does not lead"),
+            _ => assert!(start.elapsed() < ACCESS_TEST_TIMEOUT, "it does not lead"),
         }
     };
     assert_eq!((told[0].role, &told[0].name), (Role::Worker, &identity.name));
@@ -87,7 +87,7 @@ async fn copies_of_a_revoked_operators_folder_are_worth_nothing_and_the_folder_h
     let folder = cluster.path("operator");
     let stolen = Credentials::load(&folder).expect("credentials");
     let thief = Node::connect(cluster.address, &stolen).await;
-    assert_eq!(cluster.wish(1, Wish::Revoke(stolen.identity().clone())).await, None);
+    assert_eq!(cluster.command(1, OperatorCommand::Revoke(stolen.identity().clone())).await, None);
     ends(&thief).await;
     assert!(Node::call(cluster.address, &stolen).await.is_err(), "it is not let in");
     let start = Instant::now();
@@ -98,7 +98,7 @@ async fn copies_of_a_revoked_operators_folder_are_worth_nothing_and_the_folder_h
         {
             return;
         }
-        assert!(start.elapsed() < PATIENCE, "the folder has no other credentials");
+        assert!(start.elapsed() < ACCESS_TEST_TIMEOUT, "the folder has no other credentials");
         sleep(Duration::from_millis(20)).await;
     }
 }
@@ -110,7 +110,7 @@ async fn the_tokens_in_the_files_are_listed_and_revoked_as_any() {
         (token_in(&cluster.path("join.token")), token_in(&cluster.path("coordinator.token")));
     enrol(cluster.address, &workers, Role::Worker).await.expect("it is admitted");
     for (number, token) in [(1, &workers), (2, &coordinators)] {
-        assert_eq!(cluster.wish(number, Wish::RevokeToken(token.id())).await, None);
+        assert_eq!(cluster.command(number, OperatorCommand::RevokeToken(token.id())).await, None);
     }
     for restarted in [false, true] {
         if restarted {
@@ -146,13 +146,14 @@ fn a_token_file_that_everybody_reads_is_refused() {
     let (path, home) = (dir.path().join("token"), dir.path().join("home"));
     write_secret(&path, &"t".repeat(40));
     fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("it is ours");
-    let http = everstep_coordinator::http::Options {
+    let http = everstep_coordinator::http::HttpOptions {
         listen: Some(anywhere()),
         token: Some(path),
         read_token: None,
     };
     let start = Start::Bootstrap { ephemeral: false };
-    let options = Options { dir: home.clone(), listen: anywhere(), start, http: Some(http) };
+    let options =
+        CoordinatorOptions { dir: home.clone(), listen: anywhere(), start, http: Some(http) };
     let refused = run(options, |_| ()).expect_err("everybody reads it").to_string();
     assert!(refused.contains("other"), "{refused}");
     assert!(!home.exists(), "nothing is made");
@@ -195,14 +196,17 @@ async fn a_join_that_cannot_be_spends_no_token_and_its_key_is_used_again() {
     let cluster = Cluster::lasting().await;
     let authority = Credentials::load(&cluster.path("operator")).expect("credentials");
     let token = JoinToken::for_cluster_of(&authority).expect("a token");
-    let terms = Terms { uses: Some(1), ..Terms::unlimited(Role::Coordinator) };
-    assert_eq!(cluster.wish(1, Wish::CreateToken(token.accepted(terms))).await, None);
+    let limits = TokenLimits { uses: Some(1), ..TokenLimits::unlimited(Role::Coordinator) };
+    assert_eq!(
+        cluster.command(1, OperatorCommand::CreateToken(token.accepted(limits))).await,
+        None
+    );
     let dir = tempfile::tempdir().expect("a directory");
     let taken = UdpSocket::bind(anywhere()).expect("bound");
     let join = |home: &Path, listen| {
         let coordinators = vec![cluster.address.into()];
         let start = Start::Join { token: token.to_string(), coordinators };
-        let options = Options { dir: home.to_path_buf(), listen, start, http: None };
+        let options = CoordinatorOptions { dir: home.to_path_buf(), listen, start, http: None };
         // Its thread may outlive the test: a coordinator that has joined goes on.
         let (tell, told) = oneshot::channel();
         std::thread::spawn(move || tell.send(run(options, |_| ())));
@@ -226,7 +230,7 @@ async fn a_join_that_cannot_be_spends_no_token_and_its_key_is_used_again() {
     let _joins = join(&home, anywhere());
     let start = Instant::now();
     while !home.join("history.log").exists() {
-        assert!(start.elapsed() < PATIENCE, "it does not join");
+        assert!(start.elapsed() < ACCESS_TEST_TIMEOUT, "it does not join");
         sleep(Duration::from_millis(20)).await;
     }
 }
@@ -238,15 +242,16 @@ async fn a_founder_is_listed_before_it_says_that_it_listens() {
         let dir = tempfile::tempdir().expect("a directory");
         let home = dir.path().to_path_buf();
         let start = Start::Bootstrap { ephemeral: false };
-        let options = Options { dir: home.clone(), listen: anywhere(), start, http: None };
+        let options =
+            CoordinatorOptions { dir: home.clone(), listen: anywhere(), start, http: None };
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
             run(options, |addresses| {
-                let known = daemon::addresses(&home).expect("a book");
+                let known = daemon::addresses(&home).expect("a membership file");
                 tell.send(known == [addresses.links]).expect("somebody listens");
             })
         });
-        assert!(told.recv_timeout(PATIENCE).expect("it listens"), "it is not listed");
+        assert!(told.recv_timeout(ACCESS_TEST_TIMEOUT).expect("it listens"), "it is not listed");
         let mode = dir.path().join("coordinators").metadata().expect("a file").permissions().mode();
         assert_eq!(mode & 0o077, 0);
     }

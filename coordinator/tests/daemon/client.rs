@@ -7,7 +7,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 /// Longer than any answer takes here, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(20);
+const HTTP_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The answer to a request.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ pub async fn ask(
     body: &str,
 ) -> Response {
     let text = Request { method, path, headers, body }.text(api);
-    let answer = tokio::time::timeout(PATIENCE, exchange(api, text.as_bytes()));
+    let answer = tokio::time::timeout(HTTP_ANSWER_TIMEOUT, exchange(api, text.as_bytes()));
     let answer = answer.await.expect("an answer in time");
     Response::parse(&answer).expect("a head and a body")
 }

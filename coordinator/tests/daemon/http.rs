@@ -5,10 +5,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
+use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Start, run};
 use everstep_coordinator::http::{self, HttpError};
 use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{Message, Term, codec, exemplars};
+use everstep_transport::protocol::{Message, Term, exemplars};
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -18,7 +18,7 @@ use crate::client::{ask, look, send};
 use crate::support::{Cluster, Node, anywhere, lines};
 
 /// Longer than anything takes here, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(20);
+const HTTP_TEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Asks for the status until it is as wanted.
 async fn until(api: SocketAddr, wanted: impl Fn(&Value) -> bool) -> Value {
@@ -28,7 +28,7 @@ async fn until(api: SocketAddr, wanted: impl Fn(&Value) -> bool) -> Value {
         if wanted(&status) {
             return status;
         }
-        assert!(start.elapsed() < PATIENCE, "{status}");
+        assert!(start.elapsed() < HTTP_TEST_TIMEOUT, "{status}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -41,7 +41,7 @@ async fn until_ready(api: SocketAddr) {
             return;
         }
         assert!(answer.status == 503 && answer.body.starts_with("not ready: "), "{answer:?}");
-        assert!(start.elapsed() < PATIENCE, "{answer:?}");
+        assert!(start.elapsed() < HTTP_TEST_TIMEOUT, "{answer:?}");
     }
 }
 
@@ -184,7 +184,7 @@ async fn figures_outlive_the_coordinator_where_the_log_tells_them() {
         if !figures.body.contains("\neverstep_term 0\n") {
             break figures;
         }
-        assert!(start.elapsed() < PATIENCE, "{figures:?}");
+        assert!(start.elapsed() < HTTP_TEST_TIMEOUT, "{figures:?}");
     };
     lasting.iter().for_each(|line| has(&figures.body, line));
     has(&figures.body, "everstep_term 3");
@@ -226,7 +226,7 @@ async fn a_run_is_submitted_with_the_token_and_only_if_it_is_one() {
     assert_eq!(cluster.watch().await.events.len(), 2, "it leads, and the run was submitted once");
     // The coordinator welcomes a worker to the run.
     let node = Node::connect(cluster.address, &cluster.enrol().await).await;
-    node.say(Message::Hello { schema: codec::schema(), worker: None });
+    node.say(Message::Hello { worker: None });
     assert_eq!(node.hear().await, Message::Welcome { run: exemplars::run(), term: Term(2) });
 }
 
@@ -287,11 +287,11 @@ async fn with_a_token_for_everything_nothing_is_told_without_it() {
 fn an_address_beyond_this_machine_is_refused_before_anything_is_made() {
     let dir = tempfile::tempdir().expect("a directory");
     let home = dir.path().join("home");
-    let options = |ip: [u8; 4], token: Option<&Path>| Options {
+    let options = |ip: [u8; 4], token: Option<&Path>| CoordinatorOptions {
         dir: home.clone(),
         listen: anywhere(),
         start: Start::Bootstrap { ephemeral: false },
-        http: Some(http::Options {
+        http: Some(http::HttpOptions {
             listen: Some((ip, 0).into()),
             token: token.map(Into::into),
             read_token: None,
@@ -376,7 +376,7 @@ async fn tokens_are_made_told_and_revoked_and_runs_are_told_with_their_ends() {
     assert_eq!((&of_it["role"], told_of.len()), (&json!("worker"), 3), "two are the cluster's own");
     assert!(!told.body.contains(text), "the secret is told once");
     let (path, bearer) = (format!("/api/v1/tokens/{id}"), format!("Bearer {}", token.trim()));
-    for status in [200, 409] {
+    for status in [200, 404] {
         let revoked = ask(api, "DELETE", &path, &[("authorization", &bearer)], "").await;
         assert_eq!(revoked.status, status, "{revoked:?}");
     }
@@ -387,8 +387,8 @@ async fn tokens_are_made_told_and_revoked_and_runs_are_told_with_their_ends() {
         ("/api/v1/tokens", r#"{"role": "king"}"#, 400),
         ("/api/v1/tokens", r#"{"role": "coordinator"}"#, 403),
         ("/api/v1/tokens", r#"{"role": "operator"}"#, 403),
-        ("/api/v1/tokens", r#"{"role": "worker", "uses": 1001}"#, 409),
-        ("/api/v1/run/cancel", r#"{"run": 999}"#, 409),
+        ("/api/v1/tokens", r#"{"role": "worker", "uses": 1001}"#, 422),
+        ("/api/v1/run/cancel", r#"{"run": 999}"#, 404),
         ("/api/v1/coordinators/transfer", r#"{"to": 1}"#, 200),
         ("/api/v1/coordinators/transfer", "", 409),
         ("/api/v1/coordinators/1/remove", "", 409),

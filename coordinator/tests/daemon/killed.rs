@@ -3,8 +3,10 @@
 
 use std::time::Duration;
 
-use everstep_transport::identity::{Authority, EnrolmentError, JoinToken, Refusal, Role, Terms};
-use everstep_transport::protocol::Wish;
+use everstep_transport::identity::{
+    Authority, EnrolmentError, JoinToken, Refusal, Role, TokenLimits,
+};
+use everstep_transport::protocol::OperatorCommand;
 use everstep_transport::quic::{EnrolError, enrol};
 use tokio::time::timeout;
 
@@ -54,14 +56,14 @@ impl Room {
         leader(&self.members.iter().collect::<Vec<_>>(), voters).await
     }
 
-    /// Wishes for the next token, or again for the one without an answer.
-    async fn wish(&mut self) {
+    /// Asks for the next token, or again for the one without an answer.
+    async fn command(&mut self) {
         let token = self.unanswered.take().unwrap_or_else(|| JoinToken::create(&self.authority));
         self.unanswered = Some(token.clone());
         // Their uses go through the log as well. A use that was left undecided may be spent.
-        let terms = Terms { uses: Some(1_000), ..Terms::unlimited(Role::Worker) };
-        let wish = Wish::CreateToken(token.accepted(terms));
-        self.operator.wish(&self.members, wish).await.expect("it is accepted");
+        let limits = TokenLimits { uses: Some(1_000), ..TokenLimits::unlimited(Role::Worker) };
+        let command = OperatorCommand::CreateToken(token.accepted(limits));
+        self.operator.command(&self.members, command).await.expect("it is accepted");
         self.acknowledged.extend(self.unanswered.take());
     }
 
@@ -97,12 +99,12 @@ async fn i9_what_was_acknowledged_survives_the_death_of_all_at_once() {
     for _ in 0..ROUNDS {
         let known = room.acknowledged.len();
         for _ in 0..1 + dice(8) {
-            room.wish().await;
+            room.command().await;
         }
         // Chance decides whether the next request is answered, written or only sent before they
         // die.
         let moment = Duration::from_micros(dice(12_000));
-        let _ = timeout(moment, room.wish()).await;
+        let _ = timeout(moment, room.command()).await;
         room.strike().await;
         room.assert_kept(&room.acknowledged[known..]).await;
     }
@@ -113,16 +115,19 @@ async fn i9_what_was_acknowledged_survives_the_death_of_all_at_once() {
 async fn i9_what_was_acknowledged_survives_a_leader_whose_disk_is_gone() {
     let mut room = Room::of_three().await;
     for _ in 0..5 {
-        room.wish().await;
+        room.command().await;
     }
     let leader = room.leader(3).await;
     let (lost, address) = (leader.id().await, leader.address);
     // The member's directory goes with it.
     room.members.retain(|member| member.address != address);
-    room.wish().await;
+    room.command().await;
     room.assert_kept(&room.acknowledged).await;
     // A coordinator in its place has another id, and learns the whole log.
-    room.operator.wish(&room.members, Wish::Remove(lost)).await.expect("it is removed");
+    room.operator
+        .command(&room.members, OperatorCommand::Remove(lost))
+        .await
+        .expect("it is removed");
     let next = room.leader(2).await.joined_by();
     room.members.push(next);
     assert_ne!(room.leader(3).await.id().await, lost);

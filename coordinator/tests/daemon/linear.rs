@@ -1,4 +1,4 @@
-//! Clients of a cluster with leaders that are killed and stopped see one story.
+//! Clients of a cluster with leaders that are killed and stopped see one history.
 //!
 //! Each token is a register: it exists, or not. So is whether a run is under way. Writers make and
 //! revoke tokens, and submit and cancel runs. Readers read lists of all. Both use links and HTTP.
@@ -26,9 +26,9 @@ use crate::several::leader;
 use crate::support::{Cluster, Member, anywhere};
 
 /// Longer than anything takes here, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(60);
+const LINEAR_TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a leader is stopped. Readers wait longer, to hear its answer afterwards.
-const STOPPED: Duration = Duration::from_millis(700);
+const LEADER_STOPPED_FOR: Duration = Duration::from_millis(700);
 /// How often the test kills or stops a leader.
 const ROUNDS: u64 = 9;
 /// How many answers come between one of these and the next.
@@ -101,7 +101,7 @@ impl Record {
     async fn progresses(&self, by: u64) {
         let (before, start) = (self.answered.load(Ordering::Relaxed), Instant::now());
         while self.answered.load(Ordering::Relaxed) < before + by {
-            assert!(start.elapsed() < PATIENCE, "nobody is answered any more");
+            assert!(start.elapsed() < LINEAR_TEST_TIMEOUT, "nobody is answered any more");
             sleep(Duration::from_millis(10)).await;
         }
     }
@@ -213,7 +213,7 @@ async fn strike(members: &mut [Option<Member>], place: usize, places: &Places, k
     } else {
         let stopped = members[place].as_ref().expect("it is there");
         stopped.signal("STOP");
-        sleep(STOPPED).await;
+        sleep(LEADER_STOPPED_FOR).await;
         stopped.signal("CONT");
     }
 }

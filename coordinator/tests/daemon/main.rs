@@ -7,9 +7,9 @@ mod killed;
 mod linear;
 mod operator;
 mod refusal;
+mod repeated_requests;
 mod restart;
 mod run;
-mod said_again;
 mod several;
 mod support;
 

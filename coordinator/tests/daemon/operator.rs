@@ -4,15 +4,15 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use everstep_transport::identity::Credentials;
-use everstep_transport::protocol::{Message, RequestId, Wish};
+use everstep_transport::protocol::{Message, OperatorCommand, RequestId};
 use tokio::time::timeout;
 
 use crate::support::{Member, Node};
 
 /// Longer than anything takes here, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(60);
+const OPERATOR_TEST_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long one coordinator may take before the operator asks another one.
-const ANSWER: Duration = Duration::from_secs(1);
+const OPERATOR_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// An operator with one link at a time.
 pub struct Operator {
@@ -30,19 +30,25 @@ impl Operator {
         Self { credentials, number: 0, node: None }
     }
 
-    /// Asks for a wish until one of these coordinators has answered.
-    pub async fn wish(&mut self, members: &[Member], wish: Wish) -> Result<(), String> {
+    /// Asks for a command until one of these coordinators has answered.
+    pub async fn command(
+        &mut self,
+        members: &[Member],
+        command: OperatorCommand,
+    ) -> Result<(), String> {
         self.number += 1;
         let id = RequestId { client: 7, number: self.number };
         let start = Instant::now();
         loop {
             for address in members.iter().map(|member| member.address) {
-                if let Ok(Some(answer)) = timeout(ANSWER, self.ask(address, id, &wish)).await {
+                if let Ok(Some(answer)) =
+                    timeout(OPERATOR_ANSWER_TIMEOUT, self.ask(address, id, &command)).await
+                {
                     return answer;
                 }
                 self.node = None;
             }
-            assert!(start.elapsed() < PATIENCE, "nobody answers");
+            assert!(start.elapsed() < OPERATOR_TEST_TIMEOUT, "nobody answers");
         }
     }
 
@@ -50,18 +56,18 @@ impl Operator {
         &mut self,
         address: SocketAddr,
         id: RequestId,
-        wish: &Wish,
+        command: &OperatorCommand,
     ) -> Option<Result<(), String>> {
         let node = match self.node.take() {
             Some(node) => node,
             None => Node::call(address, &self.credentials).await.ok()?,
         };
-        node.link.send(Message::Request { id, wish: wish.clone() }).ok()?;
+        node.link.send(Message::Request { id, command: command.clone() }).ok()?;
         loop {
             match node.link.receive().await.ok()? {
                 Message::Answer { id: of, refusal, .. } if of == id => {
                     self.node = Some(node);
-                    return Some(refusal.map_or(Ok(()), Err));
+                    return Some(refusal.map_or(Ok(()), |reason| Err(reason.to_string())));
                 }
                 // It knows another leader, or none.
                 Message::Coordinators { leader, members, .. } => {

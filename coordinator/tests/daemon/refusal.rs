@@ -7,11 +7,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
-use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
+use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Start, run};
 use everstep_transport::identity::{
-    Authority, Credentials, EnrolmentError, JoinToken, Refusal, Role, Terms,
+    Authority, Credentials, EnrolmentError, JoinToken, Refusal, Role, TokenLimits,
 };
-use everstep_transport::protocol::{Message, Step, Wish, codec};
+use everstep_transport::protocol::{Message, OperatorCommand, Step};
 use everstep_transport::quic::{EnrolError, enrol};
 use tempfile::TempDir;
 
@@ -33,7 +33,7 @@ const FILES: [&str; 7] = [
 /// else wrong.
 fn begin(dir: &Path, start: Start) -> CoordinatorError {
     let listen = SocketAddr::from(([192, 0, 2, 1], 1));
-    let options = Options { dir: dir.to_path_buf(), listen, start, http: None };
+    let options = CoordinatorOptions { dir: dir.to_path_buf(), listen, start, http: None };
     run(options, |_| ()).expect_err("the address is not of this machine")
 }
 
@@ -217,17 +217,16 @@ fn an_empty_directory_is_not_begun_from_without_a_word() {
 }
 
 #[tokio::test]
-async fn files_of_another_version_say_so() {
+async fn i23_files_of_a_later_format_say_so() {
     let whole = left_by_a_run().await;
     let checked = tokio::task::spawn_blocking(move || {
-        // Their eighth byte is the version.
         for file in ["coordinators", "history.log"] {
             let (dir, mut bytes) = (copy(whole.path()), read(whole.path(), file));
-            bytes[7] += 1;
+            bytes[8..16].copy_from_slice(&9_u64.to_le_bytes());
             put(&dir, file, &bytes);
             let words = begin(dir.path(), Start::Again).to_string();
-            let wanted = format!("{file}: it was written by another version of Everstep");
-            assert!(words.ends_with(&wanted), "{words}");
+            let wanted = format!("{file}: it has format 9, and this build of Everstep reads");
+            assert!(words.contains(&wanted), "{words}");
         }
     });
     checked.await.expect("both are refused");
@@ -250,7 +249,8 @@ async fn a_directory_that_cannot_be_written_is_refused() {
     checked.await.expect("it is refused");
     // No user can write here.
     let nowhere = PathBuf::from("/proc/cluster");
-    let options = Options { dir: nowhere, listen: anywhere(), start: bootstrap(), http: None };
+    let options =
+        CoordinatorOptions { dir: nowhere, listen: anywhere(), start: bootstrap(), http: None };
     let refused = tokio::task::spawn_blocking(|| run(options, |_| ())).await.expect("no panic");
     let refused = refused.expect_err("it cannot be made");
     assert!(matches!(refused, CoordinatorError::File { .. }), "{refused}");
@@ -269,23 +269,25 @@ async fn a_token_that_is_wrong_old_or_used_up_is_refused_for_what_it_is() {
     let (address, member) = (cluster.address, cluster.take_member());
     let authority = Authority::load(&member.path("authority")).expect("an authority");
     let (mut operator, members) = (Operator::of(&member), [member]);
-    let mut create = async |terms: Terms| {
+    let mut create = async |limits: TokenLimits| {
         let token = JoinToken::create(&authority);
-        let wish = Wish::CreateToken(token.accepted(terms));
-        operator.wish(&members, wish).await.expect("accepted");
+        let command = OperatorCommand::CreateToken(token.accepted(limits));
+        operator.command(&members, command).await.expect("accepted");
         token
     };
     let ask = async |token: &JoinToken, role| enrol(address, token, role).await;
 
     let unknown = JoinToken::create(&authority);
     assert_eq!(refusal(ask(&unknown, Role::Worker).await), Refusal::UnknownToken);
-    let old = create(Terms { expires_unix_s: Some(1), ..Terms::unlimited(Role::Worker) }).await;
+    let old =
+        create(TokenLimits { expires_unix_s: Some(1), ..TokenLimits::unlimited(Role::Worker) })
+            .await;
     assert_eq!(refusal(ask(&old, Role::Worker).await), Refusal::Expired { unix_s: 1 });
-    let once = create(Terms { uses: Some(1), ..Terms::unlimited(Role::Worker) }).await;
+    let once = create(TokenLimits { uses: Some(1), ..TokenLimits::unlimited(Role::Worker) }).await;
     ask(&once, Role::Worker).await.expect("the first");
     assert_eq!(refusal(ask(&once, Role::Worker).await), Refusal::UsedUp { uses: 1 });
     for (admits, asked) in [(Role::Worker, Role::Coordinator), (Role::Coordinator, Role::Worker)] {
-        let token = create(Terms::unlimited(admits)).await;
+        let token = create(TokenLimits::unlimited(admits)).await;
         assert_eq!(refusal(ask(&token, asked).await), Refusal::WrongRole { admits, asked });
     }
     let foreign = JoinToken::create(&Authority::create().expect("another authority"));
@@ -310,7 +312,7 @@ async fn the_keys_of_the_cluster_are_for_coordinators_alone() {
     for credentials in [cluster.enrol().await, operator] {
         let node = Node::connect(cluster.address, &credentials).await;
         node.say(Message::FetchKeys);
-        node.say(Message::Hello { schema: codec::schema(), worker: None });
+        node.say(Message::Hello { worker: None });
         node.say(Message::Watch { run: None, step: Step(0), event: 0 });
         let heard = node.hear().await;
         assert!(matches!(heard, Message::Welcome { .. } | Message::Update(_)), "{heard:?}");
@@ -324,7 +326,7 @@ async fn a_workers_token_makes_no_coordinator() {
     let token = fs::read_to_string(cluster.path("join.token")).expect("a token");
     let start = Start::Join { token, coordinators: vec![cluster.address.into()] };
     let path = dir.path().to_path_buf();
-    let options = Options { dir: path, listen: anywhere(), start, http: None };
+    let options = CoordinatorOptions { dir: path, listen: anywhere(), start, http: None };
     let refused = tokio::task::spawn_blocking(|| run(options, |_| ())).await.expect("no panic");
     let words = refused.expect_err("it is for workers").to_string();
     assert!(words.contains("is for a node with the role worker, not coordinator"), "{words}");

@@ -1,12 +1,12 @@
 //! A killed coordinator that starts again where it was keeps its promises.
 
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
-use everstep_transport::protocol::{Generation, Message, Step, Term, WorkerId, codec};
+use everstep_transport::protocol::{Generation, Message, Step, Term, WorkerId};
 
 use crate::support::{Cluster, Node, Worker, lines};
 
 /// The terms in the events.
-fn terms(update: &Update) -> Vec<u64> {
+fn limits(update: &Update) -> Vec<u64> {
     let leading = update.events.iter().filter_map(|event| match event.kind {
         EventKind::Leading { term, .. } => Some(term.0),
         _ => None,
@@ -21,7 +21,7 @@ async fn i9_a_killed_coordinator_goes_on_with_the_run() {
     let records = tokio::join!(workers[0].enters(), workers[1].enters());
     assert_eq!(workers[0].beat(lines(1..=4)).await.0, Step(4));
     let before = cluster.watch().await;
-    assert_eq!(terms(&before), [2]);
+    assert_eq!(limits(&before), [2]);
 
     cluster.restart().await;
     for worker in &mut workers {
@@ -29,7 +29,7 @@ async fn i9_a_killed_coordinator_goes_on_with_the_run() {
         assert_eq!(worker.return_to(cluster.address).await, registered);
     }
     let after = cluster.watch().await;
-    assert_eq!(terms(&after), [2, 3]);
+    assert_eq!(limits(&after), [2, 3]);
     assert_eq!((&after.lines, &after.workers), (&before.lines, &before.workers));
     assert_eq!(after.events[..before.events.len()], before.events);
     workers[1].node.say(Message::FetchRecord);
@@ -54,7 +54,7 @@ async fn a_worker_that_the_log_does_not_know_is_told_so() {
     cluster.restart().await;
     let stranger = Node::connect(cluster.address, &cluster.enrol().await).await;
     let worker = WorkerId(1_000);
-    stranger.say(Message::Hello { schema: codec::schema(), worker: Some(worker) });
+    stranger.say(Message::Hello { worker: Some(worker) });
     assert_eq!(stranger.hear().await, Message::Evicted { worker });
 }
 
@@ -73,5 +73,5 @@ async fn every_registration_that_was_answered_survives_and_no_id_is_given_twice(
             assert_eq!(worker.return_to(cluster.address).await, registered);
         }
     }
-    assert_eq!(terms(&cluster.watch().await), [2, 3, 4, 5, 6, 7]);
+    assert_eq!(limits(&cluster.watch().await), [2, 3, 4, 5, 6, 7]);
 }

@@ -5,15 +5,15 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{CoordinatorError, Options, Start, run};
+use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Start, run};
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{Generation, Message, Step};
 
 use crate::support::{Cluster, anywhere, lines};
 
-fn options(dir: &Path, bootstrap: bool) -> Options {
+fn options(dir: &Path, bootstrap: bool) -> CoordinatorOptions {
     let start = if bootstrap { Start::Bootstrap { ephemeral: true } } else { Start::Again };
-    Options { dir: dir.to_path_buf(), listen: anywhere(), start, http: None }
+    CoordinatorOptions { dir: dir.to_path_buf(), listen: anywhere(), start, http: None }
 }
 
 #[tokio::test]
@@ -60,7 +60,7 @@ async fn a_dropped_worker_is_lost_within_five_seconds() {
 }
 
 /// The end of a coordinator in this process.
-async fn try_run(options: Options) -> CoordinatorError {
+async fn try_run(options: CoordinatorOptions) -> CoordinatorError {
     let ended = tokio::task::spawn_blocking(|| run(options, |_| ())).await;
     ended.expect("no panic").expect_err("it cannot run")
 }
@@ -74,7 +74,7 @@ async fn a_cluster_is_made_once_and_its_secrets_are_private() {
     // The address is not of this machine. The start makes nothing, and the same command may be
     // corrected.
     let listen = SocketAddr::from(([192, 0, 2, 1], 1));
-    let unbound = try_run(Options { listen, ..options(dir.path(), true) }).await;
+    let unbound = try_run(CoordinatorOptions { listen, ..options(dir.path(), true) }).await;
     assert!(matches!(unbound, CoordinatorError::Bind(_)), "{unbound}");
     assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 0);
     let cluster = Cluster::lasting().await;

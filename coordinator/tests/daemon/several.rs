@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{CoordinatorError, Ended, Options, Start, run};
-use everstep_transport::identity::{Authority, Identity, JoinToken, Role, Terms};
-use everstep_transport::protocol::{Message, NodeName, Step, Wish};
+use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Ended, Start, run};
+use everstep_transport::identity::{Authority, Identity, JoinToken, Role, TokenLimits};
+use everstep_transport::protocol::{Message, NodeName, OperatorCommand, Step};
 use everstep_transport::quic::{Endpoint, Expected, Settings};
 use tokio::time::timeout;
 
@@ -13,18 +13,21 @@ use crate::operator::Operator;
 use crate::support::{Cluster, Member, anywhere, lines};
 
 /// Longer than anything takes here, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(30);
+const CLUSTER_TEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long the test waits for a stopped coordinator before it looks at another one.
-const SOON: Duration = Duration::from_secs(1);
+const STOPPED_COORDINATOR_AWAITED_FOR: Duration = Duration::from_secs(1);
 
 /// Waits until one of these leads, and so many have a vote.
 pub async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
     let start = Instant::now();
     loop {
         for member in members {
-            let known =
-                timeout(SOON, try_look(member.api, "/api/v1/coordinators?stale=true")).await;
+            let known = timeout(
+                STOPPED_COORDINATOR_AWAITED_FOR,
+                try_look(member.api, "/api/v1/coordinators?stale=true"),
+            )
+            .await;
             let Ok(Some(known)) = known else { continue };
             let all = known.json()["coordinators"].as_array().cloned().unwrap_or_default();
             let own = all.iter().find(|it| it["address"] == member.address.to_string());
@@ -33,7 +36,11 @@ pub async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
                 return member;
             }
         }
-        assert!(start.elapsed() < PATIENCE, "nobody of {} leads {voters} voters", members.len());
+        assert!(
+            start.elapsed() < CLUSTER_TEST_TIMEOUT,
+            "nobody of {} leads {voters} voters",
+            members.len()
+        );
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -81,7 +88,7 @@ async fn who_joins_learns_what_happened_before() {
         if page["metrics"].as_array().expect("lines").len() == 4 {
             break;
         }
-        assert!(start.elapsed() < PATIENCE, "{page}");
+        assert!(start.elapsed() < CLUSTER_TEST_TIMEOUT, "{page}");
     }
     let second = second.restarted();
     let page = look(second.api, "/api/v1/metrics?stale=true").await.json();
@@ -118,7 +125,7 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
         assert_eq!(sent_on.status, 503);
         let start = Instant::now();
         while look(member.api, "/readyz").await.status != 200 {
-            assert!(start.elapsed() < PATIENCE, "who follows a leader is ready");
+            assert!(start.elapsed() < CLUSTER_TEST_TIMEOUT, "who follows a leader is ready");
         }
     }
     drop((first, third));
@@ -128,7 +135,7 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     let refused = look(again.api, "/api/v1/status").await;
     let words = "1 of 3 coordinators can be reached: two must agree; training goes on";
     assert_eq!((refused.status, &refused.json()["error"]), (503, &words.into()));
-    assert!(start.elapsed() < PATIENCE);
+    assert!(start.elapsed() < CLUSTER_TEST_TIMEOUT);
     assert_eq!(look(again.api, "/api/v1/status?stale=true").await.json()["stale"], true);
     for path in ["/livez", "/metrics"] {
         assert_eq!(look(again.api, path).await.status, 200, "{path}");
@@ -147,20 +154,23 @@ async fn a_coordinator_whose_directory_is_an_older_copy_ends_with_the_reason() {
     let mut operator = Operator::of(&first);
     let mut members = vec![first, second, third];
     for _ in 0..5 {
-        let terms = Terms::unlimited(Role::Worker);
-        let wish = Wish::CreateToken(JoinToken::create(&authority).accepted(terms));
-        operator.wish(&members, wish).await.expect("a token");
+        let limits = TokenLimits::unlimited(Role::Worker);
+        let command = OperatorCommand::CreateToken(JoinToken::create(&authority).accepted(limits));
+        operator.command(&members, command).await.expect("a token");
     }
     let third = members.pop().expect("three members");
     let start = Instant::now();
     while look(third.api, "/api/v1/tokens?stale=true").await.json()["tokens"][6].is_null() {
-        assert!(start.elapsed() < PATIENCE, "the third one has two tokens and these five");
+        assert!(
+            start.elapsed() < CLUSTER_TEST_TIMEOUT,
+            "the third one has two tokens and these five"
+        );
     }
     let how = third.restored(copy.path()).ended();
     assert!(how.contains("was replaced by an older copy"), "{how}");
 }
 
-/// The seat's own tests show on virtual time how soon that is.
+/// The node's own tests show on virtual time how soon that is.
 #[tokio::test]
 async fn a_leader_that_is_told_to_stop_ends_and_another_leads() {
     let mut cluster = Cluster::idle(None).await;
@@ -185,15 +195,15 @@ async fn who_is_removed_ends_and_says_so_and_cannot_come_back() {
     // If it leads, another one has to lead afterwards.
     let (gone, address, dir) = (first.id().await, first.address, first.path(""));
     let mut members = vec![second, third, first];
-    assert_eq!(operator.wish(&members, Wish::Remove(gone)).await, Ok(()));
+    assert_eq!(operator.command(&members, OperatorCommand::Remove(gone)).await, Ok(()));
     assert_eq!(members.pop().expect("the first").ended(), "Removed");
     let [second, third] = &members[..] else { unreachable!("two are left") };
     leader(&[second, third], 2).await;
     assert_eq!(
-        operator.wish(&members, Wish::Remove(gone)).await,
+        operator.command(&members, OperatorCommand::Remove(gone)).await,
         Err(format!("there is no coordinator {gone}"))
     );
-    let again = Options { dir, listen: address, start: Start::Again, http: None };
+    let again = CoordinatorOptions { dir, listen: address, start: Start::Again, http: None };
     let again = tokio::task::spawn_blocking(|| run(again, |_| ()));
     let ended = again.await.expect("no panic").expect("it is told so again");
     assert_eq!(ended, Ended::Removed);
@@ -226,7 +236,7 @@ async fn a_coordinator_that_was_removed_is_shut_out_and_ends() {
     assert_eq!(removed.status, 202, "{removed:?}");
     let gone = tokio::task::spawn_blocking(|| third.ended()).await;
     assert_eq!(gone.expect("no panic"), "Removed");
-    let ended = timeout(PATIENCE, link.closed()).await.expect("it is closed");
+    let ended = timeout(CLUSTER_TEST_TIMEOUT, link.closed()).await.expect("it is closed");
     assert!(ended.is_expulsion(), "{ended}");
     leader(&[&first, &second], 2).await;
     for member in [&first, &second] {
@@ -235,7 +245,7 @@ async fn a_coordinator_that_was_removed_is_shut_out_and_ends() {
             match endpoint.connect(member.address, &anyone).await {
                 Err(error) if error.is_expulsion() => break,
                 // A follower may learn of it a moment later.
-                other => assert!(start.elapsed() < PATIENCE, "{:?}", other.err()),
+                other => assert!(start.elapsed() < CLUSTER_TEST_TIMEOUT, "{:?}", other.err()),
             }
         }
     }
@@ -247,7 +257,7 @@ fn who_cannot_join_is_told_why() {
     let options = |token: &str| {
         let (token, coordinators) = (token.to_string(), vec![anywhere().into()]);
         let start = Start::Join { token, coordinators };
-        Options { dir: dir.path().to_path_buf(), listen: anywhere(), start, http: None }
+        CoordinatorOptions { dir: dir.path().to_path_buf(), listen: anywhere(), start, http: None }
     };
     let refused = run(options("a token"), |_| ()).expect_err("it is no token");
     assert!(matches!(refused, CoordinatorError::JoinToken(_)), "{refused}");

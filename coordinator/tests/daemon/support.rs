@@ -10,15 +10,15 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{Addresses, Options, Start, run};
+use everstep_coordinator::daemon::{Addresses, CoordinatorOptions, Start, run};
 use everstep_coordinator::http;
 use everstep_transport::identity::{Credentials, JoinToken, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Outcome, Update, WorkerResult};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    CoordinatorId, CoordinatorView, Device, Generation, Message, MetricsLine, ModelPlace, Record,
-    RequestId, RunSpec, Shard, Step, Term, Wish, WorkerId, codec, exemplars,
+    CoordinatorId, CoordinatorView, Device, Generation, Message, MetricsLine, ModelPlace,
+    OperatorCommand, Record, RequestId, RunSpec, Shard, Step, Term, WorkerId, exemplars,
 };
 use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, Settings, enrol};
 
@@ -39,7 +39,7 @@ const LISTENS: &str = "it listens on ";
 /// What the process prints before how it ended.
 const ENDED: &str = "it ended: ";
 /// Longer than anything takes here, however busy the machine is.
-const PATIENCE: Duration = Duration::from_secs(20);
+const SUPPORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Any free port.
 pub fn anywhere() -> SocketAddr {
@@ -60,8 +60,8 @@ pub fn be_a_coordinator() {
     };
     let token = std::env::var_os(HTTP_TOKEN).map(Into::into);
     let read_token = std::env::var_os(HTTP_READ_TOKEN).map(Into::into);
-    let http = Some(http::Options { listen: Some(anywhere()), token, read_token });
-    let options = Options { dir: dir.into(), listen, start, http };
+    let http = Some(http::HttpOptions { listen: Some(anywhere()), token, read_token });
+    let options = CoordinatorOptions { dir: dir.into(), listen, start, http };
     let ready = |Addresses { links, api }| println!("{LISTENS}{links} {}", api.expect("asked for"));
     match run(options, ready) {
         Ok(ended) => println!("{ENDED}{ended:?}"),
@@ -255,11 +255,12 @@ impl Cluster {
 
     /// Submits a run. A coordinator that has just begun may not lead yet, and says so when it does.
     async fn submit(&self, run: RunSpec) {
-        let (id, wish) = (RequestId { client: 1, number: 1 }, Wish::Submit(run));
-        let request = Message::Request { id, wish };
+        let (id, command) =
+            (RequestId { client: 1, number: 1 }, OperatorCommand::Submit(run.into()));
+        let request = Message::Request { id, command };
         self.operator.say(request.clone());
         loop {
-            let heard = tokio::time::timeout(PATIENCE, self.operator.link.receive()).await;
+            let heard = tokio::time::timeout(SUPPORT_TIMEOUT, self.operator.link.receive()).await;
             match heard.expect("an answer in time").expect("a message") {
                 Message::Coordinators { .. } => self.operator.say(request.clone()),
                 Message::Answer { refusal: None, .. } => return,
@@ -323,7 +324,7 @@ impl Cluster {
     pub async fn worker(&self) -> Worker {
         let credentials = self.enrol().await;
         let node = Node::connect(self.address, &credentials).await;
-        node.say(Message::Hello { schema: codec::schema(), worker: None });
+        node.say(Message::Hello { worker: None });
         match node.hear().await {
             Message::Welcome { run, .. } => assert_eq!(run, exemplars::run()),
             other => panic!("not welcome but {other:?}"),
@@ -359,18 +360,18 @@ impl Cluster {
 
     /// Asks for a change, as the operator of the coordinator's folder. Repeats the request until an
     /// answer comes: a founder may not lead yet, and an operator that revokes itself is cut off.
-    pub async fn wish(&self, number: u64, wish: Wish) -> Option<String> {
+    pub async fn command(&self, number: u64, command: OperatorCommand) -> Option<String> {
         let (id, start) = (RequestId { client: 2, number }, Instant::now());
         loop {
             let held = Credentials::load(&self.path("operator")).expect("credentials");
             if let Ok(operator) = Node::call(self.address, &held).await {
-                let request = Message::Request { id, wish: wish.clone() };
+                let request = Message::Request { id, command: command.clone() };
                 let asked = tokio::time::timeout(Duration::from_secs(1), operator.ask(request));
                 if let Ok(Some(Message::Answer { refusal, .. })) = asked.await {
-                    return refusal;
+                    return refusal.map(|reason| reason.to_string());
                 }
             }
-            assert!(start.elapsed() < PATIENCE, "no answer");
+            assert!(start.elapsed() < SUPPORT_TIMEOUT, "no answer");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -384,7 +385,7 @@ impl Cluster {
             if let Some(Message::Update(update)) = operator.ask(watch).await {
                 return update;
             }
-            assert!(start.elapsed() < PATIENCE, "it does not lead");
+            assert!(start.elapsed() < SUPPORT_TIMEOUT, "it does not lead");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
@@ -398,7 +399,7 @@ impl Cluster {
             if update.outcome != Outcome::Running {
                 return update;
             }
-            assert!(start.elapsed() < PATIENCE, "the run goes on");
+            assert!(start.elapsed() < SUPPORT_TIMEOUT, "the run goes on");
         }
     }
 }
@@ -440,7 +441,7 @@ impl Node {
     pub async fn ask(&self, question: Message) -> Option<Message> {
         self.say(question);
         loop {
-            let message = tokio::time::timeout(PATIENCE, self.link.receive()).await;
+            let message = tokio::time::timeout(SUPPORT_TIMEOUT, self.link.receive()).await;
             match message.expect("an answer in time").ok()? {
                 Message::Coordinators { leader, members, .. } => {
                     let asked = |view: &CoordinatorView| view.address == self.link.remote_address();
@@ -457,7 +458,7 @@ impl Node {
     /// The next message that is not just a list of the coordinators.
     pub async fn hear(&self) -> Message {
         loop {
-            let message = tokio::time::timeout(PATIENCE, self.link.receive()).await;
+            let message = tokio::time::timeout(SUPPORT_TIMEOUT, self.link.receive()).await;
             match message.expect("an answer in time").expect("the link lives") {
                 Message::Coordinators { .. } | Message::Write { .. } => {}
                 message => return message,
@@ -551,7 +552,7 @@ impl Worker {
     /// Comes again on a new link, with its id. Returns the answer.
     pub async fn return_to(&mut self, address: SocketAddr) -> Message {
         self.node = Node::connect(address, &self.credentials).await;
-        self.node.say(Message::Hello { schema: codec::schema(), worker: Some(self.id) });
+        self.node.say(Message::Hello { worker: Some(self.id) });
         self.node.hear().await
     }
 }

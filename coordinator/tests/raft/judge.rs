@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use everstep_coordinator::raft::{Agreed, Batch, Entry, Place, ReplicaId};
+use everstep_coordinator::raft::{Batch, CommittedEntry, LogPosition, RaftEntry, ReplicaId};
 use everstep_transport::protocol::Term;
 
 use super::machine::{Machine, value};
@@ -19,7 +19,7 @@ pub enum Promise {
     /// states.
     Agreement,
     /// Every acknowledged entry is there.
-    Kept,
+    DurableState,
     /// A read sees all entries that were acknowledged before it began.
     Linearizable,
     /// When faults have stopped, a leader exists within a second, and all agree soon after.
@@ -48,11 +48,11 @@ pub fn broken(promise: Promise, words: String) -> Verdict {
 pub struct Judge {
     leaders: BTreeMap<Term, ReplicaId>,
     /// Entries by place, with the place before.
-    written: BTreeMap<Place, (Entry, Place)>,
+    written: BTreeMap<LogPosition, (RaftEntry, LogPosition)>,
     /// The first application at each index, with the state of the machine after it.
-    agreed: BTreeMap<u64, (Agreed, Machine)>,
+    agreed: BTreeMap<u64, (CommittedEntry, Machine)>,
     /// Proposals by their places, until they are acknowledged.
-    proposed: BTreeMap<Place, u64>,
+    proposed: BTreeMap<LogPosition, u64>,
     acknowledged: BTreeMap<u64, u64>,
     /// The index that was acknowledged when each read began.
     reads: BTreeMap<u64, u64>,
@@ -67,7 +67,7 @@ impl Judge {
         }
     }
 
-    pub fn writes(&mut self, batch: &Batch, before: Place) -> Verdict {
+    pub fn writes(&mut self, batch: &Batch, before: LogPosition) -> Verdict {
         let mut before = before;
         for entry in &batch.entries {
             let place = entry.place;
@@ -80,14 +80,19 @@ impl Judge {
         Ok(())
     }
 
-    pub fn proposed(&mut self, place: Place, number: u64) {
+    pub fn proposed(&mut self, place: LogPosition, number: u64) {
         self.proposed.insert(place, number);
     }
 
     /// A replica applies an entry. `leads` means that it proposed the entry, and now acknowledges
     /// it.
-    pub fn applies(&mut self, machine: &mut Machine, agreed: &Agreed, leads: bool) -> Verdict {
-        let Place { index, .. } = agreed.place;
+    pub fn applies(
+        &mut self,
+        machine: &mut Machine,
+        agreed: &CommittedEntry,
+        leads: bool,
+    ) -> Verdict {
+        let LogPosition { index, .. } = agreed.place;
         if index <= machine.applied {
             return broken(Promise::Agreement, format!("{index} applied again, or late"));
         }
@@ -151,7 +156,9 @@ impl Judge {
         };
         match same && machine.applied >= last && self.acknowledged.iter().all(has) {
             true => Ok(()),
-            false => broken(Promise::Kept, format!("not all up to {last} is in {machine:?}")),
+            false => {
+                broken(Promise::DurableState, format!("not all up to {last} is in {machine:?}"))
+            }
         }
     }
 }

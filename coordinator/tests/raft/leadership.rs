@@ -63,12 +63,12 @@ fn spans(rests: bool) -> Vec<Duration> {
     for seed in 0..200 {
         let (mut world, leader) = world(seed, 3);
         rest(&mut world, rests);
-        world.run(ms(400)).expect("agreement");
+        world.run(ms(2_000)).expect("agreement");
         assert_eq!(world.leader(), Some(leader), "seed {seed}: heartbeats come in time");
         world.crash(leader, None);
         let since = world.now;
         world
-            .wait(ms(1000), "another leader", |it| it.leader().is_some_and(|id| id != leader))
+            .wait(ms(2_000), "another leader", |it| it.leader().is_some_and(|id| id != leader))
             .unwrap_or_else(|broken| panic!("seed {seed}: {broken}"));
         spans.push(world.now.since(since));
     }
@@ -83,21 +83,23 @@ fn another_one_leads_soon_after_a_leader_has_died() {
     assert!(spans[197] < ms(500), "{:?}", spans[197]);
 }
 
+/// Without a run nothing waits for a leader but an operator.
 #[test]
-fn at_rest_another_one_leads_as_soon() {
-    let (busy, resting) = (spans(false), spans(true));
-    assert!(resting[100] <= busy[100] && resting[197] <= busy[197] + ms(50));
+fn at_rest_another_one_leads_in_a_second() {
+    let resting = spans(true);
+    assert!(resting[197] < ms(900), "{:?}", resting[197]);
 }
 
 #[test]
-fn at_rest_a_leader_sends_half_as_many_heartbeats() {
+fn at_rest_a_leader_sends_a_sixth_of_the_heartbeats() {
     let (mut world, leader) = world(1, 3);
     let busy = world.replica(leader).quiet();
     for rests in [true, false] {
         rest(&mut world, rests);
-        world.run(ms(200)).expect("agreement");
+        world.run(ms(400)).expect("agreement");
         let beats = beats(&mut world, leader);
-        assert_eq!(beats, if rests { 10 } else { 20 });
+        let expected = if rests { 3..=4 } else { 20..=20 };
+        assert!(expected.contains(&beats), "{beats}");
     }
     assert!(busy <= ms(25));
 }

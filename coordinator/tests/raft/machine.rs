@@ -1,7 +1,7 @@
 //! The state machine. It keeps the count of its numbers, and a digest of the numbers and their
 //! places.
 
-use everstep_coordinator::raft::Agreed;
+use everstep_coordinator::raft::CommittedEntry;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
@@ -12,7 +12,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn apply(&mut self, agreed: &Agreed) {
+    pub fn apply(&mut self, agreed: &CommittedEntry) {
         self.applied = agreed.place.index;
         self.count += 1;
         for number in [agreed.place.index, agreed.place.term.0, value(&agreed.bytes)] {

@@ -8,8 +8,8 @@ mod leadership;
 mod machine;
 mod members;
 mod node;
-mod pace;
 #[cfg(feature = "planted")]
 mod planted;
 mod snapshots;
+mod tick_rate;
 mod world;

@@ -157,8 +157,8 @@ fn members_that_cannot_be_are_refused() {
     let mut world = world(1, 3, Climate::FAIR);
     let leader = world.leader().expect("one leads");
     let follower = ReplicaId(1 + leader.0 % 3);
-    for wish in [ids([]), ids([0]), ids([1, 1]), ids(1..=17)] {
-        let refused = world.ask(leader, |replica| replica.change(wish));
+    for voters in [ids([]), ids([0]), ids([1, 1]), ids(1..=17)] {
+        let refused = world.ask(leader, |replica| replica.change(voters));
         assert!(matches!(refused, Err(Refused::Impossible(_))), "{refused:?}");
     }
     let refused = world.ask(follower, |replica| replica.change(ids([1])));

@@ -3,7 +3,9 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use everstep_coordinator::raft::{Batch, Kept, Members, Options, Replica, ReplicaId, Unsound};
+use everstep_coordinator::raft::{
+    Batch, CorruptState, DurableState, Members, RaftOptions, Replica, ReplicaId,
+};
 use everstep_transport::protocol::Term;
 use everstep_transport::time::Time;
 
@@ -13,7 +15,7 @@ use super::machine::Machine;
 pub struct Node {
     pub id: ReplicaId,
     /// The content that survives a crash.
-    pub disk: Kept,
+    pub disk: DurableState,
     /// None while it is down.
     pub process: Option<Process>,
     /// How often the test has started it.
@@ -32,14 +34,14 @@ pub struct Process {
     /// Batches that the disk has, but that are not durable.
     pub unwritten: VecDeque<Batch>,
     /// The content that the disk will have.
-    pub view: Kept,
+    pub view: DurableState,
     pub leads: Option<Term>,
     /// The members of the replica's last effect.
     pub members: Members,
 }
 
 impl Node {
-    pub fn new(id: ReplicaId, disk: Kept) -> Self {
+    pub fn new(id: ReplicaId, disk: DurableState) -> Self {
         Self {
             id,
             disk,
@@ -55,9 +57,9 @@ impl Node {
         &mut self,
         now: Time,
         keep: u64,
-        prepare: fn(&mut Options),
-    ) -> Result<(), Unsound> {
-        let mut options = Options {
+        prepare: fn(&mut RaftOptions),
+    ) -> Result<(), CorruptState> {
+        let mut options = RaftOptions {
             id: self.id,
             seed: 1,
             keep,

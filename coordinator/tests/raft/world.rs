@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_coordinator::raft::{
-    Batch, Effect, Kept, Members, Message, Options, Place, Refused, Replica, ReplicaId,
+    Batch, DurableState, LogPosition, Members, Message, RaftEffect, RaftOptions, Refused, Replica,
+    ReplicaId,
 };
 use everstep_transport::time::Time;
 
@@ -34,7 +35,7 @@ pub struct Climate {
     pub compact_every: u64,
     pub keep: u64,
     /// Changes the options of every replica that starts.
-    pub prepare: fn(&mut Options),
+    pub prepare: fn(&mut RaftOptions),
     /// The disk reports a write that it has not done.
     pub disk_lies: bool,
     /// A replica that has lost its disk comes back under its old id.
@@ -101,7 +102,7 @@ pub struct World {
 impl World {
     /// A world with so many voters, numbered from 1.
     pub fn new(seed: u64, voters: u64, climate: Climate) -> Self {
-        let mut disk = Kept::founded_by(ReplicaId(1));
+        let mut disk = DurableState::founded_by(ReplicaId(1));
         disk.snapshot.members.voters = (1..=voters).map(ReplicaId).collect();
         let mut world = Self {
             now: Time(0),
@@ -128,10 +129,10 @@ impl World {
 
     /// A new replica with an empty disk.
     pub fn join(&mut self, id: ReplicaId) {
-        self.join_with(id, Kept::default());
+        self.join_with(id, DurableState::default());
     }
 
-    fn join_with(&mut self, id: ReplicaId, disk: Kept) {
+    fn join_with(&mut self, id: ReplicaId, disk: DurableState) {
         self.nodes.insert(id, Node::new(id, disk));
         self.after(Duration::ZERO, Happening::Start(id));
     }
@@ -350,34 +351,34 @@ impl World {
             let process = process.expect("it is up");
             let Process { machine, leads, members, .. } = process;
             match effect {
-                Effect::Send { to, message } => self.send(id, to, Box::new(message)),
-                Effect::Persist(batch) => self.write(id, batch)?,
-                Effect::Apply(entries) => {
+                RaftEffect::Send { to, message } => self.send(id, to, Box::new(message)),
+                RaftEffect::Persist(batch) => self.write(id, batch)?,
+                RaftEffect::Apply(entries) => {
                     for agreed in &entries {
                         self.judge.applies(machine, agreed, leads.is_some())?;
                     }
                     self.compact(id);
                 }
-                Effect::Install(snapshot) => {
+                RaftEffect::Install(snapshot) => {
                     let installed = Machine::decode(&snapshot.bytes);
                     self.judge.installs(machine, &installed)?;
                     *machine = installed;
                 }
-                Effect::TakeSnapshot => {
+                RaftEffect::TakeSnapshot => {
                     let (applied, bytes) = (machine.applied, machine.encode());
                     process.replica.compact(applied, bytes);
                 }
-                Effect::Leads(term) => {
+                RaftEffect::Leads(term) => {
                     *leads = Some(term);
                     self.judge.leads(id, term)?;
                 }
-                Effect::Follows { .. } => *leads = None,
-                Effect::Read { ticket, .. } => self.judge.reads(ticket, machine)?,
-                Effect::ReadLost { ticket } => self.judge.loses(ticket),
-                Effect::Members(now) => *members = now,
-                Effect::Forgotten { .. } if self.climate.disks_are_lost => {}
-                forgotten @ Effect::Forgotten { .. } => {
-                    broken(Promise::Kept, format!("{id:?}: {forgotten:?}"))?;
+                RaftEffect::Follows { .. } => *leads = None,
+                RaftEffect::Read { ticket, .. } => self.judge.reads(ticket, machine)?,
+                RaftEffect::ReadLost { ticket } => self.judge.loses(ticket),
+                RaftEffect::Members(now) => *members = now,
+                RaftEffect::Forgotten { .. } if self.climate.disks_are_lost => {}
+                forgotten @ RaftEffect::Forgotten { .. } => {
+                    broken(Promise::DurableState, format!("{id:?}: {forgotten:?}"))?;
                 }
             }
         }
@@ -393,7 +394,7 @@ impl World {
         process.view.absorb(&batch);
         if let Some(index) = batch.entries.first().map(|first| first.place.index - 1) {
             let term = process.view.term(index).expect("no gap");
-            self.judge.writes(&batch, Place { index, term })?;
+            self.judge.writes(&batch, LogPosition { index, term })?;
         }
         let number = batch.number;
         process.unwritten.push_back(batch);
@@ -498,17 +499,17 @@ impl World {
             6 => self.nodes.get_mut(&id).expect("it is there").disk_free = self.now + span / 2,
             7 if self.climate.disks_are_lost => {
                 self.crash(id, Some(span));
-                self.nodes.get_mut(&id).expect("it is there").disk = Kept::default();
+                self.nodes.get_mut(&id).expect("it is there").disk = DurableState::default();
             }
             7 => _ = self.leader().map(|leader| self.ask(leader, |it| it.transfer(other))),
-            _ => self.wish(),
+            _ => self.change_members(),
         }
         let pause = self.dice.span(longest);
         self.after(pause, Happening::Mishap);
     }
 
     /// Asks for other members. Some of them may be new.
-    fn wish(&mut self) {
+    fn change_members(&mut self) {
         let count = 1 + self.dice.below(4);
         let voters: BTreeSet<_> = (0..count).map(|_| ReplicaId(1 + self.dice.below(7))).collect();
         for id in &voters {
@@ -527,13 +528,13 @@ impl World {
     }
 
     /// Folds an effect into the trace.
-    fn remember(&mut self, id: ReplicaId, effect: &Effect) {
+    fn remember(&mut self, id: ReplicaId, effect: &RaftEffect) {
         let kind = match effect {
-            Effect::Send { to, .. } => to.0 << 8,
-            Effect::Persist(batch) => 1 + ((batch.entries.len() as u64) << 8),
-            Effect::Apply(entries) => 2 + ((entries.len() as u64) << 8),
-            Effect::Leads(term) => 3 + (term.0 << 8),
-            Effect::Follows { term, .. } => 4 + (term.0 << 8),
+            RaftEffect::Send { to, .. } => to.0 << 8,
+            RaftEffect::Persist(batch) => 1 + ((batch.entries.len() as u64) << 8),
+            RaftEffect::Apply(entries) => 2 + ((entries.len() as u64) << 8),
+            RaftEffect::Leads(term) => 3 + (term.0 << 8),
+            RaftEffect::Follows { term, .. } => 4 + (term.0 << 8),
             _ => 5,
         };
         for number in [self.now.0, id.0, kind] {

@@ -150,7 +150,7 @@ impl Backend for Cpu {
     }
 
     fn attention(&mut self, attention: Attention) {
-        let heads = attention::Heads::of(attention);
+        let heads = attention::HeadShape::of(attention);
         let [qkv, y, statistics] =
             self.memory.split([attention.qkv, attention.y, attention.statistics]);
         let scratch = attention::Scratch { gemm: &mut self.gemm, scores: &mut self.scores };
@@ -158,7 +158,7 @@ impl Backend for Cpu {
     }
 
     fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View, _scratch: View) {
-        let heads = attention::Heads::of(attention);
+        let heads = attention::HeadShape::of(attention);
         let [qkv, y, statistics, dy, d_qkv] =
             self.memory.split([attention.qkv, attention.y, attention.statistics, dy, d_qkv]);
         let kept = attention::Kept { qkv, y, statistics };

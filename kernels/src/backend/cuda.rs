@@ -14,6 +14,7 @@ use std::collections::VecDeque;
 use std::ops::Range;
 
 use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Sizes, View};
+use crate::precision::Precision;
 use arenas::Arenas;
 use deliveries::Deliveries;
 use launch::Chunks;
@@ -30,14 +31,13 @@ mod launch;
 pub mod memory;
 mod products;
 mod segments;
-pub mod update;
 
 pub use attention::AttentionKernels;
 pub use driver::{
-    Address, Argument, Delivered, Delivery, Driver, DriverError, Epilogue, Kernel, Launch, Matrix,
-    Precision, Product, Source,
+    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Epilogue, Kernel, Launch, Matrix,
+    Product, Source,
 };
-pub use kernels::{KERNELS, OPERATIONS, SOURCES};
+pub use kernels::{KERNELS, SOURCES};
 
 /// A backend on a device with a driver.
 pub struct Cuda<D> {

@@ -172,7 +172,7 @@ impl Backend for Reference {
     }
 
     fn attention(&mut self, attention: Attention) {
-        let heads = Heads::of(attention);
+        let heads = HeadIndex::of(attention);
         let [qkv, y, statistics] =
             self.memory.split([attention.qkv, attention.y, attention.statistics]);
         y.fill(0.0);
@@ -191,7 +191,7 @@ impl Backend for Reference {
     }
 
     fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View, _scratch: View) {
-        let heads = Heads::of(attention);
+        let heads = HeadIndex::of(attention);
         let [qkv, y, statistics, dy, d_qkv] =
             self.memory.split([attention.qkv, attention.y, attention.statistics, dy, d_qkv]);
         d_qkv.fill(0.0);
@@ -260,7 +260,7 @@ fn gelu_tanh(x: f64) -> (f64, f64) {
 }
 
 /// Where attention's numbers lie.
-struct Heads {
+struct HeadIndex {
     rows: usize,
     sequence: usize,
     heads: usize,
@@ -268,7 +268,7 @@ struct Heads {
     size: usize,
 }
 
-impl Heads {
+impl HeadIndex {
     fn of(attention: Attention) -> Self {
         let Attention { heads, sequence, y, .. } = attention;
         Self { rows: y.rows(), sequence, heads, size: y.columns() / heads }

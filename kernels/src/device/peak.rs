@@ -4,7 +4,7 @@
 //! f32, in f32 on CUDA cores. A GPU outside the list has no figure, rather than a guess. A GPU with
 //! a limited power or clock keeps the figure of its data sheet.
 
-use crate::backend::cuda::Precision;
+use crate::precision::Precision;
 
 /// TFLOP/s of a GPU by the name that its driver gives it: in 16 bits, and in f32 if that is known
 /// for sure.

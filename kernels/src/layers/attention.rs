@@ -1,6 +1,6 @@
 //! Causal multi-head attention, between its input and output projections.
 
-use super::Plan;
+use super::MemoryPlan;
 use crate::backend::{Attention, Backend, View};
 
 /// `[rows, 3 width]`, queries, keys and values, to `[rows, width]`. It has no parameters.
@@ -14,7 +14,13 @@ pub struct CausalAttention {
 impl CausalAttention {
     /// Plans the output for `heads` heads that together are `width` wide. `sequence` is the longest
     /// sequence.
-    pub fn new(plan: &mut Plan, heads: usize, width: usize, sequence: usize, rows: usize) -> Self {
+    pub fn new(
+        plan: &mut MemoryPlan,
+        heads: usize,
+        width: usize,
+        sequence: usize,
+        rows: usize,
+    ) -> Self {
         plan.sequence(sequence);
         Self { heads, y: plan.activation(rows, width), statistics: plan.statistics(rows, heads) }
     }

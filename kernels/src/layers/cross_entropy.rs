@@ -1,6 +1,6 @@
 //! The loss: softmax cross-entropy.
 
-use super::Plan;
+use super::MemoryPlan;
 use crate::backend::{Backend, Indices, View};
 
 /// `[rows, classes]` logits and as many targets to one loss a row, nats.
@@ -11,7 +11,7 @@ pub struct CrossEntropy {
 
 impl CrossEntropy {
     /// Plans the losses.
-    pub fn new(plan: &mut Plan, rows: usize) -> Self {
+    pub fn new(plan: &mut MemoryPlan, rows: usize) -> Self {
         Self { losses: plan.statistics(rows, 1) }
     }
 

@@ -1,6 +1,6 @@
 //! Tokens to vectors and back: the embedding, positions, and the head tied to the embedding.
 
-use super::Plan;
+use super::MemoryPlan;
 use crate::backend::{Backend, Indices, View};
 use crate::layout::Init;
 
@@ -14,7 +14,7 @@ pub struct Embedding {
 impl Embedding {
     /// Plans `name.weight`, `[vocabulary, width]`, normal with the given deviation.
     pub fn new(
-        plan: &mut Plan,
+        plan: &mut MemoryPlan,
         name: &str,
         [vocabulary, width]: [usize; 2],
         deviation: f32,
@@ -53,7 +53,7 @@ pub struct Positions {
 
 impl Positions {
     /// Plans `name.weight`, `[context, width]`, normal with the given deviation.
-    pub fn new(plan: &mut Plan, name: &str, shape: [usize; 2], deviation: f32) -> Self {
+    pub fn new(plan: &mut MemoryPlan, name: &str, shape: [usize; 2], deviation: f32) -> Self {
         let normal = Init::Normal { deviation };
         Self { table: plan.parameter(format!("{name}.weight"), &shape, normal) }
     }
@@ -82,7 +82,7 @@ pub struct TiedHead {
 
 impl TiedHead {
     /// Plans the logits. The table is that of `embedding`.
-    pub fn new(plan: &mut Plan, embedding: &Embedding, rows: usize) -> Self {
+    pub fn new(plan: &mut MemoryPlan, embedding: &Embedding, rows: usize) -> Self {
         let table = embedding.table;
         Self { table, logits: plan.activation(rows, table.rows()) }
     }

@@ -1,6 +1,6 @@
 //! GELU, tanh form, between two linear layers: a device may compute it with their products.
 
-use super::{Linear, Plan};
+use super::{Linear, MemoryPlan};
 use crate::backend::{Backend, View};
 
 /// `[rows, width]` to the same shape, elementwise.
@@ -11,7 +11,7 @@ pub struct Gelu {
 
 impl Gelu {
     /// Plans the output.
-    pub fn new(plan: &mut Plan, width: usize, rows: usize) -> Self {
+    pub fn new(plan: &mut MemoryPlan, width: usize, rows: usize) -> Self {
         Self { y: plan.activation(rows, width) }
     }
 

@@ -1,6 +1,6 @@
 //! Layer normalisation with a scale and a shift.
 
-use super::Plan;
+use super::MemoryPlan;
 use crate::backend::{Backend, Norm, View};
 use crate::layout::Init;
 
@@ -15,7 +15,7 @@ pub struct LayerNorm {
 
 impl LayerNorm {
     /// Plans `name.weight`, one, and `name.bias`, zero.
-    pub fn new(plan: &mut Plan, name: &str, width: usize, rows: usize) -> Self {
+    pub fn new(plan: &mut MemoryPlan, name: &str, width: usize, rows: usize) -> Self {
         Self {
             weight: plan.parameter(format!("{name}.weight"), &[width], Init::Constant(1.0)),
             bias: plan.parameter(format!("{name}.bias"), &[width], Init::Constant(0.0)),

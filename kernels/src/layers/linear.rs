@@ -1,6 +1,6 @@
 //! A linear layer: `y = x weight + bias`.
 
-use super::Plan;
+use super::MemoryPlan;
 use crate::backend::{Backend, View};
 use crate::layout::Init;
 
@@ -15,7 +15,7 @@ pub struct Linear {
 impl Linear {
     /// Plans `name.weight`, normal with the given deviation, and `name.bias`, zero.
     pub fn new(
-        plan: &mut Plan,
+        plan: &mut MemoryPlan,
         name: &str,
         [inputs, outputs]: [usize; 2],
         deviation: f32,

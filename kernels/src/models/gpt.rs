@@ -8,10 +8,11 @@
 
 use std::ops::Range;
 
-use super::{BatchShape, Boundary, ConfigError, Model, Sequences, all_positive};
+use super::{BatchShape, ConfigError, LayerHook, Model, Sequences, all_positive};
 use crate::backend::{Backend, View};
 use crate::layers::{
-    CausalAttention, Embedding, Gelu, LayerNorm, Linear, Plan, Positions, SharedArea, TiedHead,
+    CausalAttention, Embedding, Gelu, LayerNorm, Linear, MemoryPlan, Positions, SharedArea,
+    TiedHead,
 };
 
 /// Deviation of initial weights (Radford et al., "Improving Language Understanding by Generative
@@ -43,7 +44,7 @@ pub struct Gpt {
     config: GptConfig,
     wte: Embedding,
     wpe: Positions,
-    blocks: Vec<Block>,
+    blocks: Vec<TransformerBlock>,
     ln_f: LayerNorm,
     head: TiedHead,
     gradients: Gradients,
@@ -56,7 +57,7 @@ pub struct Gpt {
 impl Model for Gpt {
     type Config = GptConfig;
 
-    fn new(plan: &mut Plan, config: GptConfig) -> Result<Self, ConfigError> {
+    fn new(plan: &mut MemoryPlan, config: GptConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let GptConfig { vocabulary, layers, width, context, .. } = config;
         let rows = config.rows();
@@ -64,8 +65,9 @@ impl Model for Gpt {
         let wpe = Positions::new(plan, "wpe", [context, width], DEVIATION);
         let first = 0..plan.layout().count();
         let mut area = None;
-        let blocks: Vec<_> =
-            (0..layers).map(|layer| Block::new(plan, layer, &config, &mut area)).collect();
+        let blocks: Vec<_> = (0..layers)
+            .map(|layer| TransformerBlock::new(plan, layer, &config, &mut area))
+            .collect();
         let start = plan.layout().count();
         let ln_f = LayerNorm::new(plan, "ln_f", width, rows);
         let last = start..plan.layout().count();
@@ -84,15 +86,20 @@ impl Model for Gpt {
         BatchShape { rows: micro_batch, context, targets: context, vocabulary }
     }
 
-    fn forward(&self, device: &mut dyn Backend, input: Sequences, need: &mut Boundary<'_>) -> View {
-        need(device, self.first.clone());
+    fn forward(
+        &self,
+        device: &mut dyn Backend,
+        input: Sequences,
+        await_parameters: &mut LayerHook<'_>,
+    ) -> View {
+        await_parameters(device, self.first.clone());
         let mut x = self.wte.forward(device, input.tokens);
         self.wpe.forward(device, input.length, x);
         for block in &self.blocks {
-            need(device, block.parameters.clone());
+            await_parameters(device, block.parameters.clone());
             x = block.forward(device, input.length, x);
         }
-        need(device, self.last.clone());
+        await_parameters(device, self.last.clone());
         let x = self.ln_f.forward(device, x);
         self.head.forward(device, x)
     }
@@ -102,14 +109,14 @@ impl Model for Gpt {
         device: &mut dyn Backend,
         input: Sequences,
         d_logits: View,
-        ready: &mut Boundary<'_>,
+        publish_gradient: &mut LayerHook<'_>,
     ) {
         let rows = d_logits.rows();
         let d = self.gradients.top(rows);
         self.head.backward(device, self.ln_f.y(rows), d_logits, d.branch);
         device.zero(d.stream);
         self.ln_f.backward(device, self.stream(self.blocks.len(), rows), d.branch, d.stream);
-        ready(device, self.last.clone());
+        publish_gradient(device, self.last.clone());
         for (layer, block) in self.blocks.iter().enumerate().rev() {
             let x = self.stream(layer, rows);
             // The forward pass ended with the last block, so its activations are still there.
@@ -117,12 +124,12 @@ impl Model for Gpt {
                 block.inner.forward(device, input.length, x);
             }
             block.backward(device, input.length, x, d);
-            ready(device, block.parameters.clone());
+            publish_gradient(device, block.parameters.clone());
         }
         self.wpe.backward(device, input.length, d.stream);
         self.wte.backward(device, input.tokens, d.stream);
         // The head began the gradient of `wte`. The embedding ends it, last of all.
-        ready(device, self.first.clone());
+        publish_gradient(device, self.first.clone());
     }
 
     fn flops_per_sample(&self) -> u64 {
@@ -207,7 +214,7 @@ impl Gradients {
 
 /// `x + attention(norm(x))`, then the same with a perceptron for attention.
 #[derive(Clone, Debug)]
-struct Block {
+struct TransformerBlock {
     inner: Inner,
     /// Its output becomes the stream after the block.
     c_proj: Linear,
@@ -227,10 +234,10 @@ struct Inner {
     gelu: Gelu,
 }
 
-impl Block {
+impl TransformerBlock {
     /// If blocks are computed again, they all compute in `area`.
     fn new(
-        plan: &mut Plan,
+        plan: &mut MemoryPlan,
         layer: usize,
         config: &GptConfig,
         area: &mut Option<SharedArea>,
@@ -270,7 +277,7 @@ impl Block {
 }
 
 impl Inner {
-    fn new(plan: &mut Plan, layer: usize, config: &GptConfig) -> Self {
+    fn new(plan: &mut MemoryPlan, layer: usize, config: &GptConfig) -> Self {
         let GptConfig { heads, width, context, .. } = *config;
         let (rows, residual) = (config.rows(), config.residual_deviation());
         let name = |part: &str| format!("h.{layer}.{part}");

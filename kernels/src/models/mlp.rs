@@ -4,9 +4,9 @@
 
 use std::ops::Range;
 
-use super::{BatchShape, Boundary, ConfigError, Model, Sequences, all_positive};
+use super::{BatchShape, ConfigError, LayerHook, Model, Sequences, all_positive};
 use crate::backend::{Backend, View};
-use crate::layers::{Embedding, Gelu, Linear, Plan};
+use crate::layers::{Embedding, Gelu, Linear, MemoryPlan};
 
 /// The width of a token's embedding.
 const EMBEDDING: usize = 16;
@@ -52,7 +52,7 @@ struct Hidden {
 impl Model for Mlp {
     type Config = MlpConfig;
 
-    fn new(plan: &mut Plan, config: MlpConfig) -> Result<Self, ConfigError> {
+    fn new(plan: &mut MemoryPlan, config: MlpConfig) -> Result<Self, ConfigError> {
         config.check()?;
         let MlpConfig { vocabulary, layers, width, context, micro_batch: rows } = config;
         let shape = [vocabulary, EMBEDDING];
@@ -72,15 +72,20 @@ impl Model for Mlp {
         BatchShape { rows: micro_batch, context, targets: 1, vocabulary }
     }
 
-    fn forward(&self, device: &mut dyn Backend, input: Sequences, need: &mut Boundary<'_>) -> View {
-        need(device, self.first.clone());
+    fn forward(
+        &self,
+        device: &mut dyn Backend,
+        input: Sequences,
+        await_parameters: &mut LayerHook<'_>,
+    ) -> View {
+        await_parameters(device, self.first.clone());
         self.embedding.forward(device, input.tokens);
         let mut x = self.x(0, input.tokens.len / input.length);
         for hidden in &self.hidden {
-            need(device, hidden.parameters.clone());
+            await_parameters(device, hidden.parameters.clone());
             x = hidden.gelu.forward(device, &hidden.linear, x);
         }
-        need(device, self.last.clone());
+        await_parameters(device, self.last.clone());
         self.head.forward(device, x)
     }
 
@@ -89,7 +94,7 @@ impl Model for Mlp {
         device: &mut dyn Backend,
         input: Sequences,
         d_logits: View,
-        ready: &mut Boundary<'_>,
+        publish_gradient: &mut LayerHook<'_>,
     ) {
         let rows = d_logits.rows();
         let [mut next, mut free] = self.gradients;
@@ -98,15 +103,15 @@ impl Model for Mlp {
             let x = hidden.linear.y(rows);
             let dx = next.shaped(rows, x.columns());
             hidden.gelu.backward(device, layer, x, dy, dx);
-            ready(device, parameters.clone());
+            publish_gradient(device, parameters.clone());
             (layer, parameters, dy) = (&hidden.linear, &hidden.parameters, dx);
             (next, free) = (free, next);
         }
         let x = self.x(0, rows);
         layer.backward(device, x, dy, next.shaped(rows, x.columns()));
-        ready(device, parameters.clone());
+        publish_gradient(device, parameters.clone());
         self.embedding.backward(device, input.tokens, next.shaped(input.tokens.len, EMBEDDING));
-        ready(device, self.first.clone());
+        publish_gradient(device, self.first.clone());
     }
 
     fn flops_per_sample(&self) -> u64 {
@@ -137,7 +142,7 @@ impl Mlp {
 }
 
 impl Hidden {
-    fn new(plan: &mut Plan, layer: usize, config: &MlpConfig) -> Self {
+    fn new(plan: &mut MemoryPlan, layer: usize, config: &MlpConfig) -> Self {
         let MlpConfig { width, context, micro_batch: rows, .. } = *config;
         let start = plan.layout().count();
         let inputs = if layer == 0 { context * EMBEDDING } else { width };

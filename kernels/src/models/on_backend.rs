@@ -6,25 +6,27 @@ use tracing::trace_span;
 
 use super::{BatchShape, ConfigError, Model, ModelPlan, Sequences};
 use crate::backend::{Arena, Backend, Cpu, DeviceError, Fetched, Indices, Sizes, View};
-use crate::compute::{Batch, Compute, ComputeError, Evaluation, Exchange, Pass, STAGES};
-use crate::device::Gpu;
-use crate::layers::{CrossEntropy, Plan};
+use crate::compute::{
+    Batch, Compute, ComputeError, ComputeReport, Evaluation, GradientSink, Pass, STAGES,
+};
+use crate::device::DeviceInfo;
+use crate::layers::{CrossEntropy, MemoryPlan};
 use crate::layout::Layout;
 
-/// A model `M` with its memory on a backend `B`.
+/// A model `M` with its memory on a backend.
 ///
 /// The loss is the mean over the targets of a batch, nats.
-pub struct OnBackend<M, B> {
+pub struct OnBackend<M> {
     model: M,
-    device: B,
-    plan: Plan,
+    device: Box<dyn Backend>,
+    plan: MemoryPlan,
     tokens: Indices,
     targets: Indices,
     loss: CrossEntropy,
-    gpu: Option<Gpu>,
+    info: Option<DeviceInfo>,
 }
 
-impl<M: Model> OnBackend<M, Cpu> {
+impl<M: Model> OnBackend<M> {
     /// The model's layout and sizes on the CPU. It does not allocate that memory.
     pub fn plan(config: M::Config) -> Result<ModelPlan, ConfigError> {
         let (_, plan, ..) = Self::planned(config)?;
@@ -32,40 +34,48 @@ impl<M: Model> OnBackend<M, Cpu> {
         let device_bytes = Cpu::bytes_of(sizes);
         Ok(ModelPlan { layout: plan.layout().clone(), sizes: Some(sizes), device_bytes })
     }
-}
 
-impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
     /// Plans the model and makes a device with the memory that it needs. All parameters are zero
     /// until they are loaded.
-    pub fn new(config: M::Config, open: impl FnOnce(Sizes) -> B) -> Result<Self, ConfigError> {
+    pub fn new<B: Backend + 'static>(
+        config: M::Config,
+        open: impl FnOnce(Sizes) -> B,
+    ) -> Result<Self, ConfigError> {
         Self::open(config, |sizes| Ok(open(sizes)))
     }
 
     /// As [`OnBackend::new`], with a device that may be missing, or lack the memory.
-    pub fn open(
+    pub fn open<B: Backend + 'static>(
         config: M::Config,
         open: impl FnOnce(Sizes) -> Result<B, DeviceError>,
     ) -> Result<Self, ConfigError> {
+        Self::on(config, |sizes| {
+            let device: Box<dyn Backend> = Box::new(open(sizes)?);
+            Ok((device, None))
+        })
+    }
+
+    /// As [`OnBackend::open`], with a device that its provider describes.
+    pub(crate) fn on(
+        config: M::Config,
+        open: impl FnOnce(Sizes) -> Result<(Box<dyn Backend>, Option<DeviceInfo>), DeviceError>,
+    ) -> Result<Self, ConfigError> {
         let (model, plan, [tokens, targets], loss) = Self::planned(config)?;
-        let device = open(plan.sizes())?;
-        Ok(Self { model, device, plan, tokens, targets, loss, gpu: None })
+        let (device, info) = open(plan.sizes())?;
+        Ok(Self { model, device, plan, tokens, targets, loss, info })
     }
 
     /// The model, its plan, the places of tokens and targets, and the loss.
-    fn planned(config: M::Config) -> Result<(M, Plan, [Indices; 2], CrossEntropy), ConfigError> {
-        let mut plan = Plan::default();
+    fn planned(
+        config: M::Config,
+    ) -> Result<(M, MemoryPlan, [Indices; 2], CrossEntropy), ConfigError> {
+        let mut plan = MemoryPlan::default();
         let model = M::new(&mut plan, config)?;
         let shape = model.shape();
         let tokens = plan.indices(shape.rows * shape.context);
         let targets = plan.indices(shape.rows * shape.targets);
         let loss = CrossEntropy::new(&mut plan, shape.rows * shape.targets);
         Ok((model, plan, [tokens, targets], loss))
-    }
-
-    /// This model, with the GPU of its backend.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn on(self, gpu: Gpu) -> Self {
-        Self { gpu: Some(gpu), ..self }
     }
 
     /// Copies tokens and targets to the device.
@@ -85,7 +95,7 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
     /// Computes the losses and returns them. The logits become their gradient, in place.
     fn loss(&mut self, logits: View, scale: f64) -> View {
         let targets = self.targets.first(logits.rows());
-        self.loss.forward_backward(&mut self.device, logits, targets, scale / targets.len as f64)
+        self.loss.forward_backward(&mut *self.device, logits, targets, scale / targets.len as f64)
     }
 
     fn mean(&mut self, losses: View) -> Result<f64, ComputeError> {
@@ -98,48 +108,50 @@ impl<M: Model, B: Backend + 'static> OnBackend<M, B> {
     }
 }
 
-impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
+impl<M: Model> Compute for OnBackend<M> {
     fn layout(&self) -> &Layout {
         self.plan.layout()
     }
 
     fn load(&mut self, offset: usize, values: &[f32]) {
-        write_parameters(&mut self.device, offset, values);
+        write_parameters(&mut *self.device, offset, values);
     }
 
     fn gradient(
         &mut self,
         batch: &Batch,
         pass: Pass,
-        exchange: &mut dyn Exchange,
+        exchange: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError> {
         let input = self.upload(batch)?;
         if pass.first {
             self.zero_gradients();
         }
-        let mut need = |device: &mut dyn Backend, range: Range<usize>| {
-            exchange.need(range, &mut |offset, values| write_parameters(device, offset, values));
+        let mut await_parameters = |device: &mut dyn Backend, range: Range<usize>| {
+            exchange.await_parameters(range, &mut |offset, values| {
+                write_parameters(device, offset, values)
+            });
         };
         let forward = trace_span!(target: STAGES, "forward").entered();
-        let logits = self.model.forward(&mut self.device, input, &mut need);
+        let logits = self.model.forward(&mut *self.device, input, &mut await_parameters);
         drop(forward);
         let _backward = trace_span!(target: STAGES, "backward").entered();
         let losses = self.loss(logits, f64::from(pass.scale));
-        let mut ready = |device: &mut dyn Backend, range: Range<usize>| {
+        let mut publish_gradient = |device: &mut dyn Backend, range: Range<usize>| {
             if pass.last {
                 device.fetch(range);
                 // A failed device stays failed, and reports that below.
                 let _ = announce(device, exchange, false);
             }
         };
-        self.model.backward(&mut self.device, input, logits, &mut ready);
-        announce(&mut self.device, exchange, true)?;
+        self.model.backward(&mut *self.device, input, logits, &mut publish_gradient);
+        announce(&mut *self.device, exchange, true)?;
         self.mean(losses)
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ComputeError> {
         let input = self.upload(batch)?;
-        let logits = self.model.forward(&mut self.device, input, &mut |_, _| {});
+        let logits = self.model.forward(&mut *self.device, input, &mut |_, _| {});
         let losses = self.loss(logits, 0.0);
         Ok(Evaluation { loss: self.mean(losses)?, metric: None })
     }
@@ -153,13 +165,9 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         }
         let window = self.model.window(tokens);
         let input = self.upload_tokens(&window, window.len());
-        let logits = self.model.forward(&mut self.device, input, &mut |_, _| {});
+        let logits = self.model.forward(&mut *self.device, input, &mut |_, _| {});
         let logits = self.device.read_back(logits).ok()?;
         Some(logits[logits.len() - vocabulary..].to_vec())
-    }
-
-    fn sizes(&self) -> Option<Sizes> {
-        Some(self.plan.sizes())
     }
 
     /// Includes the parameters, the tokens and all that the backend keeps beside them.
@@ -167,23 +175,23 @@ impl<M: Model, B: Backend + 'static> Compute for OnBackend<M, B> {
         self.device.bytes()
     }
 
-    fn gpu(&self) -> Option<&Gpu> {
-        self.gpu.as_ref()
-    }
-
-    fn flops_per_sample(&self) -> Option<u64> {
-        Some(self.model.flops_per_sample())
+    fn report(&self) -> ComputeReport {
+        ComputeReport {
+            device: self.info.clone(),
+            sizes: Some(self.plan.sizes()),
+            flops_per_sample: Some(self.model.flops_per_sample()),
+        }
     }
 }
 
 /// Announces the parts of the gradient that have come. With `wait`, all requested parts.
 fn announce(
     device: &mut dyn Backend,
-    exchange: &mut dyn Exchange,
+    exchange: &mut dyn GradientSink,
     wait: bool,
 ) -> Result<(), DeviceError> {
     while let Some(Fetched { range, gradient }) = device.fetched(wait)? {
-        exchange.ready(range, &gradient);
+        exchange.publish_gradient(range, &gradient);
     }
     Ok(())
 }

@@ -2,31 +2,31 @@
 //!
 //! m, v: the two means, which start at zero and are corrected for it by `1 - beta^step`.
 
-use super::Apply;
+use super::UpdateInputs;
 use crate::reduce::canonical;
 use multiversion::multiversion;
 
 /// The factors of one step, the same for every element. They are made in f64 and rounded once.
-pub(crate) struct Step {
+pub(super) struct Step {
     clip: f32,
     beta1: f32,
     beta2: f32,
     epsilon: f32,
     /// Learning rate over the first mean's correction.
-    pub(crate) rate: f32,
+    pub(super) rate: f32,
     /// One over the root of the second mean's correction.
-    pub(crate) root: f32,
+    pub(super) root: f32,
 }
 
 impl Step {
-    pub(crate) fn new([beta1, beta2]: [f32; 2], epsilon: f32, apply: &Apply) -> Self {
-        let correction = |beta: f32| 1.0 - power(f64::from(beta), apply.step);
+    pub(super) fn new([beta1, beta2]: [f32; 2], epsilon: f32, inputs: &UpdateInputs) -> Self {
+        let correction = |beta: f32| 1.0 - power(f64::from(beta), inputs.step);
         Self {
-            clip: apply.clip,
+            clip: inputs.clip,
             beta1,
             beta2,
             epsilon,
-            rate: (f64::from(apply.learning_rate) / correction(beta1)) as f32,
+            rate: (f64::from(inputs.learning_rate) / correction(beta1)) as f32,
             root: (1.0 / correction(beta2).sqrt()) as f32,
         }
     }

@@ -1,6 +1,6 @@
 //! Lion's rule: every weight moves by the learning rate, in the direction of a mean of gradients.
 
-use super::Apply;
+use super::UpdateInputs;
 use crate::reduce::canonical;
 use multiversion::multiversion;
 
@@ -10,12 +10,12 @@ pub(super) fn update(
     state: (&mut [f32], &mut [f32]),
     gradient: &[f32],
     betas: (f32, f32),
-    apply: &Apply<'_>,
+    inputs: &UpdateInputs<'_>,
 ) {
     let ((weights, mean), (beta1, beta2)) = (state, betas);
     for ((w, m), g) in weights.iter_mut().zip(mean).zip(gradient) {
-        let g = g * apply.clip;
-        let moved = apply.learning_rate * sign(beta1 * *m + (1.0 - beta1) * g);
+        let g = g * inputs.clip;
+        let moved = inputs.learning_rate * sign(beta1 * *m + (1.0 - beta1) * g);
         *w = canonical(*w - moved);
         *m = canonical(beta2 * *m + (1.0 - beta2) * g);
     }

@@ -1,6 +1,6 @@
 //! Stochastic gradient descent, with or without heavy-ball momentum.
 
-use super::Apply;
+use super::UpdateInputs;
 use crate::reduce::canonical;
 use multiversion::multiversion;
 
@@ -10,19 +10,19 @@ pub(super) fn update_with_momentum(
     state: (&mut [f32], &mut [f32]),
     gradient: &[f32],
     momentum: f32,
-    apply: &Apply<'_>,
+    inputs: &UpdateInputs<'_>,
 ) {
     let (weights, velocity) = state;
     for ((w, v), g) in weights.iter_mut().zip(velocity).zip(gradient) {
-        *v = canonical(momentum * *v + g * apply.clip);
-        *w = canonical(*w - apply.learning_rate * *v);
+        *v = canonical(momentum * *v + g * inputs.clip);
+        *w = canonical(*w - inputs.learning_rate * *v);
     }
 }
 
 /// `weights` are of the gradient's length.
 #[multiversion(targets = "simd")]
-pub(super) fn update(weights: &mut [f32], gradient: &[f32], apply: &Apply<'_>) {
+pub(super) fn update(weights: &mut [f32], gradient: &[f32], inputs: &UpdateInputs<'_>) {
     for (w, g) in weights.iter_mut().zip(gradient) {
-        *w = canonical(*w - apply.learning_rate * (g * apply.clip));
+        *w = canonical(*w - inputs.learning_rate * (g * inputs.clip));
     }
 }

@@ -45,15 +45,15 @@ fn train(rule: Rule, range: Range<usize>) -> ShardState {
     for step in 1..=STEPS {
         let gradient = gradient(step);
         let range = range.clone();
-        let apply = Apply { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
-        update(&optimizer, &mut state, &gradient[apply.range.clone()], &apply);
+        let inputs = UpdateInputs { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+        update(&optimizer, &mut state, &gradient[inputs.range.clone()], &inputs);
     }
     state
 }
 
 /// One step, without a look at the blocks.
-fn update(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], apply: &Apply) {
-    optimizer.update(state, gradient, apply, [0, 0], &mut |_, _| {});
+fn update(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], inputs: &UpdateInputs) {
+    optimizer.update(state, gradient, inputs, [0, 0], &mut |_, _| {});
 }
 
 /// The change that the paper's algorithm makes of gradients `g[0]`, `g[1]`, … so far, over the
@@ -105,8 +105,9 @@ fn lion_stands_still_where_there_is_no_gradient() {
     let optimizer = Optimizer::new(RULES[3], 0.0).expect("valid settings");
     let mut state = optimizer.state(vec![1.0, 1.0]);
     let layout = layout();
-    let apply = Apply { step: 1, learning_rate: RATE, clip: 1.0, layout: &layout, range: 3..5 };
-    update(&optimizer, &mut state, &[0.0, -0.0], &apply);
+    let inputs =
+        UpdateInputs { step: 1, learning_rate: RATE, clip: 1.0, layout: &layout, range: 3..5 };
+    update(&optimizer, &mut state, &[0.0, -0.0], &inputs);
     assert_eq!(state.master, [1.0, 1.0]);
 }
 
@@ -121,9 +122,14 @@ fn i3_what_is_no_number_has_the_same_bits_after_every_update() {
             for gradient in numbers {
                 let mut state = optimizer.state(vec![master; 2]);
                 let range = 3..5;
-                let apply =
-                    Apply { step: 1, learning_rate: f32::MAX, clip: 1.0, layout: &layout, range };
-                update(&optimizer, &mut state, &[gradient, -gradient], &apply);
+                let inputs = UpdateInputs {
+                    step: 1,
+                    learning_rate: f32::MAX,
+                    clip: 1.0,
+                    layout: &layout,
+                    range,
+                };
+                update(&optimizer, &mut state, &[gradient, -gradient], &inputs);
                 for value in state.moments.iter().flatten().chain(&state.master) {
                     let bits = value.to_bits();
                     assert!(!value.is_nan() || bits == 0x7fc0_0000, "{rule:?}: {bits:x}");
@@ -155,22 +161,22 @@ proptest! {
 }
 
 /// The step as each rule's formula says it, an element at a time.
-fn plain(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], apply: &Apply) {
+fn plain(rule: Rule, state: &mut ShardState, gradient: &[f32], inputs: &UpdateInputs) {
     let ShardState { master, moments } = state;
     for (index, (w, g)) in master.iter_mut().zip(gradient).enumerate() {
-        let (tensor, _) = apply
+        let (tensor, _) = inputs
             .layout
-            .parts(apply.range.start + index..apply.range.end)
+            .parts(inputs.range.start + index..inputs.range.end)
             .next()
             .expect("a tensor");
         if tensor.decay {
-            *w *= 1.0 - apply.learning_rate * optimizer.weight_decay;
+            *w *= 1.0 - inputs.learning_rate * DECAY;
         }
-        let g = g * apply.clip;
-        match (optimizer.rule, moments.as_mut_slice()) {
+        let g = g * inputs.clip;
+        match (rule, moments.as_mut_slice()) {
             (Rule::AdamW { beta1, beta2, epsilon }, [mean, square]) => {
                 let adamw::Step { rate, root, .. } =
-                    adamw::Step::new([beta1, beta2], epsilon, apply);
+                    adamw::Step::new([beta1, beta2], epsilon, inputs);
                 let (m, v) = (&mut mean[index], &mut square[index]);
                 *m = beta1 * *m + (1.0 - beta1) * g;
                 *v = beta2 * *v + (1.0 - beta2) * (g * g);
@@ -178,14 +184,15 @@ fn plain(optimizer: &Optimizer, state: &mut ShardState, gradient: &[f32], apply:
             }
             (Rule::Sgd { momentum }, [velocity]) => {
                 velocity[index] = momentum * velocity[index] + g;
-                *w -= apply.learning_rate * velocity[index];
+                *w -= inputs.learning_rate * velocity[index];
             }
             (Rule::Lion { beta1, beta2 }, [mean]) => {
                 let direction = beta1 * mean[index] + (1.0 - beta1) * g;
-                *w -= apply.learning_rate * if direction == 0.0 { 0.0 } else { direction.signum() };
+                *w -=
+                    inputs.learning_rate * if direction == 0.0 { 0.0 } else { direction.signum() };
                 mean[index] = beta2 * mean[index] + (1.0 - beta2) * g;
             }
-            _ => *w -= apply.learning_rate * g,
+            _ => *w -= inputs.learning_rate * g,
         }
     }
 }
@@ -207,20 +214,57 @@ fn neither_blocks_nor_vectors_change_a_bit_and_all_of_it_is_seen() {
         let mut expected = state.clone();
         for step in 1..=3 {
             let range = range.clone();
-            let apply = Apply { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+            let inputs =
+                UpdateInputs { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
             let before = state.digest(step - 1);
             let mut shown = vec![f32::NAN; state.master.len()];
             let mut wrote = |offset: usize, weights: &[f32]| {
                 shown[offset..offset + weights.len()].copy_from_slice(weights);
             };
             let versions = [step - 1, step];
-            let seen = optimizer.update(&mut state, &gradient, &apply, versions, &mut wrote);
-            plain(&optimizer, &mut expected, &gradient, &apply);
+            let seen = optimizer.update(&mut state, &gradient, &inputs, versions, &mut wrote);
+            plain(rule, &mut expected, &gradient, &inputs);
             let after = expected.digest(step);
             assert_eq!(seen, Digests { before, gradient: reduce::digest(0, &gradient), after });
             assert_eq!(reduce::digest(0, &shown), reduce::digest(0, &expected.master), "{rule:?}");
             assert_eq!(state.digest(step), after);
         }
+    }
+}
+
+/// A rule of a program's own: gradient descent with momentum that knows no clipping and no NaN.
+#[derive(Debug)]
+struct Plain;
+
+impl UpdateRule for Plain {
+    fn moments(&self) -> usize {
+        1
+    }
+
+    fn update(&self, block: UpdateBlock<'_>, inputs: &UpdateInputs<'_>) {
+        let [velocity] = block.moments else { panic!("the moments that it asked for") };
+        for ((w, v), g) in block.weights.iter_mut().zip(velocity.iter_mut()).zip(block.gradient) {
+            *v = 0.9 * *v + g;
+            *w -= inputs.learning_rate * *v;
+        }
+    }
+}
+
+#[test]
+fn a_rule_of_ones_own_gets_clipped_gradients_and_has_the_bits_of_a_built_in_one() {
+    let (layout, range) = (layout(), 0..COUNT);
+    let built_in = Optimizer::new(Rule::Sgd { momentum: 0.9 }, DECAY).expect("valid settings");
+    let own = Optimizer::of(Arc::new(Plain), DECAY).expect("valid settings");
+    assert_eq!(own.bytes_per_parameter(), built_in.bytes_per_parameter());
+    let mut states = [&built_in, &own].map(|optimizer| optimizer.state(vec![0.5; COUNT]));
+    for step in 1..=3 {
+        let mut gradient: Vec<f32> = (0..COUNT).map(|index| index as f32 - 7.0).collect();
+        gradient[5] = if step == 2 { -f32::NAN } else { 0.25 };
+        let range = range.clone();
+        let inputs = UpdateInputs { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+        update(&built_in, &mut states[0], &gradient, &inputs);
+        update(&own, &mut states[1], &gradient, &inputs);
+        assert_eq!(states[0].digest(step), states[1].digest(step), "step {step}");
     }
 }
 

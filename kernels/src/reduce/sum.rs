@@ -22,14 +22,14 @@ pub struct Sum {
     length: usize,
     pool: Pool,
     /// By first leaf. Together they cover exactly the leaves that have arrived.
-    waiting: BTreeMap<u32, (Node, Operand)>,
+    waiting: BTreeMap<u32, (Node, Addend)>,
     /// The sum has handed out the target's value: nothing is missing, and nothing waits.
     complete: bool,
 }
 
 /// A value to add to the sum.
 #[derive(Debug)]
-pub enum Operand {
+pub enum Addend {
     /// A partial that other holders keep for a redo of the step. Never written.
     Kept(Shared),
     /// The sum's own memory, which it may add into.
@@ -71,23 +71,23 @@ impl Sum {
     ///
     /// Each leaf is added exactly once (invariant I18): a partial that would repeat one is an
     /// error.
-    pub fn insert(&mut self, node: Node, partial: Operand) -> Result<Option<Operand>, AddError> {
+    pub fn insert(&mut self, node: Node, partial: Addend) -> Result<Option<Addend>, AddError> {
         self.check(node, &partial)?;
-        let (mut node, mut operand) = (node, partial);
+        let (mut node, mut addend) = (node, partial);
         while node != self.target {
             let parent = self.tree.parent(node).expect("only the root has none");
             let sibling = self.tree.sibling(node).expect("only the root has none");
             let Some(other) = self.take_waiting(sibling) else {
-                self.waiting.insert(self.tree.range(node).start, (node, operand));
+                self.waiting.insert(self.tree.range(node).start, (node, addend));
                 return Ok(None);
             };
             let [left, _] = self.tree.children(parent).expect("a parent has children");
-            let pair = if node == left { (operand, other) } else { (other, operand) };
-            operand = Operand::Owned(add(pair, &self.pool));
+            let pair = if node == left { (addend, other) } else { (other, addend) };
+            addend = Addend::Owned(add(pair, &self.pool));
             node = parent;
         }
         self.complete = true;
-        Ok(Some(operand))
+        Ok(Some(addend))
     }
 
     fn check(&self, node: Node, partial: &[f32]) -> Result<(), AddError> {
@@ -106,16 +106,16 @@ impl Sum {
         if self.complete || reached { Err(AddError::Repeated(node)) } else { Ok(()) }
     }
 
-    fn take_waiting(&mut self, node: Node) -> Option<Operand> {
+    fn take_waiting(&mut self, node: Node) -> Option<Addend> {
         let first = self.tree.range(node).start;
         if self.waiting.get(&first)?.0 != node {
             return None;
         }
-        self.waiting.remove(&first).map(|(_, operand)| operand)
+        self.waiting.remove(&first).map(|(_, addend)| addend)
     }
 }
 
-impl Operand {
+impl Addend {
     /// The value in a form that several holders can share.
     pub fn into_shared(self) -> Shared {
         match self {
@@ -125,7 +125,7 @@ impl Operand {
     }
 }
 
-impl Deref for Operand {
+impl Deref for Addend {
     type Target = [f32];
 
     fn deref(&self) -> &[f32] {
@@ -137,15 +137,15 @@ impl Deref for Operand {
 }
 
 /// Left plus right, element by element, in the memory of an owned operand if there is one.
-fn add(pair: (Operand, Operand), pool: &Pool) -> Buffer {
+fn add(pair: (Addend, Addend), pool: &Pool) -> Buffer {
     match pair {
-        (Operand::Owned(mut left), right) => {
+        (Addend::Owned(mut left), right) => {
             for (left, right) in left.iter_mut().zip(right.iter()) {
                 *left = canonical(*left + right);
             }
             left
         }
-        (left, Operand::Owned(mut right)) => {
+        (left, Addend::Owned(mut right)) => {
             // Addition commutes to the bit. Only the grouping matters.
             for (left, right) in left.iter().zip(right.iter_mut()) {
                 *right = canonical(left + *right);
@@ -189,8 +189,8 @@ mod tests {
         }
     }
 
-    fn owned(values: Vec<f32>) -> Operand {
-        Operand::Owned(Buffer::detached(values))
+    fn owned(values: Vec<f32>) -> Addend {
+        Addend::Owned(Buffer::detached(values))
     }
 
     fn bits(values: &[f32]) -> Vec<u32> {
@@ -224,14 +224,14 @@ mod tests {
             for node in arrivals {
                 prop_assert!(root.is_none());
                 let value = plain(tree, node);
-                let operand = if keys[node.index as usize].is_multiple_of(2) {
+                let addend = if keys[node.index as usize].is_multiple_of(2) {
                     let shared = Shared::new(Buffer::detached(value.clone()));
                     kept.push((Shared::clone(&shared), value));
-                    Operand::Kept(shared)
+                    Addend::Kept(shared)
                 } else {
                     owned(value)
                 };
-                root = sum.insert(node, operand).expect("each leaf comes once");
+                root = sum.insert(node, addend).expect("each leaf comes once");
             }
             let root = root.expect("all leaves have come");
             prop_assert_eq!(bits(&root), bits(&plain(tree, tree.root())));
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn a_partial_of_all_leaves_is_the_root_as_it_is() {
         let shared = Shared::new(Buffer::detached(leaf(0)));
-        let root = sum(5).insert(Tree::new(5).root(), Operand::Kept(Shared::clone(&shared)));
+        let root = sum(5).insert(Tree::new(5).root(), Addend::Kept(Shared::clone(&shared)));
         let root = root.expect("it fits").expect("nothing is missing").into_shared();
         assert!(Shared::ptr_eq(&root, &shared));
     }

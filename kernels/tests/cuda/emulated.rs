@@ -10,9 +10,10 @@ use std::slice;
 use std::sync::OnceLock;
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Delivered, Delivery, Driver, DriverError, KERNELS, Kernel, Launch,
-    Precision, Product, SOURCES,
+    Address, Argument, Delivery, DeliveryId, Driver, DriverError, KERNELS, Kernel, Launch, Product,
+    SOURCES,
 };
+use everstep_kernels::precision::Precision;
 use libloading::Library;
 
 /// Takes grid and block, pointers to the arguments, and the kinds of these.
@@ -66,16 +67,16 @@ impl Driver for Emulated {
         unsafe { memory(to, bytes.len()) }.copy_from_slice(bytes);
     }
 
-    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered {
+    fn deliver(&mut self, delivery: Delivery<'_>) -> DeliveryId {
         self.write(delivery.to, bytemuck::cast_slice(delivery.values));
         if let Some((kernel, launch, arguments)) = delivery.cast {
             self.launch(kernel, launch, arguments);
         }
-        Delivered(0)
+        DeliveryId(0)
     }
 
     /// All work is done as soon as it is enqueued.
-    fn wait_for(&mut self, _delivered: Delivered) {}
+    fn wait_for(&mut self, _delivered: DeliveryId) {}
 
     fn read(&mut self, from: Address, into: &mut [u8]) -> Result<(), DriverError> {
         // SAFETY: as for `write`.

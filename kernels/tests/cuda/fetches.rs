@@ -6,11 +6,13 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Precision,
-    Product,
+    Address, Argument, Cuda, Delivery, DeliveryId, Driver, DriverError, Kernel, Launch, Product,
 };
-use everstep_kernels::compute::{Batch, Compute, ComputeError, Exchange, Pass};
+use everstep_kernels::compute::{
+    Batch, Compute, ComputeError, GradientSink, ParameterSource, Pass,
+};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
+use everstep_kernels::precision::Precision;
 use everstep_kernels::random::Philox;
 
 use super::emulated::Emulated;
@@ -73,11 +75,11 @@ impl Driver for Copies {
         self.inner.write(to, bytes);
     }
 
-    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered {
+    fn deliver(&mut self, delivery: Delivery<'_>) -> DeliveryId {
         self.inner.deliver(delivery)
     }
 
-    fn wait_for(&mut self, delivered: Delivered) {
+    fn wait_for(&mut self, delivered: DeliveryId) {
         self.inner.wait_for(delivered);
     }
 
@@ -134,10 +136,12 @@ struct Announcements {
     gradient: Vec<f32>,
 }
 
-impl Exchange for Announcements {
-    fn need(&mut self, _range: Range<usize>, _write: &mut dyn FnMut(usize, &[f32])) {}
+impl ParameterSource for Announcements {
+    fn await_parameters(&mut self, _range: Range<usize>, _write: &mut dyn FnMut(usize, &[f32])) {}
+}
 
-    fn ready(&mut self, range: Range<usize>, gradient: &[f32]) {
+impl GradientSink for Announcements {
+    fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]) {
         self.gradient[range.clone()].copy_from_slice(gradient);
         self.log.lock().unwrap().push(Event::Announced(range));
     }
@@ -152,7 +156,7 @@ struct Outcome {
 
 /// A GPT on a device with copies that arrive in this way.
 struct Device {
-    gpt: OnBackend<Gpt, Cuda<Copies>>,
+    gpt: OnBackend<Gpt>,
     log: Log,
 }
 
@@ -162,7 +166,7 @@ impl Device {
         let (asked, part) = (VecDeque::new(), Vec::new());
         let driver = Copies { inner, log: log.clone(), asked, part, arrival };
         let open = |sizes| Cuda::new(driver, sizes).expect("the host has the memory");
-        let mut gpt = OnBackend::<Gpt, _>::new(config, open).expect("a valid configuration");
+        let mut gpt = OnBackend::<Gpt>::new(config, open).expect("a valid configuration");
         let philox = Philox::new(2, 0, 0);
         let count = gpt.layout().count() as u64;
         let values: Vec<f32> = (0..count).map(|index| 0.3 * philox.normal(index)).collect();

@@ -1,9 +1,10 @@
 //! Whole models on the emulated device: gradients against the reference, and the same bits again.
 
-use everstep_kernels::backend::cuda::{AttentionKernels, Cuda, Precision};
+use everstep_kernels::backend::cuda::{AttentionKernels, Cuda};
 use everstep_kernels::backend::{Backend, Reference, Sizes};
-use everstep_kernels::compute::{Batch, Collect, Compute, Pass};
+use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
+use everstep_kernels::precision::Precision;
 use everstep_kernels::random::Philox;
 
 use super::emulated::Emulated;
@@ -42,14 +43,14 @@ fn batch() -> Batch {
 fn gpt<B: Backend + 'static>(
     open: impl FnOnce(Sizes) -> B,
     round: fn(f32) -> f32,
-) -> OnBackend<Gpt, B> {
-    let mut model = OnBackend::<Gpt, B>::new(GPT, open).expect("a valid configuration");
+) -> OnBackend<Gpt> {
+    let mut model = OnBackend::<Gpt>::new(GPT, open).expect("a valid configuration");
     load(&mut model, round);
     model
 }
 
 fn gradient(model: &mut dyn Compute, pass: Pass) -> (f64, Vec<f32>) {
-    let mut exchange = Collect::default();
+    let mut exchange = GradientCollector::default();
     let loss = model.gradient(&batch(), pass, &mut exchange).expect("a valid batch");
     (loss, exchange.gradient)
 }

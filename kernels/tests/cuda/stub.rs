@@ -4,12 +4,13 @@
 use std::sync::{Arc, Mutex};
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Cuda, Delivered, Delivery, Driver, DriverError, Epilogue, Kernel, Launch,
-    Precision, Product, memory,
+    Address, Argument, Cuda, Delivery, DeliveryId, Driver, DriverError, Epilogue, Kernel, Launch,
+    Product, memory,
 };
 use everstep_kernels::backend::{Arena, Backend, DeviceError, Sizes, View};
-use everstep_kernels::compute::{Batch, Collect, Compute, ComputeError, Pass};
+use everstep_kernels::compute::{Batch, Compute, ComputeError, GradientCollector, Pass};
 use everstep_kernels::models::{ConfigError, Mlp, MlpConfig, OnBackend};
+use everstep_kernels::precision::Precision;
 
 /// The behaviour of the driver, shared with the test.
 #[derive(Clone, Default)]
@@ -36,11 +37,11 @@ impl Driver for Stub {
 
     fn write(&mut self, _to: Address, _bytes: &[u8]) {}
 
-    fn deliver(&mut self, _delivery: Delivery<'_>) -> Delivered {
-        Delivered(0)
+    fn deliver(&mut self, _delivery: Delivery<'_>) -> DeliveryId {
+        DeliveryId(0)
     }
 
-    fn wait_for(&mut self, _delivered: Delivered) {}
+    fn wait_for(&mut self, _delivered: DeliveryId) {}
 
     fn read(&mut self, _from: Address, _into: &mut [u8]) -> Result<(), DriverError> {
         if self.broken { Err(DriverError::Failed("it broke".into())) } else { Ok(()) }
@@ -69,7 +70,7 @@ const PLENTY: usize = 1 << 30;
 const MLP: MlpConfig =
     MlpConfig { vocabulary: 11, layers: 1, width: 7, context: 3, micro_batch: 1 };
 
-fn mlp(stub: Stub) -> Result<OnBackend<Mlp, Cuda<Stub>>, ConfigError> {
+fn mlp(stub: Stub) -> Result<OnBackend<Mlp>, ConfigError> {
     OnBackend::open(MLP, |sizes| Cuda::new(stub, sizes).map_err(DeviceError::from))
 }
 
@@ -98,7 +99,7 @@ fn a_device_that_failed_gives_an_error_and_no_gradient() {
     let stub = Stub { free_bytes: PLENTY, broken: true, ..Stub::default() };
     let mut model = mlp(stub).expect("it fits");
     let batch = Batch { rows: 1, tokens: vec![1; 3], targets: vec![2], features: Vec::new() };
-    let mut exchange = Collect::default();
+    let mut exchange = GradientCollector::default();
     let whole = Pass { first: true, last: true, scale: 1.0 };
     let found = model.gradient(&batch, whole, &mut exchange);
     assert!(matches!(found, Err(ComputeError::Device(text)) if text == "it broke"));

@@ -14,7 +14,7 @@ fn a_gpt_that_computes_its_blocks_again_keeps_the_activations_of_one() {
             sizes = asked;
             Cpu::new(asked)
         };
-        OnBackend::<Gpt, _>::new(config, open).expect("a valid configuration");
+        OnBackend::<Gpt>::new(config, open).expect("a valid configuration");
         sizes
     };
     let GptConfig { heads, width, context, micro_batch, .. } = BYTE_GPT;
@@ -64,16 +64,16 @@ fn a_sample_takes_six_operations_for_each_weight_of_a_product_and_those_of_atten
     let (layers, width, context) = (layers as u64, width as u64, context as u64);
     // The head is the embedding: a factor, though the tokens' rows are taken from it, too.
     let per_token = 6 * in_products(&gpt, "wpe.weight") + 12 * layers * context * width;
-    assert_eq!(gpt.flops_per_sample(), Some(context * per_token));
-    assert_eq!(gpt.flops_per_sample(), Some(16 * (6 * 32_768 + 12 * 2 * 16 * 32)));
+    assert_eq!(gpt.report().flops_per_sample, Some(context * per_token));
+    assert_eq!(gpt.report().flops_per_sample, Some(16 * (6 * 32_768 + 12 * 2 * 16 * 32)));
 
     let mlp = initialised::<Mlp, Cpu>(TINY_MLP, Cpu::new);
-    assert_eq!(mlp.flops_per_sample(), Some(6 * in_products(&mlp, "embedding.weight")));
-    assert_eq!(mlp.flops_per_sample(), Some(6 * (3 * 16 * 7 + 7 * 7 + 7 * 11)));
+    assert_eq!(mlp.report().flops_per_sample, Some(6 * in_products(&mlp, "embedding.weight")));
+    assert_eq!(mlp.report().flops_per_sample, Some(6 * (3 * 16 * 7 + 7 * 7 + 7 * 11)));
 }
 
 #[test]
 fn blocks_that_are_computed_again_do_not_count_twice() {
     let again = gpt(GptConfig { recompute: true, ..BYTE_GPT });
-    assert_eq!(again.flops_per_sample(), gpt(BYTE_GPT).flops_per_sample());
+    assert_eq!(again.report().flops_per_sample, gpt(BYTE_GPT).report().flops_per_sample);
 }

@@ -1,7 +1,7 @@
 //! The tolerance for a device that stores numbers in a precision.
 
-use everstep_kernels::backend::cuda::Precision;
 use everstep_kernels::backend::{Backend, Sizes};
+use everstep_kernels::precision::Precision;
 
 use super::check::Subject;
 

@@ -8,8 +8,8 @@
 
 use std::collections::BTreeMap;
 
-use everstep_kernels::backend::cuda::Precision;
 use everstep_kernels::device::peak_flops;
+use everstep_kernels::precision::Precision;
 use everstep_transport::protocol::outcome::{EventKind, WorkerResult};
 use everstep_transport::protocol::{Device, Generation, RunSpec, WorkerId};
 use everstep_worker::builtin;

@@ -13,13 +13,13 @@ use std::thread;
 
 use everstep_coordinator::daemon::failpoint::AMONG;
 use everstep_transport::identity::{
-    Authority, Credentials, EnrolmentError, JoinToken, Refusal, Role, Terms,
+    Authority, Credentials, EnrolmentError, JoinToken, Refusal, Role, TokenLimits,
 };
-use everstep_transport::protocol::{Wish, exemplars};
+use everstep_transport::protocol::{OperatorCommand, exemplars};
 use everstep_transport::quic::{EnrolError, enrol, renew};
 
 use super::{block_on, failpoints};
-use crate::world::{Council, Member, Program, Signal, World, show, until};
+use crate::world::{CoordinatorGroup, Member, Program, Signal, World, show, until};
 
 /// The event during which a coordinator dies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ fn there_is_a_way_to_every_failpoint_among_several() {
 
 /// A cluster in which a coordinator dies at a point.
 struct Scene {
-    council: Council,
+    group: CoordinatorGroup,
     point: &'static str,
     /// The log of the points that were met.
     log: PathBuf,
@@ -87,9 +87,10 @@ impl Scene {
     fn begin(folder: PathBuf, count: usize, point: &'static str) -> Self {
         let log = folder.join("failpoints");
         if count == 0 {
-            return Self { council: Council::nowhere_yet(&folder), point, log, runs: 0 };
+            return Self { group: CoordinatorGroup::nowhere_yet(&folder), point, log, runs: 0 };
         }
-        let mut scene = Self { council: Council::found(&folder, count, &[]), point, log, runs: 0 };
+        let mut scene =
+            Self { group: CoordinatorGroup::found(&folder, count, &[]), point, log, runs: 0 };
         scene.agree();
         scene
     }
@@ -111,9 +112,9 @@ impl Scene {
         self.runs += 1;
         let run = exemplars::run();
         let run = everstep::RunSpec { name: format!("run-{}", self.runs), ..run };
-        assert_eq!(self.council.wish(Wish::Submit(run)), Ok(()));
-        let run = self.council.newest_run();
-        assert_eq!(self.council.wish(Wish::Cancel(run)), Ok(()));
+        assert_eq!(self.group.command(OperatorCommand::Submit(run.into())), Ok(()));
+        let run = self.group.newest_run();
+        assert_eq!(self.group.command(OperatorCommand::Cancel(run)), Ok(()));
     }
 
     fn has_met(&self) -> bool {
@@ -124,46 +125,46 @@ impl Scene {
     fn arm(&mut self, at: usize) {
         let [points, log] = self.environment();
         // At another address, it would first have to get that agreed on.
-        let api = ("EVERSTEP_HTTP", self.council.members[at].api.to_string());
+        let api = ("EVERSTEP_HTTP", self.group.members[at].api.to_string());
         let environment = [points, log, api];
         let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
-        self.council.restart(at, &environment);
+        self.group.restart(at, &environment);
     }
 
     /// The founder leads again, and dies at the point.
     fn arm_leader(&mut self) {
         self.arm(0);
-        self.council.until_agreed(3);
-        self.council.transfer(0, 3);
+        self.group.until_agreed(3);
+        self.group.transfer(0, 3);
     }
 
     /// Waits until a coordinator has died at the point, which the log shows a moment before. Starts
     /// again all that have ended, for any reason.
     fn revive(&mut self) {
         until(self.point, || self.has_met().then_some(()));
-        let somebody_died = || self.council.members.iter().any(|it| it.program.was_killed());
+        let somebody_died = || self.group.members.iter().any(|it| it.program.was_killed());
         until(self.point, || somebody_died().then_some(()));
-        let members = self.council.members.iter().enumerate();
+        let members = self.group.members.iter().enumerate();
         let ended = members.filter_map(|(at, member)| member.program.is_over().then_some(at));
         let ended: Vec<_> = ended.collect();
-        ended.into_iter().for_each(|at| self.council.restart(at, &[]));
+        ended.into_iter().for_each(|at| self.group.restart(at, &[]));
     }
 
     /// A coordinator founds the cluster, and dies at that. The cluster goes on if it existed by
     /// then, and begins anew if not. The wrong choice of the two is refused, and changes nothing.
     fn found(&mut self) {
-        let dir = self.council.next_dir();
-        let first = self.doom(self.council.founding(&dir));
+        let dir = self.group.next_dir();
+        let first = self.doom(self.group.founding(&dir));
         if let Some(founder) = Member::listening(first, dir.clone()) {
             until(self.point, || founder.program.is_over().then_some(()));
         }
         assert!(self.has_met(), "{}: it died of something else", self.point);
         let authority = || fs::read(dir.join("authority/authority.pem")).expect("it is there");
         let (half, before) = (dir.join("unfinished").exists(), authority());
-        let again = || self.council.again(&dir, (Ipv4Addr::LOCALHOST, 0).into());
+        let again = || self.group.again(&dir, (Ipv4Addr::LOCALHOST, 0).into());
         let (right, wrong, words) = match half {
-            true => (self.council.founding(&dir), again(), "nothing to start from"),
-            false => (again(), self.council.founding(&dir), "start without --bootstrap"),
+            true => (self.group.founding(&dir), again(), "nothing to start from"),
+            false => (again(), self.group.founding(&dir), "start without --bootstrap"),
         };
         let refused = Program::start(wrong).end();
         assert_eq!(refused.code, Some(2), "{}: {refused:?}", self.point);
@@ -171,49 +172,49 @@ impl Scene {
         assert!(authority() == before, "{}: another cluster", self.point);
         let founder = Member::listening(right, dir.clone()).expect("it listens");
         assert_eq!(authority() == before, !half, "{}: whose cluster is it?", self.point);
-        self.council.members.push(founder);
+        self.group.members.push(founder);
     }
 
     /// Another coordinator joins, and dies at that.
     fn join(&mut self) {
-        let dir = self.council.next_dir();
-        let first = self.doom(self.council.joining(&dir));
+        let dir = self.group.next_dir();
+        let first = self.doom(self.group.joining(&dir));
         if let Some(joined) = Member::listening(first, dir.clone()) {
-            self.council.members.push(joined);
+            self.group.members.push(joined);
             return self.revive();
         }
         assert!(self.has_met(), "{}: it died of something else", self.point);
-        let again = Member::listening(self.council.joining(&dir), dir.clone());
+        let again = Member::listening(self.group.joining(&dir), dir.clone());
         let joined = again.or_else(|| {
             // The coordinator had joined, and goes on in its directory.
             let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
-            Member::listening(self.council.again(&dir, anywhere), dir)
+            Member::listening(self.group.again(&dir, anywhere), dir)
         });
-        self.council.members.push(joined.expect("it listens"));
+        self.group.members.push(joined.expect("it listens"));
     }
 
     /// Another coordinator joins, and the founder dies at that.
     fn admit(&mut self) {
         self.arm(0);
-        self.council.leader(1);
-        let dir = self.council.next_dir();
-        let joining = self.council.joining(&dir);
+        self.group.leader(1);
+        let dir = self.group.next_dir();
+        let joining = self.group.joining(&dir);
         let joined = thread::scope(|scope| {
             let joining = scope.spawn(|| Member::listening(joining, dir.clone()));
             self.revive();
             joining.join().expect("no panic")
         });
         // The joiner hears of a broken handshake, and begins again.
-        let joined = joined.or_else(|| Member::listening(self.council.joining(&dir), dir));
-        self.council.members.push(joined.expect("it joins"));
+        let joined = joined.or_else(|| Member::listening(self.group.joining(&dir), dir));
+        self.group.members.push(joined.expect("it joins"));
     }
 
     /// The others go on without one coordinator. It ends by itself when they do so for good.
     fn remove(&mut self) {
         self.arm_leader();
-        let gone = self.council.members.remove(2);
+        let gone = self.group.members.remove(2);
         let id = gone.id();
-        until("it is removed", || self.council.wish(Wish::Remove(id)).ok());
+        until("it is removed", || self.group.command(OperatorCommand::Remove(id)).ok());
         self.revive();
         assert_eq!(gone.end().code, Some(0), "{}: it was told that it may go", self.point);
     }
@@ -221,11 +222,14 @@ impl Scene {
     /// Nodes ask for admission until the token is used up, and the leader dies at one of these.
     fn spend(&mut self) {
         self.arm_leader();
-        let authority = self.council.members[0].dir.join("authority");
+        let authority = self.group.members[0].dir.join("authority");
         let token = JoinToken::create(&Authority::load(&authority).expect("the cluster's"));
-        let terms = Terms { uses: Some(1), ..Terms::unlimited(Role::Worker) };
-        assert_eq!(self.council.wish(Wish::CreateToken(token.accepted(terms))), Ok(()));
-        let doors: Vec<_> = self.council.members.iter().map(|member| member.address).collect();
+        let limits = TokenLimits { uses: Some(1), ..TokenLimits::unlimited(Role::Worker) };
+        assert_eq!(
+            self.group.command(OperatorCommand::CreateToken(token.accepted(limits))),
+            Ok(())
+        );
+        let doors: Vec<_> = self.group.members.iter().map(|member| member.address).collect();
         let admitted = thread::scope(|scope| {
             let asking = scope.spawn(|| use_up(&doors, &token));
             self.revive();
@@ -240,15 +244,15 @@ impl Scene {
 
     /// Stops a coordinator in good order. A leader hands over first.
     fn stop(&mut self, at: usize) {
-        self.council.members[at].program.signal(Signal::TERM);
-        until(self.point, || self.council.members[at].program.is_over().then_some(()));
+        self.group.members[at].program.signal(Signal::TERM);
+        until(self.point, || self.group.members[at].program.is_over().then_some(()));
     }
 
     /// The leader hands over, and dies at that. Repeats this if, on a busy machine, another one had
     /// come to lead.
     fn hand_over(&mut self) {
         while !self.has_met() {
-            let leader = self.council.leader(3);
+            let leader = self.group.leader(3);
             self.stop(leader);
             if !self.has_met() {
                 self.arm(leader);
@@ -261,12 +265,12 @@ impl Scene {
     /// on a busy machine, another one had come to lead.
     fn elect(&mut self) {
         while !self.has_met() {
-            self.council.transfer(0, 3);
+            self.group.transfer(0, 3);
             self.stop(0);
-            let is_over = || self.has_met() || self.council.is_led(3);
+            let is_over = || self.has_met() || self.group.is_led(3);
             until(self.point, || is_over().then_some(()));
             if !self.has_met() {
-                self.council.restart(0, &[]);
+                self.group.restart(0, &[]);
             }
         }
         self.revive();
@@ -291,7 +295,7 @@ impl While {
             Self::Joining => scene.join(),
             Self::Admitting => scene.admit(),
             Self::Following => {
-                let follower = (scene.council.leader(3) + 1) % 3;
+                let follower = (scene.group.leader(3) + 1) % 3;
                 scene.arm(follower);
                 scene.agree();
                 scene.revive();
@@ -299,12 +303,12 @@ impl While {
             // The scene asks the first of the followers to lead.
             Self::Leading => {
                 scene.arm(1);
-                scene.council.until_agreed(3);
+                scene.group.until_agreed(3);
                 scene.elect();
             }
             Self::Voting => {
                 scene.arm(2);
-                scene.council.until_agreed(3);
+                scene.group.until_agreed(3);
                 scene.elect();
             }
             Self::Removing => scene.remove(),
@@ -345,7 +349,7 @@ fn i9_a_replica_may_die_at_any_point_and_comes_back_with_all_that_was_agreed() {
             happening.happen(&mut scene);
             assert!(scene.has_met(), "{happening:?}: {point} was not met");
             scene.agree();
-            scene.council.until_agreed(after);
+            scene.group.until_agreed(after);
         }
     };
     thread::scope(|scope| {

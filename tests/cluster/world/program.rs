@@ -223,7 +223,7 @@ impl Launched {
         let ended = self.program.end();
         cluster.until_gone();
         let took = began.elapsed();
-        assert!(took < SOON, "{took:?}: {ended:?}");
+        assert!(took < RUN_ENDS_WITHIN, "{took:?}: {ended:?}");
         assert_eq!(ended.code, Some(code), "{ended:?}");
         assert!(!self.report.exists(), "there is no report of a run that failed");
         ended.block().to_string()
@@ -231,7 +231,7 @@ impl Launched {
 }
 
 /// How soon after a fault a run ends. The promise is half of it.
-pub const SOON: Duration = Duration::from_secs(10);
+pub const RUN_ENDS_WITHIN: Duration = Duration::from_secs(10);
 
 /// The processes of a cluster, as `cluster.json` lists them.
 #[derive(Clone, Debug, Deserialize)]

@@ -40,14 +40,14 @@ pub struct Enrolment {
 /// wait for a verdict that takes too long: it tells the node to ask again.
 pub trait Gatekeeper: Send + Sync {
     /// Whether this node may join. If so, this spends a use of its token.
-    fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict;
+    fn admit(&self, applicant: Applicant, now: UnixTime) -> AdmissionDecision;
 
     /// Whether this node, which has proved its identity, may stay.
-    fn renew(&self, node: Identity, now: UnixTime) -> Verdict;
+    fn renew(&self, node: Identity, now: UnixTime) -> AdmissionDecision;
 }
 
 /// A decision that comes later.
-pub type Verdict = Pin<Box<dyn Future<Output = Result<(), Refusal>> + Send>>;
+pub type AdmissionDecision = Pin<Box<dyn Future<Output = Result<(), Refusal>> + Send>>;
 
 /// A node that wants to join, with its proof.
 #[derive(Clone, Debug)]
@@ -129,7 +129,7 @@ impl Enrolment {
 
 /// Decides by the tokens alone, at once. An existing node stays a node.
 impl Gatekeeper for Mutex<Tokens> {
-    fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict {
+    fn admit(&self, applicant: Applicant, now: UnixTime) -> AdmissionDecision {
         let mut tokens = self.lock().expect("judging and spending do not panic");
         let judged = tokens.judge(&applicant, now);
         let spent =
@@ -137,7 +137,7 @@ impl Gatekeeper for Mutex<Tokens> {
         Box::pin(std::future::ready(spent))
     }
 
-    fn renew(&self, _node: Identity, _now: UnixTime) -> Verdict {
+    fn renew(&self, _node: Identity, _now: UnixTime) -> AdmissionDecision {
         Box::pin(std::future::ready(Ok(())))
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! `es1.<id>.<secret>.<pin>`, each part base64url. The id names the token to its issuer. The joiner
 //! proves the secret but never sends it. The pin is the SHA-256 of the public key of the authority
-//! that the joiner has to trust. Only the issuer knows what a token is good for, its [`Terms`].
+//! that the joiner has to trust. Only the issuer knows what a token is good for, its
+//! [`TokenLimits`].
 //!
 //! The secret is the seed of an Ed25519 key pair (RFC 8032). The joiner signs with it. The issuer
 //! keeps an [`AcceptedToken`] with the public key. A thief may steal that from the issuer's memory,
@@ -44,12 +45,12 @@ pub struct AcceptedToken {
     pub(super) id: TokenId,
     /// The public key of the pair with the secret as its seed.
     verifier: [u8; 32],
-    pub(super) terms: Terms,
+    pub(super) limits: TokenLimits,
 }
 
 /// The limits of a token.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Terms {
+pub struct TokenLimits {
     /// The role of a node that joins with it.
     pub role: Role,
     /// How many nodes it admits. `None`: any number.
@@ -99,9 +100,9 @@ impl JoinToken {
     }
 
     /// The issuer's part of the token, with its terms.
-    pub fn accepted(&self, terms: Terms) -> AcceptedToken {
+    pub fn accepted(&self, limits: TokenLimits) -> AcceptedToken {
         let verifier = self.key().public_key().as_ref().try_into();
-        AcceptedToken { id: self.id, verifier: verifier.expect("Ed25519 has 32 bytes"), terms }
+        AcceptedToken { id: self.id, verifier: verifier.expect("Ed25519 has 32 bytes"), limits }
     }
 
     /// The id that names it to its issuer.
@@ -131,8 +132,8 @@ impl AcceptedToken {
     }
 
     /// The limits of the token.
-    pub fn terms(&self) -> &Terms {
-        &self.terms
+    pub fn limits(&self) -> &TokenLimits {
+        &self.limits
     }
 
     pub(super) fn verify(&self, statement: &[u8], proof: &Proof) -> bool {
@@ -140,8 +141,8 @@ impl AcceptedToken {
     }
 }
 
-impl Terms {
-    /// Terms for any number of nodes of this role, for ever.
+impl TokenLimits {
+    /// The limits of a token for any number of nodes of this role, for ever.
     pub fn unlimited(role: Role) -> Self {
         Self { role, uses: None, expires_unix_s: None }
     }
@@ -180,7 +181,7 @@ impl fmt::Debug for JoinToken {
 
 impl fmt::Debug for AcceptedToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AcceptedToken({}, {:?})", BASE64.encode(self.id), self.terms)
+        write!(f, "AcceptedToken({}, {:?})", BASE64.encode(self.id), self.limits)
     }
 }
 

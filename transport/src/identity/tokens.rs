@@ -35,7 +35,7 @@ impl Tokens {
     /// Forgets the tokens that expired at `until` or earlier. They no longer admit nodes.
     pub fn forget_expired(&mut self, until: UnixTime) {
         let is_good = |token: &AcceptedToken| {
-            token.terms.expires_unix_s.is_none_or(|expires| expires > until.as_secs())
+            token.limits.expires_unix_s.is_none_or(|expires| expires > until.as_secs())
         };
         self.accepted.retain(|_, (token, _)| is_good(token));
     }
@@ -47,8 +47,8 @@ impl Tokens {
 
     /// Whether the token admits any number of nodes for ever: its uses need not be counted.
     pub fn is_unlimited(&self, token: &TokenId) -> bool {
-        let terms = self.accepted.get(token).map(|(token, _)| &token.terms);
-        terms.is_some_and(|terms| terms.uses.is_none() && terms.expires_unix_s.is_none())
+        let limits = self.accepted.get(token).map(|(token, _)| &token.limits);
+        limits.is_some_and(|limits| limits.uses.is_none() && limits.expires_unix_s.is_none())
     }
 
     /// Number of accepted tokens.
@@ -60,9 +60,9 @@ impl Tokens {
     pub fn views(&self) -> Vec<TokenView> {
         let views = self.accepted.iter().map(|(id, (token, admitted))| TokenView {
             id: *id,
-            role: token.terms.role,
-            uses_left: token.terms.uses.map(|uses| uses.saturating_sub(admitted.len() as u32)),
-            expires_unix_s: token.terms.expires_unix_s,
+            role: token.limits.role,
+            uses_left: token.limits.uses.map(|uses| uses.saturating_sub(admitted.len() as u32)),
+            expires_unix_s: token.limits.expires_unix_s,
         });
         views.collect()
     }
@@ -77,7 +77,7 @@ impl Tokens {
         if !applicant.has_secret_of(token) {
             return Err(Refusal::WrongSecret);
         }
-        let (admits, asked) = (token.terms.role, applicant.identity.role);
+        let (admits, asked) = (token.limits.role, applicant.identity.role);
         if admits != asked {
             return Err(Refusal::WrongRole { admits, asked });
         }
@@ -99,7 +99,7 @@ impl Tokens {
         let entry = self.accepted.get_mut(token);
         // Nodes of a token without a limit are not remembered: their number would grow without a
         // limit.
-        if let Some((_, admitted)) = entry.filter(|(token, _)| token.terms.uses.is_some()) {
+        if let Some((_, admitted)) = entry.filter(|(token, _)| token.limits.uses.is_some()) {
             admitted.insert(node.clone());
         }
         Ok(())
@@ -107,7 +107,7 @@ impl Tokens {
 
     fn check(&self, token: &TokenId, node: &NodeName, now: UnixTime) -> Result<(), Refusal> {
         let (token, admitted) = self.accepted.get(token).ok_or(Refusal::UnknownToken)?;
-        match (token.terms.expires_unix_s, token.terms.uses) {
+        match (token.limits.expires_unix_s, token.limits.uses) {
             (Some(unix_s), _) if now.as_secs() >= unix_s => Err(Refusal::Expired { unix_s }),
             (_, Some(uses)) if admitted.len() >= uses as usize && !admitted.contains(node) => {
                 Err(Refusal::UsedUp { uses })

@@ -1,4 +1,4 @@
-//! Words about the cluster itself: its coordinators, what operators wish, what happened.
+//! Words about the cluster itself: its coordinators, the commands of operators, what happened.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -44,11 +44,11 @@ pub struct RequestId {
     pub number: u64,
 }
 
-/// What an operator wishes to have changed.
+/// A change that an operator asks the cluster for.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub enum Wish {
+pub enum OperatorCommand {
     /// Train the run of this specification.
-    Submit(RunSpec),
+    Submit(Box<RunSpec>),
     /// End this run, if it is the one that is trained.
     Cancel(RunId),
     /// Let this worker leave.
@@ -75,16 +75,16 @@ pub enum Wish {
 
 /// What one entry of the log brought to the history of the cluster.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Frame {
+pub struct HistoryEntry {
     /// The index of the entry in the log.
     pub index: u64,
     /// What happened in the run or cluster, in order.
-    pub news: Vec<News>,
+    pub events: Vec<HistoryEvent>,
 }
 
 /// One part of the history.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub enum News {
+pub enum HistoryEvent {
     /// A run began, with this id.
     Run(RunId),
     /// An event of `events.jsonl`.

@@ -1,12 +1,10 @@
 //! Messages to bytes and back. Bytes from a peer are hostile: this code validates and bounds them,
 //! and never panics.
 
-use std::sync::OnceLock;
-
 use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 
-use super::cluster::{News, Wish};
+use super::cluster::{HistoryEvent, OperatorCommand};
 use super::device::DeviceName;
 use super::ids::{NodeName, Zone};
 use super::message::{ArchivedMessage, Message};
@@ -54,9 +52,8 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     let archived = rkyv::access::<ArchivedMessage, Failure>(&aligned).map_err(garbled)?;
     let message = rkyv::deserialize::<Message, Failure>(archived).map_err(garbled)?;
     match &message {
-        Message::Welcome { run, .. } | Message::Request { wish: Wish::Submit(run), .. } => {
-            run.validate()?;
-        }
+        Message::Welcome { run, .. } => run.validate()?,
+        Message::Request { command: OperatorCommand::Submit(run), .. } => run.validate()?,
         _ => {}
     }
     if !names(&message).iter().all(|name| NodeName::parse(name.as_str()).is_some()) {
@@ -90,14 +87,15 @@ fn names(message: &Message) -> Vec<&NodeName> {
         Message::Told(Reply::Coordinators { coordinators, .. }) => {
             coordinators.iter().map(|coordinator| &coordinator.view.name).collect()
         }
-        Message::History { frames } => {
-            let news = frames.iter().flat_map(|frame| &frame.news);
-            let events = news.filter_map(|news| match news {
-                News::Event(event) => Some(event),
+        Message::History { entries } => {
+            let brought = entries.iter().flat_map(|entry| &entry.events);
+            let events = brought.filter_map(|event| match event {
+                HistoryEvent::Event(event) => Some(event),
                 _ => None,
             });
             events.filter_map(name_of).collect()
         }
+        Message::Answer { refusal: Some(rejection), .. } => rejection.names(),
         _ => Vec::new(),
     }
 }
@@ -128,20 +126,4 @@ fn devices(message: &Message) -> Vec<&DeviceName> {
         Message::Update(update) => update.workers.iter().map(|view| &view.device.name).collect(),
         _ => Vec::new(),
     }
-}
-
-/// A digest of the vocabulary's layout, which Hello carries. Two builds with different layouts of
-/// messages or chunk headers refuse each other in words instead of failing to decode.
-pub fn schema() -> u64 {
-    static SCHEMA: OnceLock<u64> = OnceLock::new();
-    *SCHEMA.get_or_init(|| {
-        let mut hasher = blake3::Hasher::new();
-        for message in super::exemplars::all() {
-            hasher.update(&encode(&message));
-        }
-        hasher.update(&size_of::<ArchivedMessage>().to_le_bytes());
-        hasher.update(&super::exemplars::chunk().encode());
-        let digest = hasher.finalize();
-        u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("eight bytes"))
-    })
 }

@@ -1,11 +1,14 @@
-//! One example of every message. The layout digest and the codec's tests use them.
+//! One example of every message, for tests of the codec and of every receiver.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use super::chunk::{Chunk, ChunkKind, Encoding};
-use super::cluster::{CoordinatorView, Frame, Keys, Lineage, News, RequestId, Secret, Wish};
+use super::cluster::{
+    CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand, RequestId, Secret,
+};
 use super::device::{Device, DeviceName, GpuId, Telemetry};
 use super::figures::{RunFigures, Trouble};
+use super::format::LogFormat;
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{
     DataShard, Generation, HostName, MachineId, NodeName, Rank, Shard, Step, Term, WorkerId, Zone,
@@ -16,13 +19,14 @@ use super::outcome::{
     Event, EventKind, Inability, Outcome, OwnersAwaited, PartEvaluation, Update, Waiting,
     WorkerResult, WorkerState, WorkerView,
 };
-use super::question::{CoordinatorStanding, Question, Reply, RevokedView, RunView, TokenView};
+use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
+use super::rejection::Rejection;
 use super::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, Rounding, RunSpec,
-    ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision, Rounding,
+    RunSpec, ScheduleKind, TokenType,
 };
 use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
-use crate::identity::{AcceptedToken, JoinToken, Role, Terms};
+use crate::identity::{AcceptedToken, JoinToken, Role, TokenLimits};
 
 const GENERATION: Generation = Generation(3);
 const STEP: Step = Step(5);
@@ -69,19 +73,25 @@ pub fn run() -> RunSpec {
             heads: 2,
             width: 8,
             context: 4,
+            vocabulary: ModelSpec::VOCABULARY,
             precision: Precision::F32,
             recompute: false,
+            options: OptionMap::default(),
         },
-        data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05 },
+        data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05, dtype: None },
         batch: BatchSpec { data_shards: 4, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {
-            kind: OptimizerKind::Adamw,
+            kind: "adamw".into(),
             learning_rate: 1e-3,
             warmup_steps: 2,
             schedule: ScheduleKind::Cosine,
             floor: OptimizerSpec::FLOOR,
             weight_decay: 0.1,
             clip_norm: Some(1.0),
+            betas: None,
+            epsilon: None,
+            momentum: None,
+            options: OptionMap::default(),
         },
         all_gather: Encoding::F32,
         rounding: Rounding::Nearest,
@@ -89,6 +99,25 @@ pub fn run() -> RunSpec {
         give_up_after_ms: None,
         hang_after_ms: RunSpec::HANG_AFTER_MS,
     }
+}
+
+/// As [`run`], with all that a run may leave out, and an option of each type.
+fn stated_run() -> RunSpec {
+    let options = [
+        ("flag", OptionValue::Flag(true)),
+        ("integer", OptionValue::Integer(-3)),
+        ("number", OptionValue::Number(0.5)),
+        ("text", OptionValue::Text("cosine".into())),
+    ];
+    let options = OptionMap(options.map(|(name, value)| (name.into(), value)).into());
+    let mut run = run();
+    run.model.options = options.clone();
+    run.data.dtype = Some(TokenType::U32);
+    let optimizer = &mut run.optimizer;
+    (optimizer.betas, optimizer.epsilon) = (Some([0.9, 0.95]), Some(1e-8));
+    (optimizer.momentum, optimizer.options) = (Some(0.9), options);
+    run.give_up_after_ms = Some(600_000);
+    run
 }
 
 fn record() -> Record {
@@ -167,7 +196,7 @@ fn from_worker() -> Vec<Message> {
         ..WorkerResult::default()
     };
     vec![
-        Message::Hello { schema: 1, worker: Some(WORKER) },
+        Message::Hello { worker: Some(WORKER) },
         Message::Register(Registration {
             incarnation: 4,
             address: address(),
@@ -193,7 +222,7 @@ fn from_worker() -> Vec<Message> {
 fn from_coordinator() -> Vec<Message> {
     let (term, generation) = (TERM, GENERATION);
     vec![
-        Message::Welcome { run: run(), term },
+        Message::Welcome { run: stated_run(), term },
         Message::Registered { worker: WORKER, term },
         Message::Refused { reason: "another model".into() },
         Message::Evicted { worker: WORKER },
@@ -220,7 +249,8 @@ fn of_coordinators() -> Vec<Message> {
     let (id, api) = (1, Some(address()));
     let view = CoordinatorView { id, name: name(), address: address(), api };
     let lineage = Lineage { run: 4, rollback: GENERATION };
-    let frame = Frame { index: 9, news: vec![News::Run(4), News::Event(event())] };
+    let entry =
+        HistoryEntry { index: 9, events: vec![HistoryEvent::Run(4), HistoryEvent::Event(event())] };
     vec![
         Message::Coordinators { revision: 8, term: TERM, leader: Some(id), members: vec![view] },
         Message::FetchKeys,
@@ -231,11 +261,17 @@ fn of_coordinators() -> Vec<Message> {
         }),
         Message::Raft(vec![1, 2, 3]),
         Message::Removed,
-        Message::Join { id: Some(id), incarnation: 4, address: address(), api },
+        Message::Join {
+            id: Some(id),
+            incarnation: 4,
+            address: address(),
+            api,
+            log_format: LogFormat(2),
+        },
         Message::Joined { id },
         Message::Hears { workers: 3 },
         Message::FetchHistory { from: 9 },
-        Message::History { frames: vec![frame] },
+        Message::History { entries: vec![entry] },
         Message::FetchLines { lineage, after: STEP },
         Message::Lines { lineage, reach: STEP, lines: vec![line()] },
     ]
@@ -251,7 +287,7 @@ fn event() -> Event {
 pub fn token() -> AcceptedToken {
     let zeros = "A".repeat(43); // 32 bytes
     let token = format!("es1.AAAAAAAAAAAA.{zeros}.{zeros}").parse::<JoinToken>();
-    token.expect("a token of zeros").accepted(Terms::unlimited(Role::Worker))
+    token.expect("a token of zeros").accepted(TokenLimits::unlimited(Role::Worker))
 }
 
 fn between_workers() -> Vec<Message> {
@@ -332,8 +368,8 @@ fn of_operators() -> Vec<Message> {
             outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
         }),
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
-        Message::Request { id, wish: Wish::CreateToken(token()) },
-        Message::Answer { id, refusal: Some("expired".into()), run: Some(4) },
+        Message::Request { id, command: OperatorCommand::CreateToken(token()) },
+        Message::Answer { id, refusal: Some(Rejection::NoToken), run: Some(4) },
         Message::Transfer { id, to: Some(9) },
     ]
 }
@@ -363,7 +399,7 @@ pub fn figures() -> RunFigures {
 
 fn questions_and_replies() -> Vec<Message> {
     let view = CoordinatorView { id: 1, name: name(), address: address(), api: Some(address()) };
-    let coordinator = CoordinatorStanding {
+    let coordinator = CoordinatorStatus {
         view,
         votes: true,
         leaves: false,
@@ -384,7 +420,7 @@ fn questions_and_replies() -> Vec<Message> {
     };
     let revoked = RevokedView { role: Role::Operator, name: name(), since_unix_ms: 7 };
     let accepted = token();
-    let Terms { role, uses, expires_unix_s } = accepted.terms().clone();
+    let TokenLimits { role, uses, expires_unix_s } = accepted.limits().clone();
     let token = TokenView {
         id: accepted.id(),
         role,

@@ -1,5 +1,8 @@
 //! The record of a generation: its members, with their data shards and parameter shards.
 
+// The derive does not carry the docs of variants' fields over to the archived type.
+#![allow(missing_docs)]
+
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
@@ -80,7 +83,36 @@ pub struct RecordError {
     /// The number of the malformed record.
     pub number: Generation,
     /// What is wrong with it.
-    pub problem: String,
+    pub problem: RecordProblem,
+}
+
+/// What is wrong with a record that contradicts itself.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordProblem {
+    /// It has no members.
+    #[error("it has no members")]
+    NoMembers,
+    /// A worker is listed twice.
+    #[error("a worker is listed twice")]
+    WorkerTwice,
+    /// Not each of this many data shards is assigned once.
+    #[error("it does not assign each of {0} data shards once")]
+    DataShards(u32),
+    /// No greater number can follow it.
+    #[error("nothing can follow it")]
+    NothingFollows,
+    /// The owners of this shard are none, repeated, or no members.
+    #[error("the owners of parameter shard {0} are wrong")]
+    WrongOwners(u32),
+    /// Ownership does not go on at this shard.
+    #[error("ownership has a gap at parameter shard {0}")]
+    Gap(u32),
+    /// Ownership goes on beyond the largest number at this shard.
+    #[error("ownership goes on without end at parameter shard {0}")]
+    Endless(u32),
+    /// It owns another number of shards than there are.
+    #[error("it owns {owned} of {shards} parameter shards")]
+    Missing { owned: u32, shards: u32 },
 }
 
 impl Record {
@@ -138,37 +170,37 @@ impl Record {
         problem.map_or(Ok(()), |problem| Err(RecordError { number: self.number, problem }))
     }
 
-    fn problem(&self, data_shards: u32, shards: u32) -> Option<String> {
+    fn problem(&self, data_shards: u32, shards: u32) -> Option<RecordProblem> {
         if self.members.is_empty() {
-            return Some("it has no members".into());
+            return Some(RecordProblem::NoMembers);
         }
         let workers: BTreeSet<_> = self.members.iter().map(|m| m.worker).collect();
         if workers.len() != self.members.len() {
-            return Some("a worker is listed twice".into());
+            return Some(RecordProblem::WorkerTwice);
         }
         let mut assigned: Vec<_> = self.members.iter().flat_map(|m| m.data_shards.iter()).collect();
         assigned.sort();
         if !self.waiting && !assigned.iter().map(|shard| shard.0).eq(0..data_shards) {
-            return Some(format!("it does not assign each of {data_shards} data shards once"));
+            return Some(RecordProblem::DataShards(data_shards));
         }
         if self.number.0 == u64::MAX || self.resume.0 == u64::MAX {
-            return Some("nothing can follow it".into());
+            return Some(RecordProblem::NothingFollows);
         }
         let mut next = 0_u32;
         for ownership in &self.owners {
             let distinct: BTreeSet<_> = ownership.owners.iter().collect();
             let known = ownership.owners.iter().all(|rank| rank.0 < self.world_size());
             if ownership.owners.is_empty() || distinct.len() != ownership.owners.len() || !known {
-                return Some(format!("the owners of parameter shard {next} are wrong"));
+                return Some(RecordProblem::WrongOwners(next));
             }
             if ownership.first.0 != next || ownership.count == 0 {
-                return Some(format!("ownership has a gap at parameter shard {next}"));
+                return Some(RecordProblem::Gap(next));
             }
             let Some(after) = next.checked_add(ownership.count) else {
-                return Some(format!("ownership goes on without end at parameter shard {next}"));
+                return Some(RecordProblem::Endless(next));
             };
             next = after;
         }
-        (next != shards).then(|| format!("it owns {next} of {shards} parameter shards"))
+        (next != shards).then_some(RecordProblem::Missing { owned: next, shards })
     }
 }

@@ -54,7 +54,7 @@ number!(
     MachineId(u64)
 );
 number!(
-    /// The reign of one leading coordinator, as in Raft.
+    /// The time of one leading coordinator, as in Raft.
     Term(u64)
 );
 

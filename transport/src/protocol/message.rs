@@ -8,14 +8,16 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::cluster::{
-    CoordinatorId, CoordinatorView, Frame, Keys, Lineage, RequestId, RunId, Wish,
+    CoordinatorId, CoordinatorView, HistoryEntry, Keys, Lineage, OperatorCommand, RequestId, RunId,
 };
 use super::device::{Device, Telemetry};
+use super::format::LogFormat;
 use super::generation::Record;
 use super::ids::{Generation, HostName, MachineId, NodeName, Shard, Step, Term, WorkerId, Zone};
 use super::model::ModelPlace;
 use super::outcome::{Inability, Update, WorkerResult};
 use super::question::{Question, Reply};
+use super::rejection::Rejection;
 use super::run::RunSpec;
 use super::step::{Commit, MetricsLine, Prepared, Status};
 
@@ -108,11 +110,8 @@ pub struct ShardTime {
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Message {
     // Worker to coordinator.
-    /// The first word of a worker on a new link. The worker speaks this vocabulary, and waits for a
-    /// run or goes on with one.
+    /// The first word of a worker on a new link. The worker waits for a run or goes on with one.
     Hello {
-        /// [`super::codec::schema`] of the sender.
-        schema: u64,
         /// The id that the worker already holds, after it lost a link.
         worker: Option<WorkerId>,
     },
@@ -261,7 +260,7 @@ pub enum Message {
     Keys(Keys),
     /// What replicas of the log say to each other. Only the replica reads it.
     Raft(Vec<u8>),
-    /// The sender wishes to be a coordinator, or has a new address.
+    /// The sender asks to be a coordinator, or has a new address.
     Join {
         /// The sender's id, if it has one: its address has changed, or the others removed it.
         id: Option<CoordinatorId>,
@@ -271,6 +270,8 @@ pub enum Message {
         address: SocketAddr,
         /// The address of the sender's HTTP API, if it has one.
         api: Option<SocketAddr>,
+        /// The newest format of the log that the sender's build reads and writes.
+        log_format: LogFormat,
     },
     /// The answer to Join.
     Joined {
@@ -287,7 +288,7 @@ pub enum Message {
     /// The answer to FetchHistory: the next part, in order. It is empty at the end of the history.
     History {
         /// What each entry brought to the history.
-        frames: Vec<Frame>,
+        entries: Vec<HistoryEntry>,
     },
     /// The sender asks for the metrics lines of the steps after this one.
     FetchLines {
@@ -380,14 +381,14 @@ pub enum Message {
         /// A repeated request with the same id gets the same answer.
         id: RequestId,
         /// The change that the operator wants.
-        wish: Wish,
+        command: OperatorCommand,
     },
-    /// The answer to a Request that the leader has refused, in words, or agreed to.
+    /// The answer to a Request that the leader has refused or agreed to.
     Answer {
         /// The request that this answers.
         id: RequestId,
-        /// The reason for a refusal. `None` if the leader agreed.
-        refusal: Option<String>,
+        /// Why the leader has refused it. `None` if the leader agreed.
+        refusal: Option<Rejection>,
         /// The run that the request started, if it submitted one.
         run: Option<RunId>,
     },

@@ -3,7 +3,7 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
-mod told;
+mod event_json;
 
 use std::collections::BTreeMap;
 use std::fmt;

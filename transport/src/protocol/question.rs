@@ -38,7 +38,7 @@ pub enum Reply {
         /// The log index that the answering coordinator has applied.
         applied: u64,
         /// All coordinators, by id.
-        coordinators: Vec<CoordinatorStanding>,
+        coordinators: Vec<CoordinatorStatus>,
     },
     /// The tokens, by id, including those in the coordinators' own files.
     Tokens(Vec<TokenView>),
@@ -50,7 +50,7 @@ pub enum Reply {
 
 /// How a coordinator stands, as far as the answering coordinator knows.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
-pub struct CoordinatorStanding {
+pub struct CoordinatorStatus {
     /// Its id, name and addresses.
     #[serde(flatten)]
     pub view: CoordinatorView,

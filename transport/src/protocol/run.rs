@@ -1,9 +1,15 @@
-//! The run specification: what to train, on which data, and how. Also what makes one valid.
+//! The run specification: what to train, on which data, and how. Also what makes one valid for any
+//! model: the rules of a model are where the model is registered.
 
-mod size;
+mod optimizer;
+mod options;
+
+use std::borrow::Cow;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::optimizer::{OptimizerSpec, ScheduleKind};
+pub use self::options::{OptionError, OptionMap, OptionValue};
 use super::chunk::Encoding;
 
 /// The specification of one training job.
@@ -68,6 +74,9 @@ pub struct ModelSpec {
     pub width: u32,
     /// Tokens that a sample holds.
     pub context: u32,
+    /// The number of different tokens. 256 if tokens are bytes.
+    #[serde(default = "vocabulary")]
+    pub vocabulary: u32,
     /// The type in which a device stores activations and computing parameters.
     #[serde(default)]
     pub precision: Precision,
@@ -75,6 +84,18 @@ pub struct ModelSpec {
     /// (gpt). This gives the same bits with less memory, in more time.
     #[serde(default)]
     pub recompute: bool,
+    /// Options of a model that the user's program registered.
+    #[serde(default, skip_serializing_if = "OptionMap::is_empty")]
+    pub options: OptionMap,
+}
+
+impl ModelSpec {
+    /// The default number of tokens: every byte is one.
+    pub const VOCABULARY: u32 = 256;
+}
+
+fn vocabulary() -> u32 {
+    ModelSpec::VOCABULARY
 }
 
 /// How a device stores activations and the parameters that it computes with. Sums, gradients and
@@ -133,20 +154,49 @@ pub enum Rounding {
 )]
 #[serde(deny_unknown_fields)]
 pub struct DataSpec {
-    /// The name of a registered data set. `text` reads files.
+    /// The name of a registered data set. `text` and `tokens` read files.
     pub kind: String,
-    /// For text: a file, a directory, or `@FILE` with a path on each line.
+    /// For text and tokens: a file, a directory, or `@FILE` with a path on each line.
     pub path: String,
     /// The share held out, from the end of every file.
     pub validation: f64,
+    /// For tokens: how a file without a header stores one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dtype: Option<TokenType>,
+}
+
+/// How a file stores a token, little-endian.
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum TokenType {
+    /// 16 bits.
+    U16,
+    /// 32 bits.
+    U32,
 }
 
 impl DataSpec {
-    /// Why workers on other machines would not find the text: its path is relative. `None` if they
-    /// would. Other data sets may use their path as they like.
+    /// Whether the data set reads files.
+    pub fn has_files(&self) -> bool {
+        matches!(self.kind.as_str(), "text" | "tokens")
+    }
+
+    /// Why workers on other machines would not find the files: their path is relative. `None` if
+    /// they would. Other data sets may use their path as they like.
     pub fn is_elsewhere(&self) -> Option<String> {
         let path = self.path.strip_prefix('@').unwrap_or(&self.path);
-        (self.kind == "text" && !path.starts_with('/')).then(|| {
+        (self.has_files() && !path.starts_with('/')).then(|| {
             format!(
                 "data.path is \"{}\", a relative path: every worker looks for it in its own \
                  working directory, on its own machine",
@@ -191,97 +241,20 @@ impl BatchSpec {
     }
 }
 
-/// The algorithm of the optimizer.
-#[derive(
-    Archive,
-    Serialize,
-    Deserialize,
-    serde::Serialize,
-    serde::Deserialize,
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum OptimizerKind {
-    /// Adam with decoupled weight decay.
-    Adamw,
-    /// Gradient descent with momentum.
-    Sgd,
-    /// The sign of an interpolated momentum.
-    Lion,
-}
-
-/// How the learning rate goes on after the warm-up.
-#[derive(
-    Archive,
-    Serialize,
-    Deserialize,
-    serde::Serialize,
-    serde::Deserialize,
-    Clone,
-    Copy,
-    Debug,
-    PartialEq,
-    Eq,
-)]
-#[serde(rename_all = "snake_case")]
-pub enum ScheduleKind {
-    /// The rate stays the full one.
-    Constant,
-    /// The rate falls along half a cosine.
-    Cosine,
-    /// The rate falls along a line.
-    Linear,
-}
-
-/// The optimizer with its settings.
-#[derive(
-    Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Debug, PartialEq,
-)]
-#[serde(deny_unknown_fields)]
-pub struct OptimizerSpec {
-    /// The algorithm of the updates.
-    pub kind: OptimizerKind,
-    /// The rate after the warm-up.
-    pub learning_rate: f64,
-    /// Steps over which the rate rises from zero.
-    pub warmup_steps: u64,
-    /// How the rate goes on after the warm-up.
-    pub schedule: ScheduleKind,
-    /// The rate of the last step, as a share of the full rate, if the schedule falls.
-    #[serde(default = "floor")]
-    pub floor: f64,
-    /// Decoupled decay of the matrices.
-    pub weight_decay: f64,
-    /// The greatest global norm of the gradient: a larger one is clipped to it. `None`: no
-    /// clipping.
-    pub clip_norm: Option<f64>,
-}
-
-impl OptimizerSpec {
-    /// The default rate of the last step, as a share: it still changes weights.
-    pub const FLOOR: f64 = 0.1;
-}
-
-fn floor() -> f64 {
-    OptimizerSpec::FLOOR
-}
-
 /// The first value of a run specification that is not valid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key} {problem}")]
 pub struct SpecError {
     /// The key as in the configuration file: `batch.micro_batch`.
-    pub key: &'static str,
+    pub key: Cow<'static, str>,
     /// What is wrong with the value, and which values would do.
     pub problem: String,
 }
 
 /// Most data shards, workers and micro-batch rows that a specification may ask for.
 pub const MAX_COUNT: u32 = 65_536;
+/// Most tokens in a vocabulary.
+pub const MAX_VOCABULARY: u32 = 1 << 24;
 /// Most samples in one step: the vote that lists them must fit in a message.
 pub const MAX_SAMPLES: u64 = 1 << 20;
 
@@ -319,31 +292,15 @@ impl RunSpec {
         count("model.heads", model.heads)?;
         count("model.width", model.width)?;
         count("model.context", model.context)?;
+        vocabulary_size(model.vocabulary)?;
+        model.options.validate("model.options")?;
         count("batch.data_shards", batch.data_shards)?;
         count("batch.micro_batch", batch.micro_batch)?;
         count("batch.accumulate", batch.accumulate)?;
         count("redundancy.copies", self.copies)?;
         self.validate_patience()?;
         within("data.validation", data.validation, 0.0, 0.5)?;
-        within("optimizer.learning_rate", optimizer.learning_rate, 0.0, 1e3)?;
-        within("optimizer.floor", optimizer.floor, 0.0, 1.0)?;
-        within("optimizer.weight_decay", optimizer.weight_decay, 0.0, 1e3)?;
-        if let Some(norm) = optimizer.clip_norm {
-            if norm <= 0.0 {
-                return refuse("optimizer.clip_norm", format!("is {norm}; it must be above 0"));
-            }
-            within("optimizer.clip_norm", norm, 0.0, 1e9)?;
-        }
-        if model.kind == "gpt" && !model.width.is_multiple_of(model.heads) {
-            let (width, heads) = (model.width, model.heads);
-            let problem = format!("is {heads}, which does not divide model.width = {width}");
-            return refuse("model.heads", problem);
-        }
-        if model.kind == "mlp" && model.recompute {
-            let problem = "is true, and model.kind is \"mlp\", which has no blocks to compute \
-                           again; it must be false, or left out";
-            return refuse("model.recompute", problem.into());
-        }
+        optimizer.validate()?;
         if self.min_workers > self.start_workers {
             let (min, start) = (self.min_workers, self.start_workers);
             let problem =
@@ -366,12 +323,19 @@ impl RunSpec {
             );
             return refuse("batch.data_shards", problem);
         }
-        self.validate_size()
+        Ok(())
     }
 }
 
 fn refuse(key: &'static str, problem: String) -> Result<(), SpecError> {
-    Err(SpecError { key, problem })
+    Err(SpecError::new(key, problem))
+}
+
+impl SpecError {
+    /// The value of `key` is not valid.
+    pub fn new(key: &'static str, problem: impl Into<String>) -> Self {
+        Self { key: key.into(), problem: problem.into() }
+    }
 }
 
 fn text(key: &'static str, value: &str) -> Result<(), SpecError> {
@@ -391,6 +355,14 @@ fn positive(key: &'static str, value: u64) -> Result<(), SpecError> {
 fn count(key: &'static str, value: u32) -> Result<(), SpecError> {
     if !(1..=MAX_COUNT).contains(&value) {
         return refuse(key, format!("is {value}; it must be 1 to {MAX_COUNT}"));
+    }
+    Ok(())
+}
+
+fn vocabulary_size(tokens: u32) -> Result<(), SpecError> {
+    if !(2..=MAX_VOCABULARY).contains(&tokens) {
+        let problem = format!("is {tokens}; it must be 2 to {MAX_VOCABULARY}");
+        return refuse("model.vocabulary", problem);
     }
     Ok(())
 }

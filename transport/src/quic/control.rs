@@ -12,9 +12,9 @@ use quinn::{ReadExactError, RecvStream, SendStream};
 use tokio::sync::{OwnedSemaphorePermit, mpsc, oneshot};
 
 use super::bulk::{BulkReceiver, BulkSender};
+use super::endpoint_state::EndpointState;
 use super::error::LinkError;
 use super::renewal;
-use super::site::Site;
 use super::wire::Wire;
 use crate::protocol::codec::{self, MAX_CONTROL};
 use crate::protocol::{Chunk, ChunkKind, Generation, Message, Step};
@@ -36,7 +36,7 @@ pub(super) const PRIORITY: i32 = 1;
 pub(super) enum Outgoing {
     /// An encoded message, and the room that it takes in the queue until it is written.
     Message(Bytes, OwnedSemaphorePermit),
-    /// The wish for a new certificate. The sender gives the asker the stream of the answer.
+    /// A request for a new certificate. The sender gives the asker the stream of the answer.
     Renewal(oneshot::Sender<RecvStream>),
     /// The end of the lane. Nothing comes after this.
     End,
@@ -95,7 +95,7 @@ async fn write_elsewhere(wire: &Wire, message: Bytes) -> Result<(), LinkError> {
 
 /// Reads messages until the link ends. Bytes that no honest node sends end it.
 pub(super) async fn read(
-    site: Arc<Site>,
+    shared: Arc<EndpointState>,
     wire: Wire,
     mut lane: RecvStream,
     arrivals: mpsc::Sender<Message>,
@@ -107,7 +107,7 @@ pub(super) async fn read(
             RENEWAL => {
                 let (answer, _) = wire.connection.accept_bi().await.map_err(|_| wire.failure())?;
                 // The number at once is at most the number of streams that a peer may open.
-                tokio::spawn(renewal::serve(site.clone(), wire.clone(), answer));
+                tokio::spawn(renewal::serve(shared.clone(), wire.clone(), answer));
                 continue;
             }
             _ if length as usize <= MAX_CONTROL => {

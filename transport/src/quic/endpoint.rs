@@ -1,8 +1,8 @@
 //! An endpoint: one UDP port that listens and connects.
 //!
-//! Input: credentials, a roster, and peers from outside. Output: [`Link`]s after their handshake,
-//! with a peer that is known and wanted. A failed handshake costs no other peer anything. The
-//! endpoint counts and logs it.
+//! Input: credentials, an allow list, and peers from outside. Output: [`Link`]s after their
+//! handshake, with a peer that is known and wanted. A failed handshake costs no other peer
+//! anything. The endpoint counts and logs it.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -19,21 +19,21 @@ use rustls::time_provider::{DefaultTimeProvider, TimeProvider};
 use tokio::sync::{Mutex, mpsc};
 use tokio::time::timeout;
 
+use super::allow_list::NOT_LISTED;
+use super::endpoint_state::EndpointState;
 use super::error::{ConnectError, GOODBYE, NO_CERTIFICATE, NOT_ADMITTED};
+use super::host_port::BoundSocket;
 use super::link::Link;
 use super::links::EndpointStats;
-use super::place::Port;
-use super::presented::Presented;
+use super::presented::PresentedCredentials;
 use super::probe::{Probes, Signs};
-use super::roster::NOT_LISTED;
 use super::settings::{Settings, SettingsError};
-use super::site::Site;
 use super::slots::{Slot, Slots};
 use super::socket::{Batches, SocketBuffers, Udp};
 use super::timer::TokioTimers;
-use super::{ENROL_ALPN, control, enrol, tls};
+use super::{ENROL_PROTOCOL, control, enrol, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
-use crate::protocol::ALPN;
+use crate::protocol::version::spoken;
 
 /// TLS wants a host's name. Identities take its place, so all nodes have this one.
 pub(super) const SERVER_NAME: &str = "everstep";
@@ -42,7 +42,7 @@ const BACKLOG: usize = 64;
 /// How long a closing endpoint waits until its peers have heard of it.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long TLS may take, up to the client's certificate, while many handshakes are in progress.
-const CROWDED_TIMEOUT: Duration = Duration::from_secs(1);
+const CROWDED_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 const TOO_LONG: &str = "the handshake took too long";
 /// The purpose for which the authority gives a secret: it makes the keys of stateless resets.
 const RESETS: &str = "everstep: stateless resets of QUIC links";
@@ -51,8 +51,8 @@ const RESETS: &str = "everstep: stateless resets of QUIC links";
 /// gone.
 pub struct Endpoint {
     quinn: quinn::Endpoint,
-    conduct: Lock<Conduct>,
-    site: Arc<Site>,
+    configs: Lock<ConnectionConfigs>,
+    shared: Arc<EndpointState>,
     buffers: SocketBuffers,
     local_address: SocketAddr,
     arrivals: Mutex<mpsc::Receiver<Link>>,
@@ -121,8 +121,8 @@ impl Endpoint {
         enrolment: Option<Enrolment>,
         clock: Arc<dyn TimeProvider>,
     ) -> Result<Self, BindError> {
-        let port = Port::bind(listen, &settings)?;
-        Self::open_with_clock(port, credentials, settings, enrolment, clock)
+        let bound = BoundSocket::bind(listen, &settings)?;
+        Self::open_with_clock(bound, credentials, settings, enrolment, clock)
     }
 
     /// As [`Endpoint::bind`], at a port that the caller has already taken.
@@ -133,36 +133,36 @@ impl Endpoint {
     /// # Panics
     /// As [`Endpoint::bind`].
     pub fn open(
-        port: Port,
+        bound: BoundSocket,
         credentials: &Credentials,
         settings: Settings,
         enrolment: Option<Enrolment>,
     ) -> Result<Self, BindError> {
         let clock = Arc::new(DefaultTimeProvider);
-        Self::open_with_clock(port, credentials, settings, enrolment, clock)
+        Self::open_with_clock(bound, credentials, settings, enrolment, clock)
     }
 
     fn open_with_clock(
-        port: Port,
+        bound: BoundSocket,
         credentials: &Credentials,
         settings: Settings,
         enrolment: Option<Enrolment>,
         clock: Arc<dyn TimeProvider>,
     ) -> Result<Self, BindError> {
         settings.validate()?;
-        let Port { socket, buffers, address: local_address } = port;
+        let BoundSocket { socket, buffers, address: local_address } = bound;
         let failed = |source| BindError::Socket { address: local_address, source };
-        let presented = Arc::new(Presented::new(credentials)?);
-        let (links, roster, renewing, failures) = Default::default();
+        let presented = Arc::new(PresentedCredentials::new(credentials)?);
+        let (links, allow_list, renewing, failures) = Default::default();
         let signs = Arc::new(Signs::default());
         let probes =
             settings.probe.map(|_| Probes::open(local_address.ip(), signs.clone())).transpose();
         let probes = probes.map_err(failed)?.flatten();
         let slots = Slots::new(settings.max_handshakes);
-        let site = Arc::new(Site {
+        let shared = Arc::new(EndpointState {
             settings,
             links,
-            roster,
+            allow_list,
             presented,
             enrolment,
             clock,
@@ -171,29 +171,30 @@ impl Endpoint {
             failures,
             probes,
         });
-        let conduct = Conduct::of(&site)?;
-        let server = conduct.server.clone();
-        let secret = site.enrolment.as_ref().map(|enrolment| reset_secret(enrolment, credentials));
-        let (runtime, config) = (Arc::new(TokioTimers), site.settings.endpoint(secret));
+        let configs = ConnectionConfigs::of(&shared)?;
+        let server = configs.server.clone();
+        let secret =
+            shared.enrolment.as_ref().map(|enrolment| reset_secret(enrolment, credentials));
+        let (runtime, config) = (Arc::new(TokioTimers), shared.settings.endpoint(secret));
         let socket = Arc::new(Udp::new(socket).map_err(failed)?);
-        let socket = Arc::new(Batches::new(socket, site.settings.largest_mtu, signs));
+        let socket = Arc::new(Batches::new(socket, shared.settings.largest_mtu, signs));
         let quinn =
             quinn::Endpoint::new_with_abstract_socket(config, Some(server), socket, runtime)
                 .map_err(failed)?;
         let (deliver, arrivals) = mpsc::channel(BACKLOG);
-        tokio::spawn(Arc::new(Door { site: site.clone(), deliver }).attend(quinn.clone()));
+        tokio::spawn(Arc::new(Listener { shared: shared.clone(), deliver }).run(quinn.clone()));
         let arrivals = Mutex::new(arrivals);
-        let conduct = Lock::new(conduct);
-        Ok(Self { quinn, conduct, site, buffers, local_address, arrivals })
+        let configs = Lock::new(configs);
+        Ok(Self { quinn, configs, shared, buffers, local_address, arrivals })
     }
 
     /// Sets how many peers share the budget of the windows. New links get their windows
     /// accordingly. Existing links keep theirs, since a granted window cannot be taken back.
     pub fn share_among(&self, peers: u32) {
-        let mut conduct = self.conduct.lock().expect("nothing panics meanwhile");
-        if conduct.peers != peers {
-            conduct.share_among(&self.site.settings, peers);
-            self.quinn.set_server_config(Some(conduct.server.clone()));
+        let mut configs = self.configs.lock().expect("nothing panics meanwhile");
+        if configs.peers != peers {
+            configs.share_among(&self.shared.settings, peers);
+            self.quinn.set_server_config(Some(configs.server.clone()));
         }
     }
 
@@ -204,34 +205,34 @@ impl Endpoint {
     /// # Errors
     /// [`BindError::Credentials`]. The endpoint then keeps the previous credentials.
     pub fn renew(&self, credentials: &Credentials) -> Result<(), BindError> {
-        Ok(self.site.presented.replace(credentials)?)
+        Ok(self.shared.presented.replace(credentials)?)
     }
 
     /// The newest credentials that the endpoint presents.
     pub fn credentials(&self) -> Arc<Credentials> {
-        self.site.presented.credentials()
+        self.shared.presented.credentials()
     }
 
-    /// Restricts links from now on to the nodes that this predicate, the roster, admits. The
+    /// Restricts links from now on to the nodes that this predicate, the allow list, admits. The
     /// endpoint asks it at the end of every handshake, and now for every peer. A peer that the
-    /// roster does not admit loses its link at once. The predicate must not use the endpoint. Until
+    /// list does not admit loses its link at once. The predicate must not use the endpoint. Until
     /// this call, the endpoint lets every node of the cluster in.
-    pub fn admit_only(&self, roster: impl Fn(&Identity) -> bool + Send + Sync + 'static) {
-        self.site.roster.replace(roster);
+    pub fn admit_only(&self, allow_list: impl Fn(&Identity) -> bool + Send + Sync + 'static) {
+        self.shared.allow_list.replace(allow_list);
         // A node that ends its handshake now is checked again once its link is in the table.
-        self.site.links.expel(|peer| self.site.roster.admits(peer));
+        self.shared.links.expel(|peer| self.shared.allow_list.admits(peer));
     }
 
     /// Sets whether the endpoint rests: nothing depends on noticing a death at once. The endpoint
     /// then probes its peers less often.
     pub fn rest(&self, rests: bool) {
-        self.site.links.rests.store(rests, Ordering::Relaxed);
+        self.shared.links.rests.store(rests, Ordering::Relaxed);
     }
 
     /// Keeps slots for handshakes free for these addresses, since nodes of the cluster are there.
     /// An endpoint learns the sources of its links by itself.
     pub fn expect_from(&self, hosts: impl IntoIterator<Item = IpAddr>) {
-        hosts.into_iter().for_each(|host| self.site.slots.know(host));
+        hosts.into_iter().for_each(|host| self.shared.slots.know(host));
     }
 
     /// Connects to a node. Returns when both nodes have let each other in.
@@ -244,7 +245,7 @@ impl Endpoint {
         expected: &Expected,
     ) -> Result<Link, ConnectError> {
         let attempt = self.attempt(address, expected);
-        let connected = timeout(self.site.settings.handshake_timeout, attempt).await;
+        let connected = timeout(self.shared.settings.handshake_timeout, attempt).await;
         connected.unwrap_or(Err(ConnectError::NoAnswer { address }))
     }
 
@@ -254,8 +255,9 @@ impl Endpoint {
         expected: &Expected,
     ) -> Result<Link, ConnectError> {
         let failed = |reason| ConnectError::Failed { address, reason };
-        let handshake = |error| ConnectError::handshake(address, ALPN, error);
-        let client = self.conduct.lock().expect("nothing panics meanwhile").client.clone();
+        let offered = spoken(&self.shared.settings.protocol_versions);
+        let handshake = |error| ConnectError::handshake(address, &offered, error);
+        let client = self.configs.lock().expect("nothing panics meanwhile").client.clone();
         let connecting = self.quinn.connect_with(client, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| failed(error.to_string()))?;
         let connection = connecting.await.map_err(handshake)?;
@@ -264,14 +266,14 @@ impl Endpoint {
             connection.close(NOT_ADMITTED, b"another node was expected at this address");
             return Err(ConnectError::Stranger { address, expected: expected.to_string(), met });
         }
-        if !self.site.roster.admits(&met) {
+        if !self.shared.allow_list.admits(&met) {
             connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());
             return Err(ConnectError::NotListed { address, met });
         }
         // In TLS 1.3 a client is done before the server has seen its certificate. The server opens
         // the lane, so only the lane tells the client that the server let it in.
         let lane = connection.accept_bi().await.map_err(handshake)?;
-        Ok(self.site.link(connection, met, lane))
+        Ok(self.shared.link(connection, met, lane))
     }
 
     /// The next node that has connected. `None` once the endpoint is closed. Cancel-safe.
@@ -291,7 +293,7 @@ impl Endpoint {
 
     /// The counters of the endpoint and its links.
     pub fn stats(&self) -> EndpointStats {
-        self.site.links.stats()
+        self.shared.links.stats()
     }
 
     /// Closes all links and waits, a second at most, until the peers can have heard of it. A
@@ -336,24 +338,26 @@ fn reset_secret(enrolment: &Enrolment, own: &Credentials) -> [u8; 32] {
 }
 
 /// How both sides of an endpoint present themselves and behave, on links that begin now.
-struct Conduct {
+struct ConnectionConfigs {
     client: ClientConfig,
     server: ServerConfig,
     /// Number of peers that share the budget of the windows.
     peers: u32,
 }
 
-impl Conduct {
-    fn of(site: &Site) -> Result<Self, rustls::Error> {
-        let (presented, clock) = (&site.presented, &site.clock);
-        let client = tls::client(presented.clone(), clock.clone())?;
-        let server = tls::server(presented.clone(), clock.clone(), site.enrolment.is_some())?;
+impl ConnectionConfigs {
+    fn of(shared: &EndpointState) -> Result<Self, rustls::Error> {
+        let (presented, clock) = (&shared.presented, &shared.clock);
+        let versions = &shared.settings.protocol_versions;
+        let client = tls::client(presented.clone(), clock.clone(), versions)?;
+        let server =
+            tls::server(presented.clone(), clock.clone(), versions, shared.enrolment.is_some())?;
         let mut server = ServerConfig::with_crypto(Arc::new(server));
-        server.migration(false).max_incoming(site.settings.max_handshakes);
+        server.migration(false).max_incoming(shared.settings.max_handshakes);
         let client = ClientConfig::new(Arc::new(client));
-        let mut conduct = Self { client, server, peers: site.settings.peers };
-        conduct.share_among(&site.settings, site.settings.peers);
-        Ok(conduct)
+        let mut configs = Self { client, server, peers: shared.settings.peers };
+        configs.share_among(&shared.settings, shared.settings.peers);
+        Ok(configs)
     }
 
     fn share_among(&mut self, settings: &Settings, peers: u32) {
@@ -365,19 +369,19 @@ impl Conduct {
 }
 
 /// The listening side: it admits connecting nodes.
-struct Door {
-    site: Arc<Site>,
+struct Listener {
+    shared: Arc<EndpointState>,
     deliver: mpsc::Sender<Link>,
 }
 
-impl Door {
-    async fn attend(self: Arc<Self>, quinn: quinn::Endpoint) {
+impl Listener {
+    async fn run(self: Arc<Self>, quinn: quinn::Endpoint) {
         while let Some(incoming) = quinn.accept().await {
             let address = incoming.remote_address();
-            let Some(slot) = self.site.slots.take(address.ip()) else {
+            let Some(slot) = self.shared.slots.take(address.ip()) else {
                 incoming.refuse();
                 let reason = format!("{address}: too many handshakes are in progress");
-                self.site.handshake_failed(&reason);
+                self.shared.handshake_failed(&reason);
                 continue;
             };
             if slot.is_crowded && !incoming.remote_address_validated() {
@@ -385,9 +389,9 @@ impl Door {
                 let _ = incoming.retry(); // an unvalidated address always allows a retry
                 continue;
             }
-            let door = self.clone();
+            let listener = self.clone();
             tokio::spawn(async move {
-                door.meet(incoming, &slot).await;
+                listener.meet(incoming, &slot).await;
                 drop(slot);
             });
         }
@@ -395,14 +399,14 @@ impl Door {
 
     async fn meet(&self, incoming: Incoming, slot: &Slot) {
         let address = incoming.remote_address();
-        let longest = self.site.settings.handshake_timeout;
-        let proof = if slot.is_crowded { longest.min(CROWDED_TIMEOUT) } else { longest };
+        let longest = self.shared.settings.handshake_timeout;
+        let proof = if slot.is_crowded { longest.min(CROWDED_HANDSHAKE_TIMEOUT) } else { longest };
         let welcomed = timeout(longest, self.welcome(incoming, proof)).await;
         match welcomed.unwrap_or(Err(TOO_LONG.into())) {
             // While the backlog is full, the link waits and keeps its slot.
             Ok(Some(link)) => drop(self.deliver.send(link).await),
             Ok(None) => {}
-            Err(reason) => self.site.handshake_failed(&format!("{address}: {reason}")),
+            Err(reason) => self.shared.handshake_failed(&format!("{address}: {reason}")),
         }
     }
 
@@ -416,10 +420,10 @@ impl Door {
             }
             connected => connected.map_err(|error| error.to_string())?,
         };
-        if let Some(enrolment) = &self.site.enrolment
-            && protocol_of(&connection).as_deref() == Some(ENROL_ALPN)
+        if let Some(enrolment) = &self.shared.enrolment
+            && protocol_of(&connection).as_deref() == Some(ENROL_PROTOCOL.as_bytes())
         {
-            let node = enrol::serve(&self.site, enrolment, &connection).await?;
+            let node = enrol::serve(&self.shared, enrolment, &connection).await?;
             let node = node.map_err(|refusal| format!("an enrolment was refused: {refusal}"))?;
             tracing::info!(%node, "enrolled");
             return Ok(None);
@@ -427,7 +431,7 @@ impl Door {
         let identity = identity_of(&connection).inspect_err(|_| {
             connection.close(NOT_ADMITTED, NO_CERTIFICATE.as_bytes());
         })?;
-        if !self.site.roster.admits(&identity) {
+        if !self.shared.allow_list.admits(&identity) {
             connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());
             return Err(format!("{identity} is not in the roster"));
         }
@@ -435,7 +439,7 @@ impl Door {
             connection.open_bi().await.map_err(|error| error.to_string())?;
         let written = sender.write_all(&control::EMPTY.to_le_bytes()).await;
         written.map_err(|error| error.to_string())?;
-        Ok(Some(self.site.link(connection, identity, (sender, receiver))))
+        Ok(Some(self.shared.link(connection, identity, (sender, receiver))))
     }
 }
 
@@ -451,7 +455,8 @@ fn is_withdrawn(error: &ConnectionError) -> bool {
     }
 }
 
-fn protocol_of(connection: &Connection) -> Option<Vec<u8>> {
+/// The protocol of the connection, as the ALPN names it.
+pub(super) fn protocol_of(connection: &Connection) -> Option<Vec<u8>> {
     connection.handshake_data()?.downcast::<HandshakeData>().ok()?.protocol
 }
 

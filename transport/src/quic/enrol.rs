@@ -8,10 +8,10 @@ use quinn::{ClientConfig, Connection, SendStream, TokioRuntime, WriteError};
 use tokio::time::timeout;
 
 use super::endpoint::{SERVER_NAME, identity_of};
+use super::endpoint_state::EndpointState;
 use super::error::{CLOSED, ConnectError, LinkError, NOT_ADMITTED};
 use super::settings::Settings;
-use super::site::Site;
-use super::{ENROL_ALPN, socket, tls};
+use super::{ENROL_PROTOCOL, socket, tls};
 use crate::identity::{
     Application, Credentials, Enrolment, EnrolmentError, Granted, Identity, JoinToken,
     MAX_ENROLMENT, NodeKey, Refusal, Role, answer,
@@ -74,7 +74,7 @@ async fn apply(
     let attempt = async {
         let connecting = endpoint.connect(address, SERVER_NAME);
         let connecting = connecting.map_err(|error| failed(address, error))?;
-        let handshake = |error| ConnectError::handshake(address, ENROL_ALPN, error);
+        let handshake = |error| ConnectError::handshake(address, ENROL_PROTOCOL, error);
         let connection = connecting.await.map_err(handshake)?;
         let met = identity_of(&connection).map_err(|error| failed(address, error))?;
         if met.role != Role::Coordinator {
@@ -97,7 +97,7 @@ async fn apply(
 
 /// Answers the request on a connection without a certificate. Returns the node that it admitted.
 pub(super) async fn serve(
-    site: &Site,
+    shared: &EndpointState,
     enrolment: &Enrolment,
     connection: &Connection,
 ) -> Result<Result<Identity, Refusal>, String> {
@@ -105,8 +105,8 @@ pub(super) async fn serve(
         let (mut send, mut receive) = connection.accept_bi().await?;
         let request = receive.read_to_end(MAX_ENROLMENT).await?;
         let session = session(connection);
-        let decision = enrolment.admit(&session, &request, site.now());
-        let decided = decide(site, decision, &mut send).await?;
+        let decision = enrolment.admit(&session, &request, shared.now());
+        let decided = decide(shared, decision, &mut send).await?;
         connection.closed().await; // only the joiner knows that it has the answer
         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(decided)
     };
@@ -120,11 +120,11 @@ pub(super) async fn serve(
 /// waits as long as for a handshake. The decision may take half of that, so that the peer hears if
 /// there is none.
 pub(super) async fn decide(
-    site: &Site,
+    shared: &EndpointState,
     decision: impl Future<Output = Result<Granted, Refusal>>,
     peer: &mut SendStream,
 ) -> Result<Result<Identity, Refusal>, WriteError> {
-    let decision = timeout(site.settings.handshake_timeout / 2, decision).await;
+    let decision = timeout(shared.settings.handshake_timeout / 2, decision).await;
     let decision = decision.unwrap_or(Err(Refusal::Undecided));
     peer.write_all(&answer(&decision)).await?;
     let _ = peer.finish(); // an error means that the peer has gone

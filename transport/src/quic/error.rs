@@ -7,7 +7,7 @@ use std::net::SocketAddr;
 
 use quinn::{ConnectionError, VarInt};
 
-use super::roster::NOT_LISTED;
+use super::allow_list::NOT_LISTED;
 use crate::identity::Identity;
 
 /// The closer has no more use for this link, and lives on.
@@ -93,7 +93,7 @@ impl LinkError {
         matches!(self, Self::Gone { .. })
     }
 
-    /// Whether the peer reports that this node is not in its roster.
+    /// Whether the peer reports that this node is not in its allow list.
     pub fn is_expulsion(&self) -> bool {
         matches!(self, Self::Closed { reason } if reason == NOT_LISTED)
     }
@@ -200,13 +200,13 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// Whether the peer reports that this node is not in its roster.
+    /// Whether the peer reports that this node is not in its allow list.
     pub fn is_expulsion(&self) -> bool {
         matches!(self, Self::NotAdmitted { reason, .. } if reason == NOT_LISTED)
     }
 
     /// Explains to the user why a handshake for `protocol` failed.
-    pub(super) fn handshake(address: SocketAddr, protocol: &[u8], error: ConnectionError) -> Self {
+    pub(super) fn handshake(address: SocketAddr, protocol: &str, error: ConnectionError) -> Self {
         let code = match &error {
             // After a reset or a goodbye, the process that began to answer is dead or ends. Another
             // process may be in its place by now.
@@ -223,10 +223,11 @@ impl ConnectError {
             ConnectionError::ConnectionClosed(close) => u64::from(close.error_code),
             _ => return Self::Failed { address, reason: error.to_string() },
         };
-        let protocol = String::from_utf8_lossy(protocol).into_owned();
         match code {
             CONNECTION_REFUSED | APPLICATION_ERROR => Self::Busy { address },
-            ALERT_NO_APPLICATION_PROTOCOL => Self::OtherVersion { address, protocol },
+            ALERT_NO_APPLICATION_PROTOCOL => {
+                Self::OtherVersion { address, protocol: protocol.into() }
+            }
             ALERT_UNKNOWN_CA | ALERT_DECRYPT_ERROR => Self::Foreign { address },
             ALERT_CERTIFICATE_EXPIRED => Self::Expired { address },
             ALERT_CERTIFICATE_REQUIRED => {

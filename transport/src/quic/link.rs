@@ -12,13 +12,15 @@ use tokio::time::timeout;
 
 use super::bulk::{BulkReceiver, BulkSender};
 use super::control::{self, Outgoing};
+use super::endpoint::protocol_of;
+use super::endpoint_state::EndpointState;
 use super::enrol::EnrolError;
 use super::error::LinkError;
-use super::renewal::Asker;
-use super::site::Site;
+use super::renewal::RenewalClient;
 use super::wire::Wire;
 use crate::identity::{Credentials, Identity};
 use crate::protocol::chunk::MAX_MESSAGE_CHUNK;
+use crate::protocol::version::version_of;
 use crate::protocol::{Message, codec};
 
 /// Messages read from the peer before the caller asks for them. Beyond that, the peer is held back.
@@ -27,7 +29,7 @@ const ARRIVALS: usize = 16;
 /// ones.
 const QUEUE_BYTES: usize = MAX_MESSAGE_CHUNK as usize;
 /// How long [`Link::finish`] waits until the peer has read everything.
-const FINISH_TIMEOUT: Duration = Duration::from_secs(2);
+const LINK_FINISH_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A connection to one peer. Clones are handles on the same link. The drop of the last one closes
 /// the link at once.
@@ -74,18 +76,18 @@ pub struct LinkStats {
 impl Link {
     /// Starts a link's tasks on the current runtime. `lane` is its control stream.
     pub(super) fn start(
-        site: &Arc<Site>,
+        shared: &Arc<EndpointState>,
         wire: Wire,
         identity: Identity,
         lane: (SendStream, RecvStream),
     ) -> Self {
         let (sender, receiver) = lane;
         let _ = sender.set_priority(control::PRIORITY); // an error means that the link is gone
-        let (queue, outgoing) = mpsc::channel(site.settings.control_queue);
+        let (queue, outgoing) = mpsc::channel(shared.settings.control_queue);
         let (deliver, arrivals) = mpsc::channel(ARRIVALS);
         // Their errors are the connection's. The next user of the link gets them from there.
         tokio::spawn(control::write(wire.clone(), sender, outgoing));
-        tokio::spawn(control::read(site.clone(), wire.clone(), receiver, deliver));
+        tokio::spawn(control::read(shared.clone(), wire.clone(), receiver, deliver));
         let (room, arrivals) = (Arc::new(Semaphore::new(QUEUE_BYTES)), Mutex::new(arrivals));
         Self { inner: Arc::new(Inner { wire, identity, queue, room, arrivals }) }
     }
@@ -93,6 +95,15 @@ impl Link {
     /// The identity that the peer has proved.
     pub fn identity(&self) -> &Identity {
         &self.inner.identity
+    }
+
+    /// The version of the protocol that both sides speak on this link.
+    ///
+    /// # Panics
+    /// If the connection did not agree on one: the endpoint makes links from such connections only.
+    pub fn protocol_version(&self) -> u16 {
+        let protocol = protocol_of(&self.inner.wire.connection);
+        protocol.and_then(|name| version_of(&name)).expect("the handshake agreed on a version")
     }
 
     /// The peer's present address and port.
@@ -165,11 +176,11 @@ impl Link {
     /// # Errors
     /// [`EnrolError`]: the peer refuses, or the link has ended.
     pub async fn renew(&self, held: &Credentials) -> Result<Credentials, EnrolError> {
-        self.asker().ask(held).await
+        self.renewal_client().ask(held).await
     }
 
-    pub(super) fn asker(&self) -> Asker {
-        Asker { wire: self.inner.wire.clone(), queue: self.inner.queue.clone() }
+    pub(super) fn renewal_client(&self) -> RenewalClient {
+        RenewalClient { wire: self.inner.wire.clone(), queue: self.inner.queue.clone() }
     }
 
     /// Closes at once. Queued messages and those on their way may be lost. The peer gets the
@@ -186,7 +197,7 @@ impl Link {
                 self.inner.wire.connection.closed().await;
             }
         };
-        let _ = timeout(FINISH_TIMEOUT, told).await; // a peer that does not read is cut off
+        let _ = timeout(LINK_FINISH_TIMEOUT, told).await; // a peer that does not read is cut off
         self.inner.wire.leave("finished");
     }
 

@@ -50,7 +50,7 @@ struct Live {
     ended: Arc<OnceLock<LinkError>>,
 }
 
-/// The table of links. The endpoint, its door and its links share it.
+/// The table of links. The endpoint, its listener and its links share it.
 #[derive(Default)]
 pub(super) struct Links {
     pub(super) failed_handshakes: AtomicU64,

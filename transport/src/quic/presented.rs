@@ -15,11 +15,11 @@ use crate::identity::Credentials;
 
 /// The newest credentials, shared by all users that present them.
 #[derive(Debug)]
-pub(super) struct Presented {
+pub(super) struct PresentedCredentials {
     newest: RwLock<(Arc<Credentials>, Arc<CertifiedKey>)>,
 }
 
-impl Presented {
+impl PresentedCredentials {
     pub(super) fn new(credentials: &Credentials) -> Result<Self, Error> {
         Ok(Self { newest: RwLock::new(certified(credentials)?) })
     }
@@ -49,13 +49,13 @@ fn certified(credentials: &Credentials) -> Result<(Arc<Credentials>, Arc<Certifi
     Ok((Arc::new(credentials.clone()), Arc::new(certified)))
 }
 
-impl ResolvesServerCert for Presented {
+impl ResolvesServerCert for PresentedCredentials {
     fn resolve(&self, _client_hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
         Some(self.key())
     }
 }
 
-impl ResolvesClientCert for Presented {
+impl ResolvesClientCert for PresentedCredentials {
     fn resolve(
         &self,
         _root_hint_subjects: &[&[u8]],

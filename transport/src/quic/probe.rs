@@ -2,7 +2,7 @@
 //!
 //! A killed process takes no leave, and silence alone does not tell the dead from the slow. But the
 //! kernel of a dead process's machine answers what comes to its port with ICMP. So an endpoint
-//! sends the port of each watched peer a probe now and then, from a [port] of its own for all of
+//! sends the port of each watched peer a probe now and then, from a [socket] of its own for all of
 //! them. A living endpoint does not answer it: it is no QUIC packet, only a [sign of life](signs)
 //! of its sender. A stopped process's socket takes it, too, so a paused process is not dead.
 //!
@@ -13,9 +13,9 @@
 //! link receives nothing. Where a firewall keeps ICMP back, only the idle time-out remains.
 
 mod check;
-mod port;
 mod queue;
 mod signs;
+mod socket;
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -24,19 +24,19 @@ use bytes::Bytes;
 use tokio::time::{Instant, sleep_until};
 
 use self::check::Checks;
-pub(super) use self::port::Probes;
-use self::port::Watcher;
 pub(super) use self::signs::Signs;
+pub(super) use self::socket::Probes;
+use self::socket::Watcher;
 use super::wire::Wire;
 
 /// A datagram on the link that makes the peer acknowledge it.
 const ASK: &[u8] = &[0];
 /// A process that watches many links probes each less often, so that it sends at most 2,000 a
 /// second.
-const SPACING: Duration = Duration::from_micros(500);
+const PROBE_SPACING: Duration = Duration::from_micros(500);
 
 /// An endpoint at rest probes this many times less often.
-const AT_REST: u32 = 40;
+const RESTING_PROBE_FACTOR: u32 = 40;
 
 /// Probes every `interval` until the link ends, and ends it when the peer seems to be dead.
 pub(super) async fn watch(wire: Wire, peer: Watcher, interval: Duration) {
@@ -96,8 +96,8 @@ impl<'a> Watched<'a> {
     /// The time between two probes, if the peer refuses none.
     fn interval(&self, wanted: Duration) -> Duration {
         let links = &self.wire.links;
-        let factor = if links.rests.load(Ordering::Relaxed) { AT_REST } else { 1 };
-        wanted.max(SPACING * links.watched.load(Ordering::Relaxed)) * factor
+        let factor = if links.rests.load(Ordering::Relaxed) { RESTING_PROBE_FACTOR } else { 1 };
+        wanted.max(PROBE_SPACING * links.watched.load(Ordering::Relaxed)) * factor
     }
 }
 

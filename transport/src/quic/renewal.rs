@@ -7,7 +7,7 @@
 //!
 //! A link lives on after the certificates of its ends have expired. Its session proves the
 //! identities of the ends as well as before, and closing it would cause a needless change of
-//! generation. To end a node's links, the owner of the endpoint takes it from the roster, which
+//! generation. To end a node's links, the owner of the endpoint takes it from the allow list, which
 //! closes them at once.
 
 use std::sync::Arc;
@@ -18,18 +18,18 @@ use tokio::time::{sleep, timeout};
 
 use super::control::Outgoing;
 use super::endpoint::certificate_of;
+use super::endpoint_state::EndpointState;
 use super::enrol::{EnrolError, decide};
-use super::site::Site;
 use super::wire::Wire;
 use crate::identity::{Credentials, EnrolmentError, MAX_ENROLMENT, Refusal, renewed};
 
 /// Asks over one link, without keeping the link alive.
-pub(super) struct Asker {
+pub(super) struct RenewalClient {
     pub(super) wire: Wire,
     pub(super) queue: mpsc::Sender<Outgoing>,
 }
 
-impl Asker {
+impl RenewalClient {
     pub(super) async fn ask(&self, held: &Credentials) -> Result<Credentials, EnrolError> {
         let (tell, opened) = oneshot::channel();
         let failed = || EnrolError::Link(self.wire.failure());
@@ -44,19 +44,19 @@ impl Asker {
 }
 
 /// Checks now and then whether the endpoint's credentials are due, as long as the link lives.
-pub(super) async fn attend(site: Arc<Site>, asker: Asker) {
+pub(super) async fn run(shared: Arc<EndpointState>, renewal_client: RenewalClient) {
     loop {
         tokio::select! {
-            _ = asker.wire.connection.closed() => return,
-            () = sleep(site.settings.renewal_check) => {}
+            _ = renewal_client.wire.connection.closed() => return,
+            () = sleep(shared.settings.renewal_check) => {}
         }
-        let _alone = site.renewing.lock().await;
-        let held = site.presented.credentials();
-        if !held.are_due(site.now()) {
+        let _alone = shared.renewing.lock().await;
+        let held = shared.presented.credentials();
+        if !held.are_due(shared.now()) {
             continue;
         }
-        match timeout(site.settings.handshake_timeout, asker.ask(&held)).await {
-            Ok(Ok(newer)) => match site.presented.replace(&newer) {
+        match timeout(shared.settings.handshake_timeout, renewal_client.ask(&held)).await {
+            Ok(Ok(newer)) => match shared.presented.replace(&newer) {
                 Ok(()) => tracing::info!("the node's certificate is renewed"),
                 Err(error) => tracing::warn!(%error, "the new certificate is of no use"),
             },
@@ -67,13 +67,13 @@ pub(super) async fn attend(site: Arc<Site>, asker: Asker) {
 }
 
 /// Answers the peer's request.
-pub(super) async fn serve(site: Arc<Site>, wire: Wire, mut answer: SendStream) {
+pub(super) async fn serve(shared: Arc<EndpointState>, wire: Wire, mut answer: SendStream) {
     let decision = async {
-        let enrolment = site.enrolment.as_ref().ok_or(Refusal::NotHere)?;
+        let enrolment = shared.enrolment.as_ref().ok_or(Refusal::NotHere)?;
         let certificate = certificate_of(&wire.connection).map_err(|_| Refusal::Garbled)?;
-        enrolment.renew(&certificate, site.now()).await
+        enrolment.renew(&certificate, shared.now()).await
     };
-    match decide(&site, decision, &mut answer).await {
+    match decide(&shared, decision, &mut answer).await {
         Ok(Ok(node)) => tracing::info!(%node, "renewed a certificate"),
         Ok(Err(refusal)) => {
             let peer = wire.connection.remote_address();

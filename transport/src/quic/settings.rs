@@ -1,6 +1,7 @@
 //! The tuning of an endpoint and its links.
 
 use std::net::IpAddr;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,8 @@ use aws_lc_rs::hmac;
 use quinn::congestion::CubicConfig;
 use quinn::{EndpointConfig, MtuDiscoveryConfig, TransportConfig, VarInt};
 use quinn_proto::HashedConnectionIdGenerator;
+
+use crate::protocol::version::PROTOCOL_VERSIONS;
 
 /// The largest UDP payload an endpoint may send or take, bytes. Four of them make a batch that the
 /// kernel takes, and quinn writes a packet's length in 14 bits.
@@ -28,6 +31,9 @@ const MAX_STREAM_WINDOW: u64 = 16 << 20;
 /// The tuning of one endpoint. The defaults suit training. Identity and addresses are not tuning.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
+    /// The versions of the protocol that the endpoint speaks: all that this build knows, except in
+    /// tests of upgrades.
+    pub protocol_versions: RangeInclusive<u16>,
     /// UDP payload that a link begins with, bytes. Larger packets cost less CPU for each byte: on
     /// loopback 6500 carries three times as much as 1452. If it is too large for the path, the
     /// first packets are lost.
@@ -63,7 +69,7 @@ pub struct Settings {
     pub keep_alive: Duration,
     /// How often an endpoint probes whether a peer's process lives, on links with a coordinator at
     /// one end. Less often with many links, and at rest. It notices a dead process within this and
-    /// 60 ms or six round trips, instead of `idle_timeout`. `None`: never.
+    /// 45 ms or six round trips, instead of `idle_timeout`. `None`: never.
     pub probe: Option<Duration>,
     /// Whether streams take turns packet by packet. Without this, a stream's chunks arrive together
     /// and earlier, in the order in which they were sent.
@@ -100,6 +106,7 @@ impl Default for Settings {
     /// For an ordinary network, with an MTU that the link discovers.
     fn default() -> Self {
         Self {
+            protocol_versions: PROTOCOL_VERSIONS,
             initial_mtu: 1452,
             guaranteed_mtu: 1200,
             largest_mtu: JUMBO_MTU,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Most sources of nodes that the table remembers.
 const MAX_KNOWN: usize = 4096;
 /// The least time between two lines of the log about failed handshakes.
-const LINE_INTERVAL: Duration = Duration::from_secs(1);
+const FAILURE_LOG_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The slots of one endpoint. Clones share them.
 #[derive(Clone)]
@@ -26,7 +26,7 @@ pub(super) struct Slots {
 /// A handshake's slot. Its drop frees it.
 pub(super) struct Slot {
     slots: Slots,
-    source: Source,
+    source: SourceGroup,
     /// Half of all slots, or half of the source's share, were taken when this one was.
     pub(super) is_crowded: bool,
 }
@@ -34,14 +34,14 @@ pub(super) struct Slot {
 /// A group of addresses that shares one part of the slots: the first 64 bits of an address. IPv4
 /// addresses are mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Source(u128);
+struct SourceGroup(u128);
 
 #[derive(Default)]
 struct Table {
     taken: usize,
-    by_source: HashMap<Source, usize>,
+    by_source: HashMap<SourceGroup, usize>,
     /// Sources of nodes of the cluster, and when each was last seen.
-    known: HashMap<Source, Instant>,
+    known: HashMap<SourceGroup, Instant>,
 }
 
 impl Slots {
@@ -52,7 +52,7 @@ impl Slots {
     /// Takes a slot. `None` if too many handshakes are in progress, of all sources or of this one.
     /// The last quarter of the slots is for sources of nodes.
     pub(super) fn take(&self, from: IpAddr) -> Option<Slot> {
-        let source = Source::of(from);
+        let source = SourceGroup::of(from);
         let mut table = self.table.lock().expect(NO_PANIC);
         let reserved = if table.known.contains_key(&source) { 0 } else { self.count / 4 };
         let (taken, own) = (table.taken, table.by_source.get(&source).copied().unwrap_or(0));
@@ -73,7 +73,7 @@ impl Slots {
     /// Remembers that a node of the cluster is at this address.
     pub(super) fn know(&self, node: IpAddr) {
         let mut table = self.table.lock().expect(NO_PANIC);
-        let source = Source::of(node);
+        let source = SourceGroup::of(node);
         if table.known.len() >= MAX_KNOWN && !table.known.contains_key(&source) {
             let oldest = table.known.iter().min_by_key(|(_, seen)| **seen);
             let oldest = oldest.map(|(source, _)| *source).expect("the table is full");
@@ -97,7 +97,7 @@ impl Drop for Slot {
     }
 }
 
-impl Source {
+impl SourceGroup {
     fn of(address: IpAddr) -> Self {
         let mapped = match address.to_canonical() {
             IpAddr::V4(address) => address.to_ipv6_mapped(),
@@ -120,7 +120,8 @@ pub(super) struct LogLimit {
 impl LogLimit {
     /// How many lines were withheld since the last logged one. `None`: withhold this line.
     pub(super) fn admit(&mut self, now: Instant) -> Option<u64> {
-        if self.last.is_some_and(|last| now.saturating_duration_since(last) < LINE_INTERVAL) {
+        if self.last.is_some_and(|last| now.saturating_duration_since(last) < FAILURE_LOG_INTERVAL)
+        {
             self.withheld += 1;
             return None;
         }

@@ -126,9 +126,9 @@ mod tests {
 
     /// A socket that finds out that it cannot batch here.
     #[derive(Debug)]
-    struct Disillusioned(Arc<dyn AsyncUdpSocket>, AtomicUsize);
+    struct UnbatchedFallback(Arc<dyn AsyncUdpSocket>, AtomicUsize);
 
-    impl AsyncUdpSocket for Disillusioned {
+    impl AsyncUdpSocket for UnbatchedFallback {
         fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
             self.0.clone().create_io_poller()
         }
@@ -170,7 +170,7 @@ mod tests {
         let (socket, _) = open(([127, 0, 0, 1], 0).into(), 1 << 20).expect("a free port");
         let socket = Arc::new(Udp::new(socket).expect("a socket"));
         let batches = Batches::new(
-            Arc::new(Disillusioned(socket, AtomicUsize::new(10))),
+            Arc::new(UnbatchedFallback(socket, AtomicUsize::new(10))),
             1_200,
             Arc::default(),
         );

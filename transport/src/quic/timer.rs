@@ -18,7 +18,7 @@ use super::socket::Udp;
 
 /// A timer that moves less far is extended. On a busy link, which has much to do at the earlier
 /// time anyway, that costs less.
-const NEAR: Duration = Duration::from_millis(10);
+const TIMER_EXTENDED_BELOW: Duration = Duration::from_millis(10);
 
 /// Quinn's runtime with the timers that the module describes.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ struct Timer(Pin<Box<Sleep>>);
 impl AsyncTimer for Timer {
     fn reset(mut self: Pin<&mut Self>, at: Instant) {
         let at = at.into();
-        if at > self.0.deadline() + NEAR {
+        if at > self.0.deadline() + TIMER_EXTENDED_BELOW {
             self.0.set(sleep_until(at));
         } else {
             self.0.as_mut().reset(at);

@@ -3,6 +3,7 @@
 //! The configurations are built by hand because quinn's own allow early data. This module does not
 //! check names: a certificate states an identity, not a host, and the endpoint compares identities.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use quinn::crypto::rustls::{QuicClientConfig, QuicServerConfig};
@@ -19,16 +20,17 @@ use rustls::{
     ServerConfig, SignatureScheme,
 };
 
-use super::ENROL_ALPN;
-use super::presented::Presented;
+use super::ENROL_PROTOCOL;
+use super::presented::PresentedCredentials;
 use crate::identity::public_key_digest;
-use crate::protocol::ALPN;
+use crate::protocol::version::alpn;
 
 /// For links that other nodes open. With `enrols`, also for nodes without a certificate: their ALPN
 /// tells them apart, and the endpoint lets them do nothing but enrol.
 pub(super) fn server(
-    presented: Arc<Presented>,
+    presented: Arc<PresentedCredentials>,
     clock: Arc<dyn TimeProvider>,
+    versions: &RangeInclusive<u16>,
     enrols: bool,
 ) -> Result<QuicServerConfig, Error> {
     let provider = provider();
@@ -38,9 +40,9 @@ pub(super) fn server(
         .with_protocol_versions(&[&TLS13])?
         .with_client_cert_verifier(verifier)
         .with_cert_resolver(presented);
-    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.alpn_protocols = alpn(versions);
     if enrols {
-        config.alpn_protocols.push(ENROL_ALPN.to_vec());
+        config.alpn_protocols.push(ENROL_PROTOCOL.into());
     }
     config.session_storage = Arc::new(NoServerSessionStorage {});
     config.send_tls13_tickets = 0;
@@ -50,18 +52,19 @@ pub(super) fn server(
 
 /// For links to nodes with a certificate of the same authority.
 pub(super) fn client(
-    presented: Arc<Presented>,
+    presented: Arc<PresentedCredentials>,
     clock: Arc<dyn TimeProvider>,
+    versions: &RangeInclusive<u16>,
 ) -> Result<QuicClientConfig, Error> {
     let trust = Trust::Authority(roots(presented.credentials().authority())?);
     let config = client_builder(trust, clock)?.with_client_cert_resolver(presented);
-    Ok(finish(config, ALPN))
+    Ok(finish(config, alpn(versions)))
 }
 
 /// For enrolling at any node that the authority of this public key has certified.
 pub(super) fn enrolling(pin: [u8; 32]) -> Result<QuicClientConfig, Error> {
     let builder = client_builder(Trust::Pin(pin), Arc::new(DefaultTimeProvider))?;
-    Ok(finish(builder.with_no_client_auth(), ENROL_ALPN))
+    Ok(finish(builder.with_no_client_auth(), vec![ENROL_PROTOCOL.into()]))
 }
 
 fn client_builder(
@@ -75,8 +78,8 @@ fn client_builder(
     Ok(builder.dangerous().with_custom_certificate_verifier(verifier))
 }
 
-fn finish(mut config: ClientConfig, alpn: &[u8]) -> QuicClientConfig {
-    config.alpn_protocols = vec![alpn.to_vec()];
+fn finish(mut config: ClientConfig, protocols: Vec<Vec<u8>>) -> QuicClientConfig {
+    config.alpn_protocols = protocols;
     config.resumption = Resumption::disabled();
     config.enable_early_data = false;
     config.enable_sni = false;

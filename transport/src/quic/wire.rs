@@ -5,9 +5,9 @@ use std::sync::{Arc, OnceLock};
 
 use quinn::{Connection, ConnectionError, ReadError, VarInt, WriteError};
 
+use super::allow_list::NOT_LISTED;
 use super::error::{ABANDONED, CLOSED, GOODBYE, LinkError, NOT_ADMITTED, REFUSED};
 use super::links::Links;
-use super::roster::NOT_LISTED;
 use crate::identity::Identity;
 
 /// A handle on one connection.
@@ -58,7 +58,7 @@ impl Wire {
         error
     }
 
-    /// Closes because the roster does not admit the peer.
+    /// Closes because the allow list does not admit the peer.
     pub(super) fn expel(&self) {
         expel(&self.connection, &self.ended);
     }

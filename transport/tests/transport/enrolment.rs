@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use everstep_transport::identity::{
-    Applicant, Authority, Enrolment, EnrolmentError, Gatekeeper, Identity, JoinToken, Refusal,
-    Role, Terms, Tokens, UnixTime, Verdict,
+    AdmissionDecision, Applicant, Authority, Enrolment, EnrolmentError, Gatekeeper, Identity,
+    JoinToken, Refusal, Role, TokenLimits, Tokens, UnixTime,
 };
 use everstep_transport::quic::{ConnectError, Endpoint, EnrolError, Expected, enrol, renew};
 
@@ -23,7 +23,7 @@ fn coordinator_of(world: &World, enrolment: Enrolment) -> Endpoint {
 }
 
 fn accepting(authority: Arc<Authority>, token: &JoinToken) -> Enrolment {
-    Enrolment::new(authority, vec![token.accepted(Terms::unlimited(Role::Worker))])
+    Enrolment::new(authority, vec![token.accepted(TokenLimits::unlimited(Role::Worker))])
 }
 
 #[tokio::test]
@@ -99,7 +99,7 @@ async fn a_token_makes_nodes_of_its_role() {
     let world = World::new();
     for role in [Role::Coordinator, Role::Operator] {
         let token = JoinToken::create(&world.authority);
-        let accepted = vec![token.accepted(Terms::unlimited(role))];
+        let accepted = vec![token.accepted(TokenLimits::unlimited(role))];
         let coordinator = coordinator_of(&world, Enrolment::new(world.authority.clone(), accepted));
         let address = coordinator.local_address();
         let credentials = enrol(address, &token, role).await.unwrap();
@@ -115,16 +115,16 @@ async fn a_token_makes_nodes_of_its_role() {
 #[tokio::test]
 async fn a_token_that_has_expired_or_is_used_up_is_refused_in_words() {
     let world = World::new();
-    let unlimited = Terms::unlimited(Role::Worker);
-    let spent = Terms { uses: Some(0), ..unlimited.clone() };
-    let expired = Terms { expires_unix_s: Some(1_800_000_000 / 2), ..unlimited };
+    let unlimited = TokenLimits::unlimited(Role::Worker);
+    let spent = TokenLimits { uses: Some(0), ..unlimited.clone() };
+    let expired = TokenLimits { expires_unix_s: Some(1_800_000_000 / 2), ..unlimited };
     let table = [
         (spent, Refusal::UsedUp { uses: 0 }, "used up"),
         (expired, Refusal::Expired { unix_s: 900_000_000 }, "expired on Jul  9 16:00:00 1998"),
     ];
-    for (terms, why, words) in table {
+    for (limits, why, words) in table {
         let token = JoinToken::create(&world.authority);
-        let accepted = vec![token.accepted(terms)];
+        let accepted = vec![token.accepted(limits)];
         let coordinator = coordinator_of(&world, Enrolment::new(world.authority.clone(), accepted));
         let error = refusal(&coordinator, &token).await;
         assert!(is_refused(&error, &why), "{error}");
@@ -142,13 +142,13 @@ pub struct Slow {
 impl Slow {
     pub fn accepting(token: &JoinToken, takes: Duration) -> Self {
         let mut tokens = Tokens::default();
-        tokens.accept(token.accepted(Terms::unlimited(Role::Worker)));
+        tokens.accept(token.accepted(TokenLimits::unlimited(Role::Worker)));
         Self { tokens: Mutex::new(tokens), takes }
     }
 }
 
 impl Gatekeeper for Slow {
-    fn admit(&self, applicant: Applicant, now: UnixTime) -> Verdict {
+    fn admit(&self, applicant: Applicant, now: UnixTime) -> AdmissionDecision {
         let judged = self.tokens.lock().unwrap().judge(&applicant, now);
         let agreed = tokio::time::sleep(self.takes);
         Box::pin(async {
@@ -157,7 +157,7 @@ impl Gatekeeper for Slow {
         })
     }
 
-    fn renew(&self, _node: Identity, _now: UnixTime) -> Verdict {
+    fn renew(&self, _node: Identity, _now: UnixTime) -> AdmissionDecision {
         unreachable!("no link here is old enough")
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::ALPN;
+use everstep_transport::protocol::version::{PROTOCOL_VERSIONS, alpn};
 use everstep_transport::quic::{Endpoint, Expected};
 use tokio::net::UdpSocket;
 use tokio::task::JoinHandle;
@@ -14,7 +14,7 @@ use crate::support::{RawPeer, World, loopback, settings};
 
 /// Handshakes that a stranger begins in a second, and for how long.
 const RATE: u32 = 600;
-const FLOOD: Duration = Duration::from_secs(4);
+const FLOOD_LENGTH: Duration = Duration::from_secs(4);
 
 /// Carries first packets of handshakes to a victim, from an address of its own. Carries back only
 /// the requests to prove that address. So each handshake gets as far as a stranger can.
@@ -50,7 +50,7 @@ async fn flood(victim: SocketAddr) -> [JoinHandle<()>; 2] {
     let back = UdpSocket::bind((Ipv4Addr::new(127, 0, 0, 9), 0)).await.unwrap();
     let through = front.local_addr().unwrap();
     let relay = tokio::spawn(relay(front, back, victim));
-    let stranger = RawPeer { credentials: None, protocol: ALPN.to_vec() };
+    let stranger = RawPeer { credentials: None, protocol: alpn(&PROTOCOL_VERSIONS).remove(0) };
     let endpoint = stranger.endpoint(loopback());
     let begin = tokio::spawn(async move {
         let mut pace = tokio::time::interval(Duration::from_secs(1) / RATE);
@@ -81,9 +81,9 @@ async fn nodes_and_strangers_are_let_in_while_another_host_floods_with_handshake
     let joiner = Endpoint::bind(new, &joiner, settings(), None).unwrap();
     let node = world.worker("worker-1");
     let flooding = flood(victim.local_address()).await;
-    tokio::time::sleep(FLOOD / 4).await;
+    tokio::time::sleep(FLOOD_LENGTH / 4).await;
     let (began, mut taken) = (Instant::now(), Vec::new());
-    while began.elapsed() < FLOOD {
+    while began.elapsed() < FLOOD_LENGTH {
         for endpoint in [&node, &joiner] {
             let begins = Instant::now();
             // No error may come here, above all none that says that the other end is busy.

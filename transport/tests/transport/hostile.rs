@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use everstep_transport::identity::{Enrolment, Role};
+use everstep_transport::protocol::version::{PROTOCOL_VERSIONS, alpn, spoken};
 use everstep_transport::protocol::{
-    ALPN, Chunk, ChunkKind, Encoding, Generation, Message, Shard, Step, exemplars,
+    Chunk, ChunkKind, Encoding, Generation, Message, Shard, Step, exemplars,
 };
 use everstep_transport::quic::{ConnectError, Endpoint, Expected, Link, LinkError, Settings};
 use quinn::{Connection, ConnectionError, SendStream};
@@ -171,7 +172,7 @@ async fn a_node_without_a_certificate_is_not_let_in() {
         let enrolment = enrols.then(|| Enrolment::new(world.authority.clone(), vec![]));
         let credentials = world.credentials(Role::Coordinator, "coordinator-1");
         let victim = Endpoint::bind(loopback(), &credentials, settings(), enrolment).unwrap();
-        let stranger = RawPeer { credentials: None, protocol: ALPN.to_vec() };
+        let stranger = RawPeer { credentials: None, protocol: alpn(&PROTOCOL_VERSIONS).remove(0) };
         let stranger = stranger.connect(victim.local_address()).await;
         // In TLS 1.3 the client is done first. The refusal follows.
         if let Ok(connection) = &stranger.connection {
@@ -232,7 +233,7 @@ async fn a_host_that_floods_with_handshakes_keeps_no_other_host_out() {
 async fn another_version_is_refused_in_words() {
     let world = World::new();
     let victim = world.worker("victim");
-    let future = RawPeer { protocol: b"everstep/2".to_vec(), ..RawPeer::member(&world) };
+    let future = RawPeer { protocol: b"everstep/65535".to_vec(), ..RawPeer::member(&world) };
     let raw = future.connect(victim.local_address()).await;
     assert!(raw.connection.is_err());
     assert_eq!(victim.stats().failed_handshakes, 1);
@@ -243,7 +244,7 @@ async fn another_version_is_refused_in_words() {
     tokio::spawn(async move { server.accept().await.unwrap().await });
     let error = victim.connect(address, &Expected::Anyone).await.unwrap_err();
     assert!(matches!(error, ConnectError::OtherVersion { .. }), "{error}");
-    assert!(error.to_string().contains("everstep/1"), "{error}");
+    assert!(error.to_string().contains(&spoken(&PROTOCOL_VERSIONS)), "{error}");
 }
 
 fn future_server(world: &World) -> quinn::Endpoint {
@@ -255,7 +256,7 @@ fn future_server(world: &World) -> quinn::Endpoint {
         .with_no_client_auth()
         .with_single_cert(credentials.chain(), credentials.key().into())
         .unwrap();
-    tls.alpn_protocols = vec![b"everstep/2".to_vec()];
+    tls.alpn_protocols = vec![b"everstep/65535".to_vec()];
     let tls = quinn::crypto::rustls::QuicServerConfig::try_from(tls).unwrap();
     let config = quinn::ServerConfig::with_crypto(std::sync::Arc::new(tls));
     quinn::Endpoint::server(config, loopback()).unwrap()

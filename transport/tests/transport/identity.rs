@@ -3,8 +3,8 @@
 use std::os::unix::fs::PermissionsExt;
 
 use everstep_transport::identity::{
-    Authority, Credentials, Identity, IdentityError, JoinToken, NODE_LIFETIME, Role, Terms,
-    TokenError,
+    Authority, Credentials, Identity, IdentityError, JoinToken, NODE_LIFETIME, Role, TokenError,
+    TokenLimits,
 };
 use proptest::prelude::*;
 
@@ -112,7 +112,7 @@ fn a_token_never_shows_its_secret_to_a_log() {
     let token = JoinToken::create(&Authority::create().unwrap());
     let text = token.to_string();
     let secret = text.split('.').nth(2).unwrap();
-    let accepted = token.accepted(Terms::unlimited(Role::Worker));
+    let accepted = token.accepted(TokenLimits::unlimited(Role::Worker));
     assert!(!format!("{token:?} {accepted:?}").contains(secret));
 }
 

@@ -491,3 +491,24 @@ async fn the_more_peers_share_the_windows_the_less_waits_unread_of_each() {
     println!("{few} bytes of one of 8 peers, {many} of one of 10,000");
     assert!(few > 2 << 20 && many <= 256 << 10, "{few} {many}");
 }
+
+#[tokio::test]
+async fn two_builds_speak_the_newest_version_that_both_know() {
+    let world = World::new();
+    let node = |name: &str, protocol_versions| {
+        let credentials = world.credentials(Role::Worker, name);
+        let settings = Settings { protocol_versions, ..settings() };
+        Endpoint::bind(loopback(), &credentials, settings, None).unwrap()
+    };
+    let (old, new) = (node("old", 2..=3), node("new", 3..=5));
+    for (here, there) in [(&old, &new), (&new, &old)] {
+        let (here, there) = link(here, there).await;
+        assert_eq!((here.protocol_version(), there.protocol_version()), (3, 3));
+    }
+    let newest = node("newest", 4..=5);
+    let (here, _there) = link(&newest, &new).await;
+    assert_eq!(here.protocol_version(), 5);
+    let error = newest.connect(old.local_address(), &Expected::Anyone).await.unwrap_err();
+    assert!(matches!(error, ConnectError::OtherVersion { .. }), "{error}");
+    assert!(error.to_string().contains("everstep/4 to 5"), "{error}");
+}

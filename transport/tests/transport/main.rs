@@ -1,13 +1,14 @@
 //! The messages between nodes, the right to send them, and the end of nodes without that right.
 
+mod allow_list;
 mod bounds;
 mod codec;
 mod enrolment;
 mod flood;
+mod golden;
 mod hostile;
 mod identity;
 mod links;
 mod probe;
 mod renewal;
-mod roster;
 mod support;

@@ -132,7 +132,7 @@ async fn a_coordinator_that_is_started_again_tells_that_it_knows_the_link_no_mor
     let (here, _there, relay) = relayed(&worker, &before).await;
     relay.turn_to(after.local_address());
     let error = loop {
-        let _ = here.send(Message::Hello { schema: 1, worker: None }); // fails once it is noticed
+        let _ = here.send(Message::Hello { worker: None }); // fails once it is noticed
         if let Ok(error) = tokio::time::timeout(Duration::from_millis(50), here.closed()).await {
             break error;
         }
@@ -155,7 +155,7 @@ async fn another_coordinator_of_the_cluster_cannot_say_that_a_link_is_forgotten(
     let (here, _there, relay) = relayed(&worker, &own).await;
     relay.turn_to(other.local_address());
     for _ in 0..20 {
-        here.send(Message::Hello { schema: 1, worker: None }).unwrap();
+        here.send(Message::Hello { worker: None }).unwrap();
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     assert_eq!(here.ended(), None);

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use everstep_transport::identity::{
-    Applicant, Credentials, Enrolment, EnrolmentError, Gatekeeper, Identity, NODE_LIFETIME,
-    Refusal, Role, UnixTime, Verdict,
+    AdmissionDecision, Applicant, Credentials, Enrolment, EnrolmentError, Gatekeeper, Identity,
+    NODE_LIFETIME, Refusal, Role, UnixTime,
 };
 use everstep_transport::protocol::{Chunk, Generation, Message, Step};
 use everstep_transport::quic::{
@@ -29,11 +29,11 @@ struct Scene {
 struct Strict;
 
 impl Gatekeeper for Strict {
-    fn admit(&self, _applicant: Applicant, _now: UnixTime) -> Verdict {
+    fn admit(&self, _applicant: Applicant, _now: UnixTime) -> AdmissionDecision {
         unreachable!("nobody joins here")
     }
 
-    fn renew(&self, node: Identity, _now: UnixTime) -> Verdict {
+    fn renew(&self, node: Identity, _now: UnixTime) -> AdmissionDecision {
         assert_eq!(node.name.as_str(), "worker-1");
         Box::pin(async { Err(Refusal::Removed) })
     }
@@ -82,12 +82,12 @@ impl Scene {
     }
 }
 
-const NEVER: Duration = Duration::from_secs(3600);
-const OFTEN: Duration = Duration::from_millis(20);
+const RENEWAL_CHECK_NEVER: Duration = Duration::from_secs(3600);
+const RENEWAL_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 
 #[tokio::test]
 async fn a_link_outlives_the_certificates_of_its_ends() {
-    let scene = Scene::set(NEVER).await;
+    let scene = Scene::set(RENEWAL_CHECK_NEVER).await;
     scene.clock.forward(27);
     scene.speaks().await;
     for refused in scene.connects().await {
@@ -98,7 +98,7 @@ async fn a_link_outlives_the_certificates_of_its_ends() {
 
 #[tokio::test]
 async fn an_expired_node_that_has_a_link_gets_a_newer_certificate_over_it() {
-    let scene = Scene::set(NEVER).await;
+    let scene = Scene::set(RENEWAL_CHECK_NEVER).await;
     scene.clock.forward(27);
     let held = scene.worker.credentials();
     let newer = scene.link.0.renew(&held).await.unwrap();
@@ -110,10 +110,10 @@ async fn an_expired_node_that_has_a_link_gets_a_newer_certificate_over_it() {
 
 #[tokio::test]
 async fn a_running_node_renews_its_certificate_when_it_is_due_and_not_before() {
-    let scene = Scene::set(OFTEN).await;
+    let scene = Scene::set(RENEWAL_CHECK_INTERVAL).await;
     let first = scene.worker.credentials();
     scene.clock.forward(17);
-    tokio::time::sleep(OFTEN * 5).await;
+    tokio::time::sleep(RENEWAL_CHECK_INTERVAL * 5).await;
     assert_eq!(scene.worker.credentials().chain(), first.chain());
 
     // This goes on to the third day: no certificate lasts so long, and no link is lost.
@@ -132,7 +132,7 @@ async fn a_running_node_renews_its_certificate_when_it_is_due_and_not_before() {
 
 #[tokio::test]
 async fn a_renewal_under_traffic_loses_nothing_and_holds_up_nothing() {
-    let scene = Scene::set(OFTEN).await;
+    let scene = Scene::set(RENEWAL_CHECK_INTERVAL).await;
     let held = scene.worker.credentials();
     let go = |step| Message::Go { generation: Generation(1), step: Step(step) };
     let body = Bytes::from(vec![7; 1 << 20]);
@@ -185,14 +185,14 @@ fn is_refused(error: &EnrolError, why: Refusal) -> bool {
 async fn a_removed_node_gets_no_newer_certificate_and_is_told_so() {
     let world = World::new();
     let strict = Enrolment::decided_by(world.authority.clone(), Strict);
-    let scene = Scene::with(world, strict, OFTEN).await;
+    let scene = Scene::with(world, strict, RENEWAL_CHECK_INTERVAL).await;
     let held = scene.worker.credentials();
     let error = scene.link.0.renew(&held).await.unwrap_err();
     assert!(is_refused(&error, Refusal::Removed), "{error}");
     assert!(error.to_string().contains("removed from the cluster"), "{error}");
     // The worker also asks by itself, again and again, without success.
     scene.clock.forward(18);
-    tokio::time::sleep(OFTEN * 5).await;
+    tokio::time::sleep(RENEWAL_CHECK_INTERVAL * 5).await;
     scene.speaks().await;
     assert_eq!(scene.worker.credentials().chain(), held.chain());
 }
@@ -207,7 +207,7 @@ async fn a_node_that_issues_no_certificates_says_so() {
 
 #[tokio::test]
 async fn a_link_that_ends_ends_the_wish_for_a_renewal() {
-    let scene = Scene::set(NEVER).await;
+    let scene = Scene::set(RENEWAL_CHECK_NEVER).await;
     scene.link.1.close("enough");
     let error = scene.link.0.renew(&scene.worker.credentials()).await.unwrap_err();
     assert!(matches!(error, EnrolError::Link(_)), "{error}");
@@ -215,7 +215,7 @@ async fn a_link_that_ends_ends_the_wish_for_a_renewal() {
 
 #[tokio::test]
 async fn credentials_of_another_key_do_not_replace_those_that_work() {
-    let scene = Scene::set(NEVER).await;
+    let scene = Scene::set(RENEWAL_CHECK_NEVER).await;
     let held = scene.worker.credentials();
     let dir = tempfile::tempdir().unwrap();
     held.save(dir.path()).unwrap();
@@ -233,7 +233,7 @@ const RENEWAL: u32 = u32::MAX - 1;
 
 #[tokio::test]
 async fn what_a_peer_says_on_the_stream_of_a_renewal_is_not_listened_to() {
-    let scene = Scene::set(NEVER).await;
+    let scene = Scene::set(RENEWAL_CHECK_NEVER).await;
     let rogue = RawPeer::member(&scene.world).connect(scene.coordinator.local_address()).await;
     let connection = rogue.connection.as_ref().unwrap();
     let (mut lane, _) = connection.accept_bi().await.unwrap();

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use everstep_transport::identity::{Authority, Credentials, Identity, NODE_LIFETIME, Role};
-use everstep_transport::protocol::{ALPN, NodeName};
+use everstep_transport::protocol::NodeName;
+use everstep_transport::protocol::version::{PROTOCOL_VERSIONS, alpn};
 use everstep_transport::quic::{Endpoint, Expected, Link, Settings};
 use quinn::crypto::rustls::QuicClientConfig;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -74,7 +75,7 @@ impl RawPeer {
     /// A node of the cluster that will misbehave.
     pub fn member(world: &World) -> Self {
         let credentials = Some(world.credentials(Role::Worker, "rogue"));
-        Self { credentials, protocol: ALPN.to_vec() }
+        Self { credentials, protocol: alpn(&PROTOCOL_VERSIONS).remove(0) }
     }
 
     pub async fn connect(self, address: SocketAddr) -> Raw {

@@ -11,21 +11,23 @@ use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{oneshot, watch};
 
-use super::event::{Arrival, Ask, Connected, DeviceBuilt, Event, Heard, Reported};
+use super::device_host::DeviceHost;
+use super::event::{
+    AdmitChunk, CoordinatorConnected, DeviceBuilt, DeviceReported, Event, PeerConnected, PeerInput,
+};
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::peers::Peers;
-use super::reception::Inlet;
-use super::stage::Stage;
+use super::reader::ReaderContext;
 use super::traffic::{self, Traffic};
-use super::workshop::Workshop;
+use super::wait_span::WaitSpan;
 use crate::step::core::Core;
 use crate::step::event::{Effect, Exit, Input, LinkId};
 
 /// The interval at which the actor tells the core the time.
-const TICK: Duration = Duration::from_millis(50);
+const CORE_TICK_INTERVAL: Duration = Duration::from_millis(50);
 /// The interval at which the log states the loss.
-const LOSS_PACE: Duration = Duration::from_secs(60);
+const LOSS_LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 /// How the actor ended, and the links that must still deliver its last messages.
 pub type Ending = (Exit, Vec<Link>);
@@ -35,7 +37,7 @@ pub struct Shell {
     /// The process's QUIC endpoint, shared with the tasks.
     pub endpoint: Arc<Endpoint>,
     /// Builds, starts and ends devices.
-    pub workshop: Workshop,
+    pub device_host: DeviceHost,
     /// Tells the search for coordinators the newest list of them. Empty until a coordinator has
     /// sent it.
     pub known: watch::Sender<Vec<CoordinatorView>>,
@@ -53,8 +55,8 @@ pub struct WorkerActor {
     /// The number of shards that keep the worker from leaving, as the log said last.
     retained: Option<u32>,
     /// When the log stated the loss last, and of which step.
-    loss_told: Option<(Time, Step)>,
-    stage: Stage,
+    loss_logged: Option<(Time, Step)>,
+    wait_span: WaitSpan,
     /// The version that the generation resumes with.
     resume: Step,
     changed: watch::Sender<u64>,
@@ -74,22 +76,22 @@ impl WorkerActor {
     ) -> Self {
         let (changed, watched) = watch::channel(0);
         let (own, traffic) = (context.address(), Arc::<Traffic>::default());
-        let inlet = Inlet {
+        let reader_context = ReaderContext {
             heard: own.clone().recipient(),
             asks: own.clone().recipient(),
             changed: watched,
-            pool: shell.workshop.pool.clone(),
+            pool: shell.device_host.pool.clone(),
             traffic: traffic.clone(),
         };
-        let peers = Peers::new(shell.endpoint.clone(), inlet, own.recipient());
+        let peers = Peers::new(shell.endpoint.clone(), reader_context, own.recipient());
         Self {
             core,
             shell,
             coordinators: BTreeMap::new(),
             peers,
             retained: None,
-            loss_told: None,
-            stage: Stage::default(),
+            loss_logged: None,
+            wait_span: WaitSpan::default(),
             resume: Step(0),
             changed,
             traffic,
@@ -102,7 +104,7 @@ impl WorkerActor {
         Time(self.shell.began.elapsed().as_nanos() as u64)
     }
 
-    fn feed(&mut self, input: Input, context: &mut Context<Self>) {
+    fn on_input(&mut self, input: Input, context: &mut Context<Self>) {
         #[cfg(feature = "failpoints")]
         failpoint::on_input(&input, self.resume);
         let now = self.now();
@@ -118,19 +120,19 @@ impl WorkerActor {
             failpoint::on_effect(&effect);
             told.extend(self.perform(effect, context));
         }
-        self.stage.follow(&self.core);
+        self.wait_span.follow(&self.core);
         self.shell.endpoint.rest(self.core.member().is_none());
-        self.tell_what_keeps_it();
-        self.tell_loss(now);
+        self.log_leave_wait();
+        self.log_loss(now);
         if is_message || committed(&self.core) != before {
             self.changed.send_modify(|version| *version += 1);
         }
         // Only the beginning of a generation produces inputs, so this recursion ends.
-        told.into_iter().for_each(|input| self.feed(input, context));
+        told.into_iter().for_each(|input| self.on_input(input, context));
     }
 
     /// Logs what a worker that shall leave waits for, whenever that changes.
-    fn tell_what_keeps_it(&mut self) {
+    fn log_leave_wait(&mut self) {
         let retained = self.core.leaving().filter(|_| self.core.member().is_some());
         if self.retained == retained {
             return;
@@ -142,12 +144,12 @@ impl WorkerActor {
     }
 
     /// Logs the loss, once a minute.
-    fn tell_loss(&mut self, now: Time) {
+    fn log_loss(&mut self, now: Time) {
         let Some(commit) = self.core.member().and_then(|member| member.commit()) else { return };
-        let is_new = self.loss_told.is_none_or(|(_, step)| step != commit.step);
-        let is_due = self.loss_told.is_none_or(|(at, _)| now.since(at) >= LOSS_PACE);
+        let is_new = self.loss_logged.is_none_or(|(_, step)| step != commit.step);
+        let is_due = self.loss_logged.is_none_or(|(at, _)| now.since(at) >= LOSS_LOG_INTERVAL);
         if is_new && is_due {
-            self.loss_told = Some((now, commit.step));
+            self.loss_logged = Some((now, commit.step));
             tracing::info!(step = %commit.step, loss = commit.loss, "trained");
         }
     }
@@ -155,26 +157,26 @@ impl WorkerActor {
     /// Carries out an effect. Returns the inputs for the core that follow from it.
     fn perform(&mut self, effect: Effect, context: &mut Context<Self>) -> Vec<Input> {
         match effect {
-            Effect::Tell { link, message: Message::Finished(result) } => {
+            Effect::SendToCoordinator { link, message: Message::Finished(result) } => {
                 let result = self.complete(result);
-                self.tell(link, Message::Finished(result));
+                self.send_on(link, Message::Finished(result));
             }
-            Effect::Tell { link, message: Message::Heartbeat(mut heartbeat) } => {
-                heartbeat.telemetry = self.shell.workshop.telemetry();
-                self.tell(link, Message::Heartbeat(heartbeat));
+            Effect::SendToCoordinator { link, message: Message::Heartbeat(mut heartbeat) } => {
+                heartbeat.telemetry = self.shell.device_host.telemetry();
+                self.send_on(link, Message::Heartbeat(heartbeat));
             }
-            Effect::Tell { link, message } => self.tell(link, message),
+            Effect::SendToCoordinator { link, message } => self.send_on(link, message),
             Effect::Coordinators(all) => {
                 self.shell.known.send_replace(all);
             }
-            Effect::Send { to, message } => {
+            Effect::SendToPeer { to, message } => {
                 if let Some(peer) = self.peers.peer(to) {
                     peer.send(message);
                 }
             }
-            Effect::Stream { to, lane, step, parcel } => {
+            Effect::Stream { to, lane, step, item } => {
                 if let Some(peer) = self.peers.peer(to) {
-                    peer.stream(lane, step, parcel);
+                    peer.stream(lane, step, item);
                 }
             }
             Effect::Build(run) => {
@@ -182,18 +184,18 @@ impl WorkerActor {
                 self.shell.endpoint.share_among(run.start_workers);
                 self.peers.clear("this worker begins anew");
                 self.cpu_before = None;
-                self.shell.workshop.build(run, context.address());
+                self.shell.device_host.build(run, context.address());
             }
             Effect::Enter(record) => return self.enter(&record),
-            Effect::Meet { worker, name, address } => {
-                return self.peers.meet(worker, name, address);
+            Effect::AcceptPeer { worker, name, address } => {
+                return self.peers.accept(worker, name, address);
             }
-            Effect::Device(job) => self.shell.workshop.give(job),
-            Effect::GoOn => {
+            Effect::Device(job) => self.shell.device_host.give(job),
+            Effect::Yield => {
                 let own = context.address();
                 actix::spawn(async move {
                     tokio::task::yield_now().await; // the links' tasks have their turn
-                    own.do_send(Event(Input::GoOn));
+                    own.do_send(Event(Input::Yielded));
                 });
             }
             Effect::Exit(exit) => {
@@ -219,7 +221,7 @@ impl WorkerActor {
         self.peers.enter(self.core.worker(), record)
     }
 
-    fn tell(&self, link: LinkId, message: Message) {
+    fn send_on(&self, link: LinkId, message: Message) {
         // The core repeats a lost message when there is a new link.
         let Some(link) = self.coordinators.get(&link) else { return };
         if let Err(error) = link.send(message) {
@@ -246,10 +248,10 @@ impl Actor for WorkerActor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        context.run_interval(TICK, |actor, context| {
-            actor.feed(Input::Tick, context);
+        context.run_interval(CORE_TICK_INTERVAL, |actor, context| {
+            actor.on_input(Input::Tick, context);
             let overdue = actor.peers.overdue();
-            overdue.into_iter().for_each(|input| actor.feed(input, context));
+            overdue.into_iter().for_each(|input| actor.on_input(input, context));
         });
     }
 }
@@ -261,46 +263,50 @@ impl Handler<Event> for WorkerActor {
         if let Input::CoordinatorLost { link } = &input {
             self.coordinators.remove(link);
         }
-        self.feed(input, context);
+        self.on_input(input, context);
     }
 }
 
-impl Handler<Heard> for WorkerActor {
+impl Handler<PeerInput> for WorkerActor {
     type Result = ();
 
-    fn handle(&mut self, heard: Heard, context: &mut Self::Context) {
+    fn handle(&mut self, heard: PeerInput, context: &mut Self::Context) {
         if self.peers.hear(&heard) {
-            self.feed(heard.input, context);
+            self.on_input(heard.input, context);
         }
     }
 }
 
-impl Handler<Ask> for WorkerActor {
-    type Result = MessageResult<Ask>;
+impl Handler<AdmitChunk> for WorkerActor {
+    type Result = MessageResult<AdmitChunk>;
 
-    fn handle(&mut self, ask: Ask, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, ask: AdmitChunk, _: &mut Self::Context) -> Self::Result {
         MessageResult(self.core.admit(ask.from, &ask.chunk))
     }
 }
 
-impl Handler<Arrival> for WorkerActor {
+impl Handler<PeerConnected> for WorkerActor {
     type Result = ();
 
-    fn handle(&mut self, Arrival(link): Arrival, context: &mut Self::Context) {
+    fn handle(&mut self, PeerConnected(link): PeerConnected, context: &mut Self::Context) {
         if let Some(input) = self.peers.admit(link) {
-            self.feed(input, context);
+            self.on_input(input, context);
         }
     }
 }
 
-impl Handler<Connected> for WorkerActor {
+impl Handler<CoordinatorConnected> for WorkerActor {
     type Result = ();
 
-    fn handle(&mut self, Connected { id, link }: Connected, context: &mut Self::Context) {
+    fn handle(
+        &mut self,
+        CoordinatorConnected { id, link }: CoordinatorConnected,
+        context: &mut Self::Context,
+    ) {
         let name = link.identity().name.clone();
         tracing::info!(%name, coordinator = %link.remote_address(), "connected");
         self.coordinators.insert(id, link);
-        self.feed(Input::CoordinatorUp { link: id, name }, context);
+        self.on_input(Input::CoordinatorUp { link: id, name }, context);
     }
 }
 
@@ -308,18 +314,18 @@ impl Handler<DeviceBuilt> for WorkerActor {
     type Result = ();
 
     fn handle(&mut self, done: DeviceBuilt, context: &mut Self::Context) {
-        if let Some(input) = self.shell.workshop.start(done, context.address()) {
-            self.feed(input, context);
+        if let Some(input) = self.shell.device_host.start(done, context.address()) {
+            self.on_input(input, context);
         }
     }
 }
 
-impl Handler<Reported> for WorkerActor {
+impl Handler<DeviceReported> for WorkerActor {
     type Result = ();
 
-    fn handle(&mut self, reported: Reported, context: &mut Self::Context) {
-        if let Some(input) = self.shell.workshop.report(reported) {
-            self.feed(input, context);
+    fn handle(&mut self, reported: DeviceReported, context: &mut Self::Context) {
+        if let Some(input) = self.shell.device_host.report(reported) {
+            self.on_input(input, context);
         }
     }
 }

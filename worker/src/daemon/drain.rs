@@ -22,7 +22,7 @@ pub fn terminations() -> io::Result<Signal> {
 
 /// Tells the actor to drain at the first SIGTERM. Tells it that the time is over at the second
 /// SIGTERM, or at the end of the grace period if there is one.
-pub async fn attend(mut terminations: Signal, grace: Option<Duration>, own: Addr<WorkerActor>) {
+pub async fn run(mut terminations: Signal, grace: Option<Duration>, own: Addr<WorkerActor>) {
     terminations.recv().await;
     tracing::info!("told to leave; a second SIGTERM ends this worker at once");
     own.do_send(Event(Input::Drain));

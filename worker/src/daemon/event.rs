@@ -18,16 +18,16 @@ pub struct Event(pub Input);
 /// one.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
-pub struct Heard {
+pub struct PeerInput {
     /// The link that it came from.
-    pub from: LinkOf,
+    pub from: PeerLink,
     /// The input for the core.
     pub input: Input,
 }
 
 /// One link to one worker. A later link to the same worker has a higher number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LinkOf {
+pub struct PeerLink {
     /// The worker.
     pub worker: WorkerId,
     /// The number of the link.
@@ -37,7 +37,7 @@ pub struct LinkOf {
 /// A task asks what to do with a chunk.
 #[derive(actix::Message)]
 #[rtype(result = "Admission")]
-pub struct Ask {
+pub struct AdmitChunk {
     /// The sender of the chunk.
     pub from: WorkerId,
     /// Its header.
@@ -47,12 +47,12 @@ pub struct Ask {
 /// A link to another worker is up. Either end may have dialled.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
-pub struct Arrival(pub Link);
+pub struct PeerConnected(pub Link);
 
 /// A link to a coordinator is up.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
-pub struct Connected {
+pub struct CoordinatorConnected {
     /// The core's number for it.
     pub id: LinkId,
     /// The link.
@@ -74,7 +74,7 @@ pub struct DeviceBuilt {
 /// A device reports.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
-pub struct Reported {
+pub struct DeviceReported {
     /// The number of the build that made it.
     pub build: u64,
     /// The device's report.

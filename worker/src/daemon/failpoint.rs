@@ -97,7 +97,7 @@ fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
         Input::Coordinator { message, .. } | Input::Peer { message, .. } => {
             of_message(message, "receive")
         }
-        Input::Piece { chunk, .. } => match chunk.kind {
+        Input::Chunk { chunk, .. } => match chunk.kind {
             ChunkKind::Partial => Some("reduce_scatter.receive"),
             ChunkKind::Reduced => Some("reduced.receive"),
             // Gathered parameters come from a commit of this generation. The member asked for older
@@ -116,27 +116,29 @@ fn of_input(input: &Input, resume: Step) -> Option<&'static str> {
 
 fn of_effect(effect: &Effect) -> Option<&'static str> {
     match effect {
-        Effect::Tell { message: Message::Heartbeat(heartbeat), .. } => {
+        Effect::SendToCoordinator { message: Message::Heartbeat(heartbeat), .. } => {
             heartbeat.held.then_some("held")
         }
-        Effect::Tell { message, .. } | Effect::Send { message, .. } => of_message(message, "send"),
+        Effect::SendToCoordinator { message, .. } | Effect::SendToPeer { message, .. } => {
+            of_message(message, "send")
+        }
         Effect::Stream { lane, .. } => Some(match lane {
             Lane::Partials => "reduce_scatter.send",
-            Lane::Reduced | Lane::Learned => "reduced.send",
+            Lane::Reduced | Lane::CatchUp => "reduced.send",
             Lane::Parameters => "all_gather.send",
             Lane::Masters => "masters.send",
             Lane::Resumed => "parameters.send",
             Lane::States => "state.send",
         }),
         Effect::Enter(_) => Some("enter"),
-        Effect::Meet { .. } => Some("meet"),
+        Effect::AcceptPeer { .. } => Some("meet"),
         Effect::Device(Job::Gradient { .. }) => Some("load"),
         Effect::Device(Job::Update { .. }) => Some("update"),
         Effect::Device(Job::Restore { .. }) => Some("restore"),
         Effect::Coordinators(_)
         | Effect::Build(_)
         | Effect::Device(_)
-        | Effect::GoOn
+        | Effect::Yield
         | Effect::Exit(_) => None,
     }
 }
@@ -162,7 +164,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::step::event::{LinkId, Parcel, Work};
+    use crate::step::event::{LinkId, StreamItem, Work};
 
     const PEER: WorkerId = WorkerId(7);
 
@@ -173,12 +175,12 @@ mod tests {
     }
 
     fn inputs() -> BTreeSet<&'static str> {
-        let piece = |kind, step| {
+        let chunk = |kind, step| {
             let step = Step(step);
             let chunk =
                 Chunk { kind, encoding: Encoding::F32, ..Chunk::message(Generation(2), step, 1) };
             let values = everstep_kernels::buffer::Buffer::detached(vec![0.0]);
-            Input::Piece { from: PEER, chunk, values }
+            Input::Chunk { from: PEER, chunk, values }
         };
         let contribution = Contribution {
             data_shard: DataShard(0),
@@ -193,12 +195,12 @@ mod tests {
         );
         let node = everstep_kernels::reduce::Node { level: 0, index: 0 };
         let inputs = [
-            piece(ChunkKind::Partial, 4),
-            piece(ChunkKind::Reduced, 4),
-            piece(ChunkKind::Parameters, 3),
-            piece(ChunkKind::Parameters, 4),
-            piece(ChunkKind::Master, 4),
-            piece(ChunkKind::State, 4),
+            chunk(ChunkKind::Partial, 4),
+            chunk(ChunkKind::Reduced, 4),
+            chunk(ChunkKind::Parameters, 3),
+            chunk(ChunkKind::Parameters, 4),
+            chunk(ChunkKind::Master, 4),
+            chunk(ChunkKind::State, 4),
             Input::Device(Report::Computed { step, contribution, seconds, load_seconds: 0.0 }),
             Input::Device(Report::Partial { step, shard: Shard(0), node, sum }),
         ];
@@ -211,17 +213,17 @@ mod tests {
             to: PEER,
             lane,
             step: Step(1),
-            parcel: Parcel::Message(message().into()),
+            item: StreamItem::Message(message().into()),
         };
         let (shard, step) = (Shard(0), Step(1));
         let others = exemplars::all().into_iter().filter_map(|message| match message {
             Message::Announce(record) => Some(Effect::Enter(record)),
             Message::Feed { learner: worker, name, address, .. } => {
-                Some(Effect::Meet { worker, name, address })
+                Some(Effect::AcceptPeer { worker, name, address })
             }
             Message::Heartbeat(heartbeat) => {
                 let message = Message::Heartbeat(Heartbeat { held: true, ..heartbeat });
-                Some(Effect::Tell { link: LinkId(1), message })
+                Some(Effect::SendToCoordinator { link: LinkId(1), message })
             }
             _ => None,
         });

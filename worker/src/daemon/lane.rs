@@ -1,11 +1,11 @@
 //! The bulk streams to another worker, in one generation.
 //!
 //! Each lane has its own queue, task and stream, so a lane with a slow receiver blocks no other.
-//! The plan bounds the queues to a member: a step has so many pieces, and those of the next step
-//! begin only when this one has committed. A worker that learns blocks no other worker. The lanes
-//! do not queue a feed that it does not take in time, and it asks again later. They queue all of a
-//! step or nothing. When the lanes are dropped, queued parcels are forgotten, and streams under way
-//! are reset.
+//! The plan bounds the queues to a member: a step has so many chunks, and those of the next step
+//! begin only when this one has committed. A worker that catches up blocks no other worker. The
+//! lanes do not queue a feed that it does not take in time, and it asks again later. They queue all
+//! of a step or nothing. When the lanes are dropped, queued items are forgotten, and streams under
+//! way are reset.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,25 +19,25 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
 use super::traffic::Traffic;
-use crate::step::event::{Lane, Parcel};
+use crate::step::event::{Lane, StreamItem};
 
-/// A parcel, the step that names its stream, and whether it counts as fed.
-struct Queued {
+/// An item, the step that names its stream, and whether it counts as fed.
+struct QueuedItem {
     step: Step,
-    parcel: Parcel,
+    item: StreamItem,
     is_fed: bool,
 }
 
-/// A worker that learns gets more while fewer bytes than this wait for it.
+/// A worker that catches up gets more while fewer bytes than this wait for it.
 const FEED_BYTES: usize = 64 << 20;
 /// So many steps may wait for it at any size: it takes one while the primaries reduce the next.
 const FEED_STEPS: usize = 2;
 
-/// Bytes that wait for a worker that learns, by step.
+/// Bytes that wait for a worker that catches up, by step.
 #[derive(Debug, Default)]
-struct Untaken(Mutex<BTreeMap<Step, usize>>);
+struct FeedBacklog(Mutex<BTreeMap<Step, usize>>);
 
-impl Untaken {
+impl FeedBacklog {
     /// Adds bytes that shall wait. Returns whether there is room for them.
     fn put(&self, step: Step, bytes: usize) -> bool {
         let mut waiting = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,10 +65,10 @@ impl Untaken {
 /// The lanes to one worker.
 pub struct Lanes {
     generation: Generation,
-    fed: Arc<Untaken>,
-    queues: BTreeMap<Lane, UnboundedSender<Queued>>,
+    fed: Arc<FeedBacklog>,
+    queues: BTreeMap<Lane, UnboundedSender<QueuedItem>>,
     /// The receiving ends of the queues, until there is a link.
-    unsent: Vec<UnboundedReceiver<Queued>>,
+    unsent: Vec<UnboundedReceiver<QueuedItem>>,
     tasks: JoinSet<()>,
 }
 
@@ -90,7 +90,7 @@ impl Lanes {
         self.generation
     }
 
-    /// Sends queued and later parcels over this link.
+    /// Sends queued and later items over this link.
     pub fn start(&mut self, link: &Link, traffic: &Arc<Traffic>) {
         for queue in self.unsent.drain(..) {
             let (link, traffic) = (link.clone(), traffic.clone());
@@ -103,40 +103,40 @@ impl Lanes {
         }
     }
 
-    /// Queues a parcel for a worker that learns, unless too much waits already.
-    pub fn feed(&self, lane: Lane, step: Step, parcel: Parcel) {
-        if self.fed.put(step, bytes_of(&parcel)) {
-            self.put(lane, Queued { step, parcel, is_fed: true });
+    /// Queues an item for a worker that catches up, unless too much waits already.
+    pub fn feed(&self, lane: Lane, step: Step, item: StreamItem) {
+        if self.fed.put(step, bytes_of(&item)) {
+            self.put(lane, QueuedItem { step, item, is_fed: true });
         }
     }
 
-    /// Queues a parcel without a limit here. The plan bounds these parcels.
-    pub fn queue(&self, lane: Lane, step: Step, parcel: Parcel) {
-        self.put(lane, Queued { step, parcel, is_fed: false });
+    /// Queues an item without a limit here. The plan bounds these items.
+    pub fn queue(&self, lane: Lane, step: Step, item: StreamItem) {
+        self.put(lane, QueuedItem { step, item, is_fed: false });
     }
 
-    fn put(&self, lane: Lane, queued: Queued) {
+    fn put(&self, lane: Lane, queued: QueuedItem) {
         // An error means that the lane's task ended with its link. The link's reader reports that.
         let _ = self.queues[&lane].send(queued);
     }
 }
 
 /// Bytes of a tensor. Messages are small and count as 0.
-fn bytes_of(parcel: &Parcel) -> usize {
-    match parcel {
-        Parcel::Message(_) => 0,
-        Parcel::Tensor { values, .. } => values.as_bytes().len(),
+fn bytes_of(item: &StreamItem) -> usize {
+    match item {
+        StreamItem::Message(_) => 0,
+        StreamItem::Tensor { values, .. } => values.as_bytes().len(),
     }
 }
 
 async fn send(
     link: &Link,
-    (mut queue, fed): (UnboundedReceiver<Queued>, &Untaken),
+    (mut queue, fed): (UnboundedReceiver<QueuedItem>, &FeedBacklog),
     generation: Generation,
     traffic: &Traffic,
 ) -> Result<(), LinkError> {
     let mut open = None;
-    while let Some(Queued { step, parcel, is_fed }) = queue.recv().await {
+    while let Some(QueuedItem { step, item, is_fed }) = queue.recv().await {
         let stream = match open.take() {
             Some((of, stream)) if of == step => stream,
             before => {
@@ -147,8 +147,8 @@ async fn send(
             }
         };
         let (_, stream) = open.insert((step, stream));
-        let bytes = bytes_of(&parcel);
-        let (chunk, body) = encode(parcel, generation, step);
+        let bytes = bytes_of(&item);
+        let (chunk, body) = encode(item, generation, step);
         stream.send(&chunk, body).await?;
         if is_fed {
             fed.sent(step, bytes);
@@ -167,18 +167,18 @@ impl AsRef<[u8]> for WireBytes {
     }
 }
 
-fn encode(parcel: Parcel, generation: Generation, step: Step) -> (Chunk, Bytes) {
-    match parcel {
-        Parcel::Message(message) => {
+fn encode(item: StreamItem, generation: Generation, step: Step) -> (Chunk, Bytes) {
+    match item {
+        StreamItem::Message(message) => {
             let bytes = Bytes::from_owner(codec::encode(&message));
             (Chunk::message(generation, step, bytes.len()), bytes)
         }
-        Parcel::Tensor { chunk, values } if chunk.encoding == Encoding::Bf16 => {
+        StreamItem::Tensor { chunk, values } if chunk.encoding == Encoding::Bf16 => {
             let mut bytes = vec![0; chunk.body_bytes()];
             reduce::encode_bf16(&values, &mut bytes);
             (chunk, bytes.into())
         }
-        Parcel::Tensor { chunk, values } => (chunk, Bytes::from_owner(WireBytes(values))),
+        StreamItem::Tensor { chunk, values } => (chunk, Bytes::from_owner(WireBytes(values))),
     }
 }
 
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn two_steps_of_any_size_wait_for_a_worker_that_learns_and_no_third() {
-        let fed = Untaken::default();
+        let fed = FeedBacklog::default();
         assert!(fed.put(Step(1), FEED_BYTES) && fed.put(Step(1), FEED_BYTES));
         assert!(fed.put(Step(2), FEED_BYTES));
         assert!(!fed.put(Step(3), 1), "the bound is reached");
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn many_small_steps_may_wait_for_a_worker_that_learns() {
-        let fed = Untaken::default();
+        let fed = FeedBacklog::default();
         assert!((1..100).all(|step| fed.put(Step(step), 1 << 10)));
     }
 }

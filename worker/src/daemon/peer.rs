@@ -1,7 +1,7 @@
 //! Another worker of the generation, as the shell sees it: a link, and the messages that wait for
 //! it.
 //!
-//! A peer outlives generations, and so does its link. Its messages and pieces belong to one
+//! A peer outlives generations, and so does its link. Its messages and chunks belong to one
 //! generation.
 
 use std::mem;
@@ -14,15 +14,15 @@ use everstep_transport::protocol::{Generation, Message, NodeName, Step};
 use everstep_transport::quic::{Endpoint, Expected, Link};
 use tokio::task::JoinSet;
 
-use super::event::LinkOf;
+use super::event::PeerLink;
 use super::lane::Lanes;
-use super::reception::{self, Inlet};
-use crate::step::event::{Lane, Parcel};
+use super::reader::{self, ReaderContext};
+use crate::step::event::{Lane, StreamItem};
 
 /// How long a link may take to come up before the core hears of it.
-pub const PATIENCE: Duration = Duration::from_secs(3);
+pub const PEER_LINK_TIMEOUT: Duration = Duration::from_secs(3);
 /// The pause between two calls, at first and at most.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+const PEER_DIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
 
 /// The link, the queues and the state of one other worker.
 pub struct Peer {
@@ -33,7 +33,7 @@ pub struct Peer {
     /// Messages that wait for a link.
     unsaid: Vec<Message>,
     lanes: Lanes,
-    /// The peer is a member of this generation. False if it is a learner that the members feed.
+    /// The peer is a member of this generation. False if it is a joiner that the members feed.
     is_member: bool,
     /// Whether this worker has sent anything to it in this generation.
     is_used: bool,
@@ -53,7 +53,7 @@ struct Attached {
 }
 
 impl Peer {
-    /// A learner without a link, in `generation`. It becomes a member with [`Peer::renew`].
+    /// A joiner without a link, in `generation`. It becomes a member with [`Peer::renew`].
     pub fn new(name: NodeName, address: SocketAddr, generation: Generation) -> Self {
         Self {
             name,
@@ -70,14 +70,14 @@ impl Peer {
 
     /// Another generation begins, and the peer is a member of it. Drops queued messages and resets
     /// streams under way. Keeps the link if it is alive.
-    pub fn renew(&mut self, generation: Generation, inlet: &Inlet) {
+    pub fn renew(&mut self, generation: Generation, reader_context: &ReaderContext) {
         self.unsaid.clear();
         self.lanes = Lanes::new(generation);
         self.is_member = true;
         self.is_used = false;
         self.link.take_if(|attached| attached.link.ended().is_some());
         match &self.link {
-            Some(attached) => self.lanes.start(&attached.link, &inlet.traffic),
+            Some(attached) => self.lanes.start(&attached.link, &reader_context.traffic),
             None => self.awaited = Some(Instant::now()),
         }
     }
@@ -93,7 +93,7 @@ impl Peer {
 
     /// A link is up. True if it replaces a link that carried anything in this generation. Its
     /// dialler had lost the old link, and it is unknown what arrived.
-    pub fn attach(&mut self, link: Link, from: LinkOf, inlet: &Inlet) -> bool {
+    pub fn attach(&mut self, link: Link, from: PeerLink, reader_context: &ReaderContext) -> bool {
         self.call.abort_all();
         self.awaited = None;
         let replaced = self.link.take();
@@ -101,11 +101,11 @@ impl Peer {
             before.link.close("a newer link takes its place");
             self.lanes = Lanes::new(self.lanes.generation());
         }
-        self.lanes.start(&link, &inlet.traffic);
+        self.lanes.start(&link, &reader_context.traffic);
         for message in mem::take(&mut self.unsaid) {
             let _ = link.send(message); // an error means a lost link, which its reader reports
         }
-        let _readers = reception::listen(&link, from, inlet);
+        let _readers = reader::listen(&link, from, reader_context);
         self.link = Some(Attached { link, number: from.number, _readers });
         replaced.is_some() && self.is_used
     }
@@ -125,14 +125,14 @@ impl Peer {
         }
     }
 
-    /// Queues a parcel on its lane. If a fed worker does not keep up, drops the parcels that feed
+    /// Queues an item on its lane. If a fed worker does not keep up, drops the items that feed
     /// it.
-    pub fn stream(&mut self, lane: Lane, step: Step, parcel: Parcel) {
+    pub fn stream(&mut self, lane: Lane, step: Step, item: StreamItem) {
         self.is_used = true;
         match lane {
-            Lane::Learned => self.lanes.feed(lane, step, parcel),
-            Lane::Parameters if !self.is_member => self.lanes.feed(lane, step, parcel),
-            _ => self.lanes.queue(lane, step, parcel),
+            Lane::CatchUp => self.lanes.feed(lane, step, item),
+            Lane::Parameters if !self.is_member => self.lanes.feed(lane, step, item),
+            _ => self.lanes.queue(lane, step, item),
         }
     }
 
@@ -165,7 +165,7 @@ impl Peer {
 
     /// True once, when a link has been missing for too long.
     pub fn is_overdue(&mut self, now: Instant) -> bool {
-        self.awaited.take_if(|since| now.duration_since(*since) >= PATIENCE).is_some()
+        self.awaited.take_if(|since| now.duration_since(*since) >= PEER_LINK_TIMEOUT).is_some()
     }
 
     /// Its link, without the reading tasks, for a worker that is no longer a peer.
@@ -175,7 +175,7 @@ impl Peer {
 }
 
 async fn connect(endpoint: &Endpoint, address: SocketAddr, expected: &Expected) -> Link {
-    let (mut pause, longest) = PAUSES;
+    let (mut pause, longest) = PEER_DIAL_BACKOFF;
     loop {
         match endpoint.connect(address, expected).await {
             Ok(link) => return link,

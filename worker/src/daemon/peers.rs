@@ -1,9 +1,9 @@
-//! The workers that this worker talks to: the members of its generation and the learners fed in it.
+//! The workers that this worker talks to: the members of its generation and the joiners fed in it.
 //!
 //! Each pair of workers shares one link, which outlives generations. The newer worker dials the
-//! older one. A link of a worker that is not a peer waits as a stranger's. It is unread, and limits
-//! on number and time bound such links. A record or a Meet that names the stranger may be under
-//! way.
+//! older one. A link of a worker that is not a peer is pending. It is unread, and limits
+//! on number and time bound such links. A record or an AcceptPeer that names the worker may be
+//! under way.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -15,46 +15,51 @@ use everstep_transport::identity::Role;
 use everstep_transport::protocol::{Generation, NodeName, Record, WorkerId};
 use everstep_transport::quic::{Endpoint, Link};
 
-use super::event::{Arrival, Heard, LinkOf};
-use super::peer::{PATIENCE, Peer};
-use super::reception::Inlet;
+use super::event::{PeerConnected, PeerInput, PeerLink};
+use super::peer::{PEER_LINK_TIMEOUT, Peer};
+use super::reader::ReaderContext;
 use crate::step::event::Input;
 
-/// The most links of strangers. This worker closes further ones.
-const MAX_STRANGERS: usize = 1024;
-/// How many beginnings of generations a stranger's link may wait for.
-const MAX_WAIT: u32 = 4;
+/// The most pending links. This worker closes further ones.
+const MAX_PENDING_LINKS: usize = 1024;
+/// How many beginnings of generations a pending link may wait for.
+const MAX_PENDING_GENERATIONS: u32 = 4;
 
-/// The peers, and the strangers that may become peers.
+/// The peers, and the pending links of workers that may become peers.
 pub struct Peers {
     endpoint: Arc<Endpoint>,
-    inlet: Inlet,
-    arrivals: Recipient<Arrival>,
+    reader_context: ReaderContext,
+    arrivals: Recipient<PeerConnected>,
     own: Option<WorkerId>,
     generation: Generation,
     known: BTreeMap<WorkerId, Peer>,
-    strangers: Vec<Stranger>,
+    pending: Vec<PendingLink>,
     /// The number of links that have been attached.
     links: u64,
 }
 
-struct Stranger {
+struct PendingLink {
     link: Link,
     /// Generations that have begun since the link came.
     waited: u32,
 }
 
 impl Peers {
-    /// No peers yet. Links that this worker dials go to `arrivals`, inputs from peers to `inlet`.
-    pub fn new(endpoint: Arc<Endpoint>, inlet: Inlet, arrivals: Recipient<Arrival>) -> Self {
+    /// No peers yet. Links that this worker dials go to `arrivals`, inputs from peers to
+    /// `reader_context`.
+    pub fn new(
+        endpoint: Arc<Endpoint>,
+        reader_context: ReaderContext,
+        arrivals: Recipient<PeerConnected>,
+    ) -> Self {
         Self {
             endpoint,
-            inlet,
+            reader_context,
             arrivals,
             own: None,
             generation: Generation(0),
             known: BTreeMap::new(),
-            strangers: Vec::new(),
+            pending: Vec::new(),
             links: 0,
         }
     }
@@ -68,18 +73,18 @@ impl Peers {
             let (name, address) = (member.name.clone(), member.address);
             let peer = before.remove(&member.worker);
             let mut peer = peer.unwrap_or_else(|| Peer::new(name, address, record.number));
-            peer.renew(record.number, &self.inlet);
+            peer.renew(record.number, &self.reader_context);
             self.known.insert(member.worker, peer);
         }
-        self.strangers.iter_mut().for_each(|stranger| stranger.waited += 1);
+        self.pending.iter_mut().for_each(|pending_link| pending_link.waited += 1);
         let left = before.into_values().filter_map(Peer::into_link);
-        self.strangers.extend(left.map(|link| Stranger { link, waited: 0 }));
+        self.pending.extend(left.map(|link| PendingLink { link, waited: 0 }));
         self.connect()
     }
 
-    /// Makes a learner a peer of this generation, or expects a new link to a peer that lost its
+    /// Makes a joiner a peer of this generation, or expects a new link to a peer that lost its
     /// link. Returns inputs for the core.
-    pub fn meet(&mut self, worker: WorkerId, name: NodeName, address: SocketAddr) -> Vec<Input> {
+    pub fn accept(&mut self, worker: WorkerId, name: NodeName, address: SocketAddr) -> Vec<Input> {
         if Some(worker) != self.own {
             let generation = self.generation;
             let peer = self.known.entry(worker);
@@ -100,13 +105,13 @@ impl Peers {
         };
         self.links += 1;
         let (worker, number) = (*worker, self.links);
-        let cut = peer.attach(link, LinkOf { worker, number }, &self.inlet);
+        let cut = peer.attach(link, PeerLink { worker, number }, &self.reader_context);
         let reason = "it has connected anew".into();
         cut.then_some(Input::PeerLost { from: worker, reason })
     }
 
     /// Whether to give the core an input of this link. Only if the link is still its worker's.
-    pub fn hear(&mut self, Heard { from, input }: &Heard) -> bool {
+    pub fn hear(&mut self, PeerInput { from, input }: &PeerInput) -> bool {
         let peer = self.known.get_mut(&from.worker);
         let Some(peer) = peer.filter(|peer| peer.link_number() == Some(from.number)) else {
             return false;
@@ -126,7 +131,7 @@ impl Peers {
     pub fn overdue(&mut self) -> Vec<Input> {
         let now = Instant::now();
         let overdue = self.known.iter_mut().filter_map(|(worker, peer)| {
-            let reason = || format!("no link to it came up within {PATIENCE:?}");
+            let reason = || format!("no link to it came up within {PEER_LINK_TIMEOUT:?}");
             peer.is_overdue(now).then(|| Input::PeerLost { from: *worker, reason: reason() })
         });
         overdue.collect()
@@ -135,24 +140,24 @@ impl Peers {
     /// Closes all links.
     pub fn clear(&mut self, reason: &str) {
         let links = std::mem::take(&mut self.known).into_values().filter_map(Peer::into_link);
-        let strangers = self.strangers.drain(..).map(|stranger| stranger.link);
-        links.chain(strangers).for_each(|link| link.close(reason));
+        let pending = self.pending.drain(..).map(|pending_link| pending_link.link);
+        links.chain(pending).for_each(|link| link.close(reason));
     }
 
     /// Gives every peer the link that waits for it. Dials the other peers that are older than this
     /// worker.
     fn connect(&mut self) -> Vec<Input> {
-        let waiting = std::mem::take(&mut self.strangers);
+        let waiting = std::mem::take(&mut self.pending);
         let mut told = Vec::new();
-        for Stranger { link, waited } in waiting {
+        for PendingLink { link, waited } in waiting {
             let is_peer = self.known.values().any(|peer| peer.name == link.identity().name);
             if link.ended().is_some() {
                 continue;
             }
             if is_peer {
                 told.extend(self.admit(link));
-            } else if waited < MAX_WAIT {
-                self.strangers.push(Stranger { link, waited });
+            } else if waited < MAX_PENDING_GENERATIONS {
+                self.pending.push(PendingLink { link, waited });
             } else {
                 told.push(refuse(&link, "this node is not a member of the generation"));
             }
@@ -160,20 +165,20 @@ impl Peers {
         for (worker, peer) in &mut self.known {
             if self.own > Some(*worker) {
                 let arrivals = self.arrivals.clone();
-                peer.call(&self.endpoint, move |link| arrivals.do_send(Arrival(link)));
+                peer.call(&self.endpoint, move |link| arrivals.do_send(PeerConnected(link)));
             }
         }
         told
     }
 
     fn wait(&mut self, link: Link) -> Option<Input> {
-        self.strangers.retain(|stranger| {
-            stranger.link.ended().is_none() && stranger.link.identity() != link.identity()
+        self.pending.retain(|pending_link| {
+            pending_link.link.ended().is_none() && pending_link.link.identity() != link.identity()
         });
-        if self.strangers.len() == MAX_STRANGERS {
+        if self.pending.len() == MAX_PENDING_LINKS {
             return Some(refuse(&link, "too many nodes wait to become members"));
         }
-        self.strangers.push(Stranger { link, waited: 0 });
+        self.pending.push(PendingLink { link, waited: 0 });
         None
     }
 }

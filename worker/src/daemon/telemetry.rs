@@ -3,63 +3,66 @@
 //! A thread of its own asks the GPU, beside the training. The heartbeats carry its last answer
 //! while that is fresh. This module does not know what a step is.
 
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use everstep_kernels::device::telemetry::{Gauge, Reading};
+use everstep_kernels::device::telemetry::Reading;
 use everstep_transport::protocol::{GpuId, Telemetry};
 use tokio::sync::watch;
 
+use crate::registry::Registry;
+
 /// The pause between two questions.
-const PERIOD: Duration = Duration::from_secs(2);
+const TELEMETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// The worker reports no older answer. A driver may block its caller for ever.
-const FRESH: Duration = Duration::from_secs(3 * PERIOD.as_secs());
+const TELEMETRY_STALE_AFTER: Duration = Duration::from_secs(3 * TELEMETRY_INTERVAL.as_secs());
 
 /// The last answer of the GPU.
-pub struct Figures(watch::Receiver<Option<Answer>>);
+pub struct GpuTelemetry(watch::Receiver<Option<GpuSample>>);
 
 /// The GPU's figures, and the time of the question.
 #[derive(Clone, Copy)]
-struct Answer {
+struct GpuSample {
     asked: Instant,
     told: Option<Telemetry>,
 }
 
 /// Starts to ask this GPU, until the caller drops the figures. If the thread cannot ask, there is
 /// never an answer.
-pub fn start(gpu: GpuId) -> Figures {
+pub fn start(gpu: GpuId, registry: Arc<Registry>) -> GpuTelemetry {
     let (answers, newest) = watch::channel(None);
     let asking = thread::Builder::new().name("telemetry".into()).spawn(move || {
-        let Some(mut gauge) = Gauge::open(gpu.uuid) else { return };
-        ask(|| gauge.read(), &answers, PERIOD);
+        let Some(monitor) = registry.devices().monitor(gpu.uuid) else { return };
+        ask(monitor, &answers, TELEMETRY_INTERVAL);
     });
     if let Err(error) = asking {
         tracing::info!(%error, "no figures of the GPU: there is no thread to ask for them");
     }
-    Figures(newest)
+    GpuTelemetry(newest)
 }
 
 /// Asks until the receiver of the answers is gone.
 fn ask(
     mut read: impl FnMut() -> Reading,
-    answers: &watch::Sender<Option<Answer>>,
+    answers: &watch::Sender<Option<GpuSample>>,
     period: Duration,
 ) {
     loop {
         let asked = Instant::now();
         let told = telling(read());
-        if answers.send(Some(Answer { asked, told })).is_err() {
+        if answers.send(Some(GpuSample { asked, told })).is_err() {
             return;
         }
         thread::sleep(period);
     }
 }
 
-impl Figures {
+impl GpuTelemetry {
     /// The last answer, unless it is too old at `now`.
     pub fn at(&self, now: Instant) -> Option<Telemetry> {
-        let Answer { asked, told } = (*self.0.borrow())?;
-        told.filter(|_| now.saturating_duration_since(asked) <= FRESH)
+        let GpuSample { asked, told } = (*self.0.borrow())?;
+        told.filter(|_| now.saturating_duration_since(asked) <= TELEMETRY_STALE_AFTER)
     }
 }
 
@@ -123,11 +126,11 @@ mod tests {
         };
         let asking = thread::spawn(move || ask(read, &answers, Duration::ZERO));
         hangs.recv().expect("a second question is asked");
-        let figures = Figures(newest);
+        let figures = GpuTelemetry(newest);
         let asked = figures.0.borrow().expect("an answer has come").asked;
         let told = Telemetry { temperature_celsius: Some(51), ..Telemetry::default() };
-        assert_eq!(figures.at(asked + 3 * PERIOD), Some(told));
-        assert_eq!(figures.at(asked + 3 * PERIOD + Duration::from_nanos(1)), None);
+        assert_eq!(figures.at(asked + 3 * TELEMETRY_INTERVAL), Some(told));
+        assert_eq!(figures.at(asked + 3 * TELEMETRY_INTERVAL + Duration::from_nanos(1)), None);
         drop((figures, release));
         asking.join().expect("it ends with whoever has the figures");
     }

@@ -84,7 +84,7 @@ pub enum TextError {
         source: io::Error,
     },
     /// A directory or a list has no files.
-    #[error("no file in {}: name a text to train on (hidden files do not count)", path.display())]
+    #[error("no file in {}: name files to train on (hidden files do not count)", path.display())]
     NoFiles {
         /// The directory or list.
         path: PathBuf,

@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
-use everstep_kernels::reduce::{self, Node, Operand, Sum, Tree};
+use everstep_kernels::reduce::{self, Addend, Node, Sum, Tree};
 use everstep_transport::protocol::{DataShard, LossScale, Shard};
 
 /// A subtree's sum for one parameter shard.
 #[derive(Clone, Debug)]
-pub struct Final {
+pub struct SubtreeSum {
     /// The parameter shard.
     pub shard: Shard,
     /// The subtree.
@@ -57,7 +57,7 @@ impl Leaf {
     .0.start,
     .0.end - 1
 )]
-pub struct Repeated(pub Range<usize>);
+pub struct RepeatedRange(pub Range<usize>);
 
 /// The sums under way.
 #[derive(Debug)]
@@ -119,23 +119,27 @@ impl Accumulator {
     /// # Errors
     /// If a part of the range has come before. The caller may then add nothing more to this data
     /// shard.
-    pub fn add(&mut self, range: Range<usize>, gradient: &[f32]) -> Result<Vec<Final>, Repeated> {
+    pub fn add(
+        &mut self,
+        range: Range<usize>,
+        gradient: &[f32],
+    ) -> Result<Vec<SubtreeSum>, RepeatedRange> {
         self.announced += range.len();
         if self.announced > self.parameters {
-            return Err(Repeated(range));
+            return Err(RepeatedRange(range));
         }
         let length = reduce::shard_length(self.parameters);
-        let mut finals = Vec::new();
+        let mut subtree_sums = Vec::new();
         let mut start = range.start;
         while start < range.end {
             let shard = Shard((start / length) as u32);
             let whole = reduce::shard_range(self.parameters, shard.0 as usize);
             let end = whole.end.min(range.end);
             let values = &gradient[start - range.start..end - range.start];
-            finals.extend(self.add_part(shard, start - whole.start, values)?);
+            subtree_sums.extend(self.add_part(shard, start - whole.start, values)?);
             start = end;
         }
-        Ok(finals)
+        Ok(subtree_sums)
     }
 
     fn add_part(
@@ -143,7 +147,7 @@ impl Accumulator {
         shard: Shard,
         offset: usize,
         values: &[f32],
-    ) -> Result<Option<Final>, Repeated> {
+    ) -> Result<Option<SubtreeSum>, RepeatedRange> {
         let whole = reduce::shard_range(self.parameters, shard.0 as usize);
         let length = whole.len();
         let pool = &self.pool;
@@ -154,7 +158,7 @@ impl Accumulator {
         });
         if !leaf.announce(offset..offset + values.len()) {
             let start = whole.start + offset;
-            return Err(Repeated(start..start + values.len()));
+            return Err(RepeatedRange(start..start + values.len()));
         }
         unscale(&mut leaf.values[offset..offset + values.len()], values, self.scale);
         if leaf.missing > 0 {
@@ -164,7 +168,7 @@ impl Accumulator {
         Ok(whole.and_then(|leaf| self.add_leaf(shard, leaf.values)))
     }
 
-    fn add_leaf(&mut self, shard: Shard, values: Buffer) -> Option<Final> {
+    fn add_leaf(&mut self, shard: Shard, values: Buffer) -> Option<SubtreeSum> {
         let leaf = self.data_shard.0;
         let tree = self.tree;
         let node = *self.subtrees.iter().find(|node| tree.range(**node).contains(&leaf))?;
@@ -173,10 +177,10 @@ impl Accumulator {
         let sum =
             self.sums.entry((node, shard)).or_insert_with(|| Sum::of(node, tree, length, pool));
         let total = sum
-            .insert(Node::leaf(leaf), Operand::Owned(values))
+            .insert(Node::leaf(leaf), Addend::Owned(values))
             .expect("a data shard of the plan is computed once a step")?;
         self.sums.remove(&(node, shard));
-        Some(Final { shard, node, sum: total.into_shared() })
+        Some(SubtreeSum { shard, node, sum: total.into_shared() })
     }
 }
 
@@ -239,14 +243,14 @@ mod tests {
             accumulator.add(0..10, &values[..10]).expect("it is new");
             accumulator.add(20..PARAMETERS, &values[20..]).expect("it is new");
             let refused = accumulator.add(again.clone(), &values[again.clone()]);
-            assert_eq!(refused.err(), Some(Repeated(again)));
+            assert_eq!(refused.err(), Some(RepeatedRange(again)));
         }
         let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
         accumulator.plan(1, vec![Node::leaf(0)], LossScale::default());
         accumulator.begin(DataShard(0));
         accumulator.add(0..PARAMETERS, &gradient(0)).expect("it is new");
         let refused = accumulator.add(0..1, &[0.0]);
-        assert_eq!(refused.err(), Some(Repeated(0..1)), "the whole shard has gone");
+        assert_eq!(refused.err(), Some(RepeatedRange(0..1)), "the whole shard has gone");
     }
 
     #[test]

@@ -8,34 +8,35 @@ use std::time::{Duration, Instant};
 
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, Pass};
-use everstep_kernels::device::{self, DeviceChoice};
+use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::layout::{Init, Layout};
+use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{
     self, DataShard, DeviceName, GpuId, HostName, MachineId, ModelPlace, RunSpec, Step, Zone,
 };
 
-use super::announced::Announced;
+use super::coverage::GradientCoverage;
 use super::model_file::ModelFile;
 use super::model_path::{model_path, run_digest};
 use super::rounding::Rounding;
-use super::{Device, Parts};
+use super::{Device, DeviceParts};
 use crate::data::Dataset;
-use crate::data::loader::Loader;
+use crate::data::loader::{LoadError, Loader};
+use crate::data::row::{self, RowError, SampleIndex};
 use crate::data::sampler::Sampler;
 use crate::free_memory::free_bytes;
 use crate::memory::Memory;
-use crate::optimize;
 use crate::registry::{BuildError, Registry};
 use crate::step::event::Built;
 
 /// How long the build waits for the memory that it needs.
-const MEMORY_PATIENCE: Duration = Duration::from_secs(2);
+const FREE_MEMORY_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A worker's own address, machine and settings.
 #[derive(Clone, Debug)]
-pub struct Place {
+pub struct BuildContext {
     /// A number drawn for each incarnation.
     pub incarnation: u64,
     /// The address on which the worker listens.
@@ -48,7 +49,7 @@ pub struct Place {
     pub dir: Option<PathBuf>,
     /// The device that the model computes on.
     pub device: DeviceChoice,
-    /// See [`Parts::overlap`].
+    /// See [`DeviceParts::overlap`].
     pub overlap: bool,
     /// Data shards that the loader fills ahead. See [`Loader::new`].
     pub prefetch: usize,
@@ -58,12 +59,13 @@ pub struct Place {
 pub fn build(
     registry: &Registry,
     run: &RunSpec,
-    place: &Place,
+    context: &BuildContext,
     pool: Pool,
 ) -> Result<(Device, Built), BuildError> {
-    optimize::optimizer(run).map_err(|error| error.to_string())?;
-    check_memory(registry, run, place.device)?;
-    let mut compute = registry.build_model(run, place.device)?;
+    registry.validate(run)?;
+    let optimizer = registry.build_optimizer(run)?;
+    check_memory(registry, run, &optimizer, &context.device)?;
+    let mut compute = registry.build_model(run, &context.device)?;
     let dataset = registry.build_dataset(run)?;
     if dataset.is_empty() {
         let reason = "the data set is empty: there is nothing to train on";
@@ -75,35 +77,37 @@ pub fn build(
     }
     load_initial(run, compute.as_mut());
     let sampler = Sampler::new(run.seed, dataset.len(), run.batch);
-    let batch = first_batch(run, &sampler, dataset.as_ref());
+    let batch = first_batch(run, &sampler, dataset.as_ref())?;
     let fingerprint = fingerprint(run, &layout, dataset.as_ref());
     let probe = probe(compute.as_mut(), &batch)?;
     let digest = run_digest(run, &fingerprint, probe);
-    let path = place.dir.as_ref().map(|dir| model_path(dir, &digest));
+    let path = context.dir.as_ref().map(|dir| model_path(dir, &digest));
     let registration = Registration {
-        incarnation: place.incarnation,
-        address: place.address,
+        incarnation: context.incarnation,
+        address: context.address,
         fingerprint,
         probe,
-        zone: place.zone.clone(),
+        zone: context.zone.clone(),
         device: described(run, compute.as_ref()),
         model: path.as_deref().map(stated),
         host: HostName::of(&node_name()),
-        machine: place.machine,
+        machine: context.machine,
     };
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
-    let built = Built { registration, tokens_per_step: targets * batches };
+    let state_parts = optimizer.state_vectors();
+    let built = Built { registration, tokens_per_step: targets * batches, state_parts };
     let file =
-        path.map(|path| ModelFile::new(&path, place.incarnation, &layout, &run.model, &digest));
-    let parts = Parts {
+        path.map(|path| ModelFile::new(&path, context.incarnation, &layout, &run.model, &digest));
+    let parts = DeviceParts {
         run: run.clone(),
         model_file: file,
         compute,
-        loader: Loader::new(dataset.clone(), sampler, place.prefetch),
+        optimizer,
+        loader: Loader::new(dataset.clone(), sampler, context.prefetch),
         dataset,
         pool,
-        overlap: place.overlap,
+        overlap: context.overlap,
     };
     Ok((Device::new(parts), built))
 }
@@ -113,21 +117,21 @@ pub fn build(
 fn check_memory(
     registry: &Registry,
     run: &RunSpec,
-    device: DeviceChoice,
+    optimizer: &Optimizer,
+    device: &DeviceChoice,
 ) -> Result<(), BuildError> {
     let on_host = match device {
         DeviceChoice::Cpu => true,
-        DeviceChoice::Auto(_) => device::usable_gpus().is_empty(),
-        DeviceChoice::Cuda(_) => false,
+        DeviceChoice::Auto(_) => registry.devices().usable(device).is_empty(),
+        DeviceChoice::Kind(..) => false,
     };
     let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
     let plan = plan?;
-    let memory = Memory::of_worker(run, &plan, run.start_workers);
-    let needed = memory.map_err(|error| error.to_string())?.total();
+    let needed = Memory::of_worker(run, &plan, optimizer, run.start_workers).total();
     let began = Instant::now();
     loop {
         let Some(free) = free_bytes().filter(|free| *free < needed) else { return Ok(()) };
-        if began.elapsed() > MEMORY_PATIENCE {
+        if began.elapsed() > FREE_MEMORY_TIMEOUT {
             let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
             return Err(BuildError::Place(format!(
                 "a worker of this run needs {needed} MiB of memory, and this machine has {free} \
@@ -156,7 +160,7 @@ fn node_name() -> String {
 /// The device that the model computes on, in words for other machines.
 fn described(run: &RunSpec, compute: &dyn Compute) -> protocol::Device {
     let precision = run.model.precision;
-    let Some(gpu) = compute.gpu() else {
+    let Some(gpu) = compute.report().device else {
         return protocol::Device { precision, ..protocol::Device::default() };
     };
     let id = GpuId { number: gpu.index as u32, capability: gpu.capability, uuid: gpu.uuid };
@@ -178,14 +182,21 @@ fn shards(parameters: usize) -> impl Iterator<Item = Range<usize>> {
     (0..reduce::shard_count(parameters)).map(move |shard| reduce::shard_range(parameters, shard))
 }
 
-/// The first micro-batch of the run.
-fn first_batch(run: &RunSpec, sampler: &Sampler, dataset: &dyn Dataset) -> Batch {
+/// The first micro-batch of the run. Waits for samples that cannot be read yet.
+fn first_batch(
+    run: &RunSpec,
+    sampler: &Sampler,
+    dataset: &dyn Dataset,
+) -> Result<Batch, BuildError> {
     let mut batch = Batch::default();
     let samples = sampler.shard_samples(Step(1), DataShard(0));
     for index in samples.take(run.batch.micro_batch as usize) {
-        dataset.fill(index, &mut batch);
+        let row = row::append(dataset, SampleIndex::Training(index), &mut batch, &mut || true);
+        if let Err(RowError::Refused(message)) = row {
+            return Err(BuildError::Run(LoadError::Fill { index, message }.to_string()));
+        }
     }
-    batch
+    Ok(batch)
 }
 
 fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerprint {
@@ -214,13 +225,13 @@ fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerp
 /// A digest of the first micro-batch's loss and gradient. The run assumes that machines with equal
 /// bits here get equal bits in every step.
 fn probe(compute: &mut dyn Compute, batch: &Batch) -> Result<u64, BuildError> {
-    let mut announced = Announced::default();
+    let mut coverage = GradientCoverage::default();
     let pass = Pass { first: true, last: true, scale: 1.0 };
     let loss = compute
-        .gradient(batch, pass, &mut announced)
+        .gradient(batch, pass, &mut coverage)
         .map_err(|error| BuildError::Run(format!("the first micro-batch fails: {error}")))?;
-    announced.check(compute.layout())?;
-    let collect = announced.collect;
+    coverage.check(compute.layout())?;
+    let collect = coverage.collect;
     let mut hasher = blake3::Hasher::new();
     hasher.update(&loss.to_le_bytes());
     for values in collect.gradient.chunks(4096) {

@@ -167,8 +167,10 @@ mod tests {
             heads: 1,
             width: 3,
             context: 1,
+            vocabulary: 256,
             precision: Precision::F32,
             recompute: false,
+            options: Default::default(),
         }
     }
 

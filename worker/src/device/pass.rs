@@ -11,22 +11,22 @@ use std::collections::VecDeque;
 use std::ops::Range;
 use std::time::Duration;
 
-use everstep_kernels::compute::{Batch, Compute, Exchange, Pass, STAGES};
+use everstep_kernels::compute::{Batch, Compute, GradientSink, ParameterSource, Pass, STAGES};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::{Shard, Step};
 use tracing::trace_span;
 
-use super::accumulate::{Accumulator, Final};
-use super::holdings::{Holdings, Write};
-use super::{DeviceError, Port};
+use super::accumulate::{Accumulator, SubtreeSum};
+use super::shard_store::{ShardStore, Write};
+use super::{DeviceChannel, DeviceError};
 use crate::step::event::{Job, Origin, Report};
 
 /// The exchange of one pass: waits for parameters, and sends gradients.
 pub struct ShardPass<'a> {
     /// The source of jobs, and the receiver of partial sums.
-    pub port: &'a mut dyn Port,
+    pub channel: &'a mut dyn DeviceChannel,
     /// The parameters and the held state of each parameter shard.
-    pub holdings: &'a mut Holdings,
+    pub store: &'a mut ShardStore,
     /// Adds data shards up to subtrees.
     pub accumulator: &'a mut Accumulator,
     /// Jobs that must wait until the pass ends.
@@ -36,11 +36,11 @@ pub struct ShardPass<'a> {
     /// Whether to wait and to send range by range. If not, all at once.
     pub overlap: bool,
     /// Without overlap: the sums to send when the pass is done.
-    pub held: Vec<Final>,
+    pub held: Vec<SubtreeSum>,
     /// How long the pass has waited for parameters.
     pub waited: Duration,
     /// Why the result no longer counts. None while it counts.
-    pub end: Option<End>,
+    pub end: Option<PassEnd>,
     /// A planted bug: the pass does not wait for parameters.
     #[cfg(feature = "planted")]
     pub torn: bool,
@@ -48,7 +48,7 @@ pub struct ShardPass<'a> {
 
 /// Why a pass ends before its time.
 #[derive(Debug)]
-pub enum End {
+pub enum PassEnd {
     /// The step is over without this pass, or history begins again: other jobs are due.
     Void,
     /// The worker is ending, or the machine cannot be trusted. The reason is in words.
@@ -65,13 +65,13 @@ impl ShardPass<'_> {
     ) -> Result<Option<f64>, DeviceError> {
         if !self.overlap {
             // The model asks again, range by range, and then finds all parameters.
-            let all = 0..self.holdings.layout().count();
-            self.need(all, &mut |offset, values: &[f32]| compute.load(offset, values));
+            let all = 0..self.store.layout().count();
+            self.await_parameters(all, &mut |offset, values: &[f32]| compute.load(offset, values));
         }
         let loss = compute.gradient(batch, pass, self)?;
         match self.end.take() {
-            Some(End::Void) => return Ok(None),
-            Some(End::Failed(reason)) => return Err(reason.into()),
+            Some(PassEnd::Void) => return Ok(None),
+            Some(PassEnd::Failed(reason)) => return Err(reason.into()),
             None => {}
         }
         for part in std::mem::take(&mut self.held) {
@@ -88,12 +88,12 @@ impl ShardPass<'_> {
     }
 
     fn is_there(&self, shards: &Range<usize>) -> bool {
-        self.holdings.versions()[shards.clone()].iter().all(|version| version.next() == self.step)
+        self.store.versions()[shards.clone()].iter().all(|version| version.next() == self.step)
     }
 
-    fn send(&mut self, part: Final) {
-        let Final { shard, node, sum } = part;
-        self.port.report(Report::Partial { step: self.step, shard, node, sum });
+    fn send(&mut self, part: SubtreeSum) {
+        let SubtreeSum { shard, node, sum } = part;
+        self.channel.report(Report::Partial { step: self.step, shard, node, sum });
     }
 
     /// Does a job that comes while the pass waits, or puts it off.
@@ -106,8 +106,8 @@ impl ShardPass<'_> {
             self.deferred.retain(|job| !matches!(job, Job::Gradient { .. }));
             self.end_with(job);
         } else if self.is_done_at_once(&job) {
-            let done = self.holdings.handle(job, self.port, write);
-            self.end = done.err().map(End::Failed);
+            let done = self.store.handle(job, self.channel, write);
+            self.end = done.err().map(PassEnd::Failed);
         } else {
             self.deferred.push_back(job);
         }
@@ -115,17 +115,17 @@ impl ShardPass<'_> {
 
     /// Answers one question that came while the model computed.
     fn answer(&mut self) {
-        let Some(job) = self.port.question() else { return };
+        let Some(job) = self.channel.next_request() else { return };
         if !self.is_done_at_once(&job) {
             return self.deferred.push_back(job);
         }
-        let done = self.holdings.handle(job, self.port, &mut |_, _| {});
-        self.end = done.err().map(End::Failed);
+        let done = self.store.handle(job, self.channel, &mut |_, _| {});
+        self.end = done.err().map(PassEnd::Failed);
     }
 
     fn end_with(&mut self, next: Job) {
         self.deferred.push_back(next);
-        self.end = Some(End::Void);
+        self.end = Some(PassEnd::Void);
     }
 
     /// Whether to do a job at once. The pass waits for parameters, also of held shards. A question
@@ -157,8 +157,8 @@ fn settles(job: &Job) -> Option<Step> {
     }
 }
 
-impl Exchange for ShardPass<'_> {
-    fn need(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32])) {
+impl ParameterSource for ShardPass<'_> {
+    fn await_parameters(&mut self, range: Range<usize>, write: &mut dyn FnMut(usize, &[f32])) {
         if range.is_empty() {
             return;
         }
@@ -166,37 +166,39 @@ impl Exchange for ShardPass<'_> {
         if self.torn {
             return;
         }
-        let length = reduce::shard_length(self.holdings.layout().count());
+        let length = reduce::shard_length(self.store.layout().count());
         let shards = range.start / length..(range.end - 1) / length + 1;
-        let began = self.port.now();
+        let began = self.channel.now();
         let mut wait = None;
         while !self.is_there(&shards) && self.end.is_none() {
             wait.get_or_insert_with(|| trace_span!(target: STAGES, "all_gather").entered());
-            match self.port.wait() {
+            match self.channel.wait() {
                 Some(job) => self.take(job, write),
-                None => self.end = Some(End::Failed("the worker is ending".into())),
+                None => self.end = Some(PassEnd::Failed("the worker is ending".into())),
             }
         }
         if wait.is_some() {
-            self.waited += self.port.now().since(began);
+            self.waited += self.channel.now().since(began);
         }
         if self.end.is_none() {
             self.answer();
         }
     }
+}
 
-    fn ready(&mut self, range: Range<usize>, gradient: &[f32]) {
+impl GradientSink for ShardPass<'_> {
+    fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]) {
         if self.end.is_some() {
             return;
         }
-        let finals = match self.accumulator.add(range, gradient) {
-            Ok(finals) => finals,
+        let subtree_sums = match self.accumulator.add(range, gradient) {
+            Ok(subtree_sums) => subtree_sums,
             Err(repeated) => {
-                self.end = Some(End::Failed(repeated.to_string()));
+                self.end = Some(PassEnd::Failed(repeated.to_string()));
                 return;
             }
         };
-        for part in finals {
+        for part in subtree_sums {
             if self.overlap {
                 self.send(part);
             } else {

@@ -4,14 +4,14 @@ use std::any::Any;
 use std::collections::{BTreeSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel as mpsc_channel};
 use std::thread;
 use std::time::Instant;
 
 use everstep_transport::time::Time;
 use tokio::sync::mpsc;
 
-use super::{Device, Port};
+use super::{Device, DeviceChannel};
 use crate::step::event::{Job, Report};
 
 /// The most reports that wait for the network thread. With so many the device waits.
@@ -25,25 +25,25 @@ const NICE: i32 = 5;
 /// Starts the device's thread. It ends when the sender is dropped. It drops `alive` after the
 /// device.
 ///
-/// The plan bounds the jobs, not this channel: a step has so many pieces and no more.
+/// The plan bounds the jobs, not this channel: a step has so many chunks and no more.
 pub fn start(device: Device, alive: Arc<()>) -> (Sender<Job>, mpsc::Receiver<Report>) {
-    let (jobs, received) = channel();
+    let (jobs, received) = mpsc_channel();
     let (reports, reported) = mpsc::channel(REPORTS);
-    let port = ThreadPort::new(received, reports);
+    let channel = ThreadChannel::new(received, reports);
     let thread = thread::Builder::new().name("device".into());
     let device = move || {
-        run(device, port);
+        run(device, channel);
         drop(alive);
     };
     thread.spawn(device).expect("the system gives a process a thread");
     (jobs, reported)
 }
 
-fn run(mut device: Device, mut port: ThreadPort) {
+fn run(mut device: Device, mut channel: ThreadChannel) {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-    let outcome = catch_unwind(AssertUnwindSafe(|| device.run(&mut port)));
+    let outcome = catch_unwind(AssertUnwindSafe(|| device.run(&mut channel)));
     if let Err(panic) = outcome {
-        port.report(device.panicked(words(&*panic)).into());
+        channel.report(device.panicked(words(&*panic)).into());
     }
 }
 
@@ -53,18 +53,18 @@ pub(crate) fn words(panic: &(dyn Any + Send)) -> &str {
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-struct ThreadPort {
+struct ThreadChannel {
     jobs: Receiver<Job>,
     /// Jobs that the device looked at and left for later, in order.
     passed: VecDeque<Job>,
     reports: mpsc::Sender<Report>,
-    /// Reports that the port holds back, and the bytes of their tensors.
+    /// Reports that the channel holds back, and the bytes of their tensors.
     held: Vec<Report>,
     held_bytes: usize,
     began: Instant,
 }
 
-impl ThreadPort {
+impl ThreadChannel {
     fn new(jobs: Receiver<Job>, reports: mpsc::Sender<Report>) -> Self {
         let (passed, held, began) = (VecDeque::new(), Vec::new(), Instant::now());
         Self { jobs, passed, reports, held, held_bytes: 0, began }
@@ -83,9 +83,9 @@ impl ThreadPort {
     }
 }
 
-impl Port for ThreadPort {
+impl DeviceChannel for ThreadChannel {
     /// Each time the network thread wakes costs the device a turn on its core. So tensors to send
-    /// wake it once for every [`BATCH_BYTES`]. The port hands over all other reports at once.
+    /// wake it once for every [`BATCH_BYTES`]. The channel hands over all other reports at once.
     fn report(&mut self, report: Report) {
         let bytes = match &report {
             Report::Partial { sum, .. } => sum.as_bytes().len(),
@@ -115,7 +115,7 @@ impl Port for ThreadPort {
         }
     }
 
-    fn question(&mut self) -> Option<Job> {
+    fn next_request(&mut self) -> Option<Job> {
         self.passed.extend(self.jobs.try_iter());
         let mut changed = BTreeSet::new();
         for (place, job) in self.passed.iter().enumerate() {
@@ -135,6 +135,17 @@ impl Port for ThreadPort {
         None
     }
 
+    fn is_over(&mut self) -> bool {
+        match self.jobs.try_recv() {
+            Ok(job) => {
+                self.passed.push_back(job);
+                false
+            }
+            Err(TryRecvError::Empty) => false,
+            Err(TryRecvError::Disconnected) => true,
+        }
+    }
+
     fn now(&self) -> Time {
         Time(self.began.elapsed().as_nanos() as u64)
     }
@@ -146,14 +157,16 @@ mod tests {
     use everstep_kernels::buffer::{Buffer, Shared};
     use everstep_transport::protocol::{Shard, Step, WorkerId};
 
-    /// A port with these jobs waiting, and the reports as the network thread receives them.
-    fn port(waiting: impl IntoIterator<Item = Job>) -> (ThreadPort, mpsc::Receiver<Report>) {
-        let (jobs, received) = channel();
+    /// A channel with these jobs waiting, and the reports as the network thread receives them.
+    fn thread_channel(
+        waiting: impl IntoIterator<Item = Job>,
+    ) -> (ThreadChannel, mpsc::Receiver<Report>) {
+        let (jobs, received) = mpsc_channel();
         for job in waiting {
-            jobs.send(job).expect("the port listens");
+            jobs.send(job).expect("the channel listens");
         }
         let (reports, reported) = mpsc::channel(REPORTS);
-        (ThreadPort::new(received, reports), reported)
+        (ThreadChannel::new(received, reports), reported)
     }
 
     fn updated(bytes: usize) -> Report {
@@ -163,18 +176,18 @@ mod tests {
 
     #[test]
     fn what_there_is_to_send_is_handed_over_in_batches() {
-        let (mut port, reported) = port([]);
-        port.report(updated(BATCH_BYTES / 2));
+        let (mut channel, reported) = thread_channel([]);
+        channel.report(updated(BATCH_BYTES / 2));
         assert_eq!(reported.len(), 0, "half a batch waits");
-        port.report(updated(BATCH_BYTES / 2));
+        channel.report(updated(BATCH_BYTES / 2));
         assert_eq!(reported.len(), 2);
     }
 
     #[test]
     fn what_is_not_to_send_takes_all_with_it_at_once() {
-        let (mut port, reported) = port([]);
-        port.report(updated(4));
-        port.report(Report::Restored { version: Step(1), shard: Shard(0), intact: true });
+        let (mut channel, reported) = thread_channel([]);
+        channel.report(updated(4));
+        channel.report(Report::Restored { version: Step(1), shard: Shard(0), intact: true });
         assert_eq!(reported.len(), 2);
     }
 
@@ -188,25 +201,29 @@ mod tests {
             gradient: None,
         };
         let export = |shard| Job::Export { to: WorkerId(1), shards: vec![Shard(shard)] };
-        let (mut port, _reported) = port([update(1), export(1), export(2), update(2)]);
+        let (mut channel, _reported) = thread_channel([update(1), export(1), export(2), update(2)]);
         let asked = |job: Option<Job>| match job {
             Some(Job::Export { shards, .. }) => shards,
             _ => Vec::new(),
         };
-        assert_eq!(asked(port.question()), [Shard(2)]);
-        assert_eq!(asked(port.question()), [], "the update before it changes what it asks for");
-        assert!(matches!(port.wait(), Some(Job::Update { shard: Shard(1), .. })));
-        assert_eq!(asked(port.question()), [Shard(1)]);
-        assert!(matches!(port.wait(), Some(Job::Update { shard: Shard(2), .. })));
+        assert_eq!(asked(channel.next_request()), [Shard(2)]);
+        assert_eq!(
+            asked(channel.next_request()),
+            [],
+            "the update before it changes what it asks for"
+        );
+        assert!(matches!(channel.wait(), Some(Job::Update { shard: Shard(1), .. })));
+        assert_eq!(asked(channel.next_request()), [Shard(1)]);
+        assert!(matches!(channel.wait(), Some(Job::Update { shard: Shard(2), .. })));
     }
 
     #[test]
     fn nothing_is_held_while_the_device_waits_or_does_something_else() {
         let skip = Job::Skip { step: Step(1) };
         for jobs in [vec![], vec![skip]] {
-            let (mut port, reported) = port(jobs);
-            port.report(updated(4));
-            port.wait();
+            let (mut channel, reported) = thread_channel(jobs);
+            channel.report(updated(4));
+            channel.wait();
             assert_eq!(reported.len(), 1);
         }
     }

@@ -71,7 +71,7 @@ pub enum Input {
         reason: String,
     },
     /// A tensor chunk that the core admitted has arrived whole.
-    Piece {
+    Chunk {
         /// The sender.
         from: WorkerId,
         /// Its header.
@@ -83,8 +83,8 @@ pub enum Input {
     Refused,
     /// The device reports.
     Device(Report),
-    /// Links and other inputs have had their turn: the work that [`Effect::GoOn`] put off is due.
-    GoOn,
+    /// Links and other inputs have had their turn: the work that [`Effect::Yield`] put off is due.
+    Yielded,
     /// Time passes.
     Tick,
 }
@@ -93,7 +93,7 @@ pub enum Input {
 #[derive(Debug)]
 pub enum Effect {
     /// Send this to a coordinator.
-    Tell {
+    SendToCoordinator {
         /// The link to send it on.
         link: LinkId,
         /// The message.
@@ -103,13 +103,13 @@ pub enum Effect {
     /// no other coordinator.
     Coordinators(Vec<CoordinatorView>),
     /// Send this to another worker of the run.
-    Send {
+    SendToPeer {
         /// The receiver.
         to: WorkerId,
         /// The message.
         message: Message,
     },
-    /// Put a parcel on a bulk stream. Each peer, lane and step has a stream of its own.
+    /// Put an item on a bulk stream. Each peer, lane and step has a stream of its own.
     Stream {
         /// The receiver.
         to: WorkerId,
@@ -117,20 +117,20 @@ pub enum Effect {
         lane: Lane,
         /// The step that names the stream.
         step: Step,
-        /// The message or the piece to put on it.
-        parcel: Parcel,
+        /// The message or the chunk to put on it.
+        item: StreamItem,
     },
     /// Drop any device and every link to other workers, then build the run's model and data. The
     /// answer is [`Input::Built`]. Reports of an earlier device no longer count. Each build is
     /// another incarnation of the worker.
     Build(RunSpec),
-    /// A generation begins, for a member or a learner: connect to its members, and to no other
+    /// A generation begins, for a member or a joiner: connect to its members, and to no other
     /// worker. The shell drops what it has queued for members, and resets streams under way.
     Enter(Record),
-    /// The members feed a learner from now on: accept its link in this generation. Or a member lets
-    /// in again a learner that has lost its link to that member. If there is no link, the shell
+    /// The members feed a joiner from now on: accept its link in this generation. Or a member lets
+    /// in again a joiner that has lost its link to that member. If there is no link, the shell
     /// waits for a new one, and drops what it has queued for the old one.
-    Meet {
+    AcceptPeer {
         /// Its id.
         worker: WorkerId,
         /// The name in its certificate.
@@ -141,28 +141,28 @@ pub enum Effect {
     /// Give the device a job.
     Device(Job),
     /// The core has more work than one input should take: give links and other inputs their turn,
-    /// and then give [`Input::GoOn`].
-    GoOn,
+    /// and then give [`Input::Yielded`].
+    Yield,
     /// The worker's process ends.
     Exit(Exit),
 }
 
-/// Independent orders of pieces: a piece that waits blocks only its own lane.
+/// Independent orders of chunks: a chunk that waits blocks only its own lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lane {
     /// Partial sums, to the primaries of their shards.
     Partials,
     /// Reduced shards, from a primary to its backups.
     Reduced,
-    /// Reduced shards, from a primary to a worker that learns them. No step waits for these.
-    Learned,
+    /// Reduced shards, from a primary to a worker that syncs them. No step waits for these.
+    CatchUp,
     /// New parameters, from primaries. Each stream begins with the commit of its step.
     Parameters,
     /// Master weights, to the member that writes the model.
     Masters,
     /// Parameters of the resume version, to members that asked for them.
     Resumed,
-    /// Master weights and moments, to learners. Each shard's begin with [`Message::State`].
+    /// Master weights and moments, to joiners. Each shard's begin with [`Message::State`].
     States,
 }
 
@@ -171,7 +171,7 @@ impl Lane {
     pub const ALL: [Self; 7] = [
         Self::Partials,
         Self::Reduced,
-        Self::Learned,
+        Self::CatchUp,
         Self::Parameters,
         Self::Masters,
         Self::Resumed,
@@ -181,11 +181,11 @@ impl Lane {
 
 /// An entry of a bulk stream.
 #[derive(Clone, Debug)]
-pub enum Parcel {
+pub enum StreamItem {
     /// A message in the order of the stream: a commit before the parameters that it made, or the
-    /// head of a shard's state.
+    /// header of a shard's state.
     Message(Box<Message>),
-    /// A piece of a tensor.
+    /// A chunk of a tensor.
     Tensor {
         /// Its header.
         chunk: Chunk,
@@ -225,6 +225,8 @@ pub struct Built {
     pub registration: Registration,
     /// The number of targets that one step trains on.
     pub tokens_per_step: u64,
+    /// The number of tensors of a parameter shard's state: master weights and moments.
+    pub state_parts: usize,
 }
 
 /// The source of the state of a generation's shards.
@@ -265,8 +267,8 @@ pub enum Job {
         /// Parameter shards to hold, ascending, each with whether this worker is its primary. With
         /// [`Origin::Held`] the device holds all of them already.
         owned: Vec<(Shard, bool)>,
-        /// Shards that the worker learns: kept if the device has them. It drops all other shards.
-        learned: Vec<Shard>,
+        /// Shards that the worker syncs: kept if the device has them. It drops all other shards.
+        syncing: Vec<Shard>,
     },
     /// Forward and backward of these data shards, with the parameters of version `step - 1`.
     Gradient {
@@ -286,7 +288,7 @@ pub enum Job {
         /// The values to compute with.
         values: Buffer,
     },
-    /// Apply a committed step to a held shard, owned or learned. The answer is [`Report::Updated`].
+    /// Apply a committed step to a held shard, owned or syncing. The answer is [`Report::Updated`].
     Update {
         /// The shard.
         shard: Shard,
@@ -404,6 +406,8 @@ pub enum Report {
         /// Seconds that its samples took to load, whether or not others loaded at the same time.
         load_seconds: f64,
     },
+    /// The data set cannot read a sample yet, or can again. The device waits meanwhile.
+    LoadStalled(bool),
     /// A held shard has a new version.
     Updated {
         /// The version.

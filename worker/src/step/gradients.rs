@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use everstep_kernels::buffer::{Pool, Shared};
-use everstep_kernels::reduce::{Node, Operand, Sum, Tree};
+use everstep_kernels::reduce::{Addend, Node, Sum, Tree};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, Shard, Step};
 
@@ -26,7 +26,7 @@ use super::version::Version;
 pub struct Gradients {
     base: Version,
     /// Passes that the device has got and has not finished, in order. Passes of older steps too.
-    passes: VecDeque<Pass>,
+    passes: VecDeque<DevicePass>,
     /// Subtrees that count, computed or to come from a pass. No two share a leaf.
     nodes: BTreeSet<Node>,
     /// The sums of these subtrees, as the device made them.
@@ -37,7 +37,7 @@ pub struct Gradients {
 
 /// A job of the device, as far as it is not done.
 #[derive(Debug)]
-struct Pass {
+struct DevicePass {
     step: Step,
     /// Data shards that the device has not reported.
     left: BTreeSet<DataShard>,
@@ -101,7 +101,7 @@ impl Gradients {
         let subtrees = tree.subtrees(&missing);
         let data_shards: Vec<_> = missing.into_iter().map(DataShard).collect();
         self.nodes.extend(&subtrees);
-        self.passes.push_back(Pass {
+        self.passes.push_back(DevicePass {
             step: self.step(),
             left: data_shards.iter().copied().collect(),
             nodes: subtrees.iter().copied().collect(),
@@ -156,7 +156,7 @@ impl Gradients {
     }
 
     /// The pass that reports. The device drops passes of a step that has committed without them.
-    fn pass(&mut self, step: Step) -> &mut Pass {
+    fn pass(&mut self, step: Step) -> &mut DevicePass {
         while self.passes.front().is_some_and(|pass| pass.step < step) {
             self.passes.pop_front();
         }
@@ -182,10 +182,10 @@ impl Merge {
         (shard, node): (Shard, Node),
         sum: Shared,
         pool: &Pool,
-    ) -> Option<Operand> {
+    ) -> Option<Addend> {
         let place = (shard, target);
         let begin = || Sum::of(target, tree, sum.len(), pool.clone());
-        let total = self.sums.entry(place).or_insert_with(begin).insert(node, Operand::Kept(sum));
+        let total = self.sums.entry(place).or_insert_with(begin).insert(node, Addend::Kept(sum));
         let total = total.expect("I18: each part of a subtree is added once");
         if total.is_some() {
             self.sums.remove(&place);

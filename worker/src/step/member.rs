@@ -1,11 +1,11 @@
 //! A member's part in one generation: reduce, vote, commit, gather.
 //!
 //! A `Round` is all that a member knows of this generation's try of the step under way. A commit
-//! ends the round and begins the next. The state that outlives the generation is its [`Holdings`].
-//! The member refuses and counts pieces and messages outside the plan, and they change nothing. It
-//! does not take early pieces: their senders keep them ([`Member::admit`]). Once the worker has
-//! promised a newer generation, the member sends nothing more, and only keeps account of its
-//! device.
+//! ends the round and begins the next. The state that outlives the generation is its
+//! [`ReplicaState`]. The member refuses and counts chunks and messages outside the plan, and they
+//! change nothing. It does not take early chunks: their senders keep them ([`Member::admit`]). Once
+//! the worker has promised a newer generation, the member sends nothing more, and only keeps
+//! account of its device.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -14,13 +14,14 @@ mod commit;
 mod enter;
 mod feed;
 mod gather;
-mod pace;
+mod invariants;
 #[cfg(feature = "planted")]
 mod planted;
 mod reduce;
 mod serve;
+mod step_state;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,18 +35,19 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+use self::commit::Voting;
 pub use self::feed::Feed;
-use self::feed::Feeds;
-use self::pace::Pace;
-use self::serve::Questions;
-use super::ballot::{Ballot, Broken};
-use super::event::{Effect, Job, Lane, Parcel, Report, Summary};
+use self::gather::AllGather;
+use self::serve::Serving;
+use self::step_state::StepControl;
+use super::catch_up::{CatchUp, CatchUpContext};
+use super::event::{Effect, Job, Lane, Report, StreamItem, Summary};
 use super::finish::Finish;
 use super::gradients::Merge;
-use super::holdings::Holdings;
-use super::learning::{Learning, Scene};
-use super::plan::Plan;
+use super::plan::MemberPlan;
+use super::replica_state::ReplicaState;
 use super::setup::Setup;
+use super::vote_tally::Divergence;
 
 /// This generation's attempt at the step under way.
 #[derive(Debug, Default)]
@@ -66,7 +68,7 @@ struct Round {
 
 /// What a member waits for once it has computed its data shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Waiting {
+pub enum StepWait {
     /// The reduced shards that it owns. It cannot vote without them.
     ReduceScatter,
     /// The votes of the other members, or the commit.
@@ -77,32 +79,17 @@ pub enum Waiting {
 #[derive(Debug)]
 pub struct Member {
     setup: Arc<Setup>,
-    plan: Plan,
-    holdings: Holdings,
-    pace: Pace,
+    plan: MemberPlan,
+    replica: ReplicaState,
+    control: StepControl,
     round: Round,
-    /// Owned shards that the device has not yet reported at the version of the last commit.
-    updating: BTreeSet<Shard>,
-    /// Digests of the owned shards, each of its newest version.
-    digests: BTreeMap<Shard, u64>,
-    /// Shards of other owners for which the parameters of the last commit have not arrived.
-    gathering: BTreeSet<Shard>,
-    /// The votes on the step under way, if this member is the step leader.
-    ballot: Option<Ballot>,
-    /// Seconds from the vote for the step before to its commit. 0 in a generation's first step.
-    commit_seconds: f64,
-    /// The next commit shall hold.
-    hold: bool,
-    /// The workers that this member feeds, and from which step on.
-    feeds: Feeds,
-    /// Questions of other workers.
-    questions: Questions,
+    all_gather: AllGather,
+    voting: Voting,
+    serving: Serving,
     /// Shards that the members feed to this member, because it will own them.
-    learning: Option<Learning>,
+    catch_up: Option<CatchUp>,
     finish: Finish,
     refused: u64,
-    /// The reason why this history must not go on. None if there is none.
-    broken: Option<Broken>,
     out: VecDeque<Effect>,
 }
 
@@ -115,7 +102,7 @@ impl Member {
     }
 
     /// The member's view of its generation.
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self) -> &MemberPlan {
         &self.plan
     }
 
@@ -126,38 +113,38 @@ impl Member {
 
     /// The step of the last commit known here.
     pub fn committed(&self) -> Step {
-        self.holdings.committed()
+        self.replica.committed()
     }
 
     /// The last commit known here.
     pub fn commit(&self) -> Option<&Commit> {
-        self.holdings.commit.as_ref()
+        self.replica.commit.as_ref()
     }
 
     /// The last step that no failure can undo, as far as this member knows.
     pub fn settled(&self) -> Step {
-        self.holdings.settled
+        self.replica.settled
     }
 
     /// What the step under way waits for, apart from this member's own computing.
-    pub fn waits_for(&self) -> Option<(Step, Waiting)> {
-        let computed = self.holdings.gradients.contributions().len();
+    pub fn waits_for(&self) -> Option<(Step, StepWait)> {
+        let computed = self.replica.gradients.contributions().len();
         let waiting = match self.round.voted {
-            Some(_) => Waiting::Commit,
-            None if computed == self.plan.data_shards().len() => Waiting::ReduceScatter,
+            Some(_) => StepWait::Commit,
+            None if computed == self.plan.data_shards().len() => StepWait::ReduceScatter,
             None => return None,
         };
         (!self.is_over()).then_some((self.step(), waiting))
     }
 
-    /// Messages and pieces refused so far.
+    /// Messages and chunks refused so far.
     pub fn refused(&self) -> u64 {
         self.refused
     }
 
     /// A broken invariant of the whole generation. None until this member has seen one.
-    pub fn broken(&self) -> Option<&Broken> {
-        self.broken.as_ref()
+    pub fn divergence(&self) -> Option<&Divergence> {
+        self.voting.divergence()
     }
 
     /// Whether the last step is settled, as far as this member knows.
@@ -168,47 +155,47 @@ impl Member {
     /// The member's results, once it is done. The step leader also waits until every line is
     /// written.
     pub fn result(&self) -> Option<&Summary> {
-        let is_told = self.is_settled() && self.holdings.written >= self.settled();
+        let is_told = self.is_settled() && self.replica.written >= self.settled();
         let told = !self.plan.leads() || is_told;
-        self.finish.summary().filter(|_| told && !self.pace.is_promised())
+        self.finish.summary().filter(|_| told && !self.control.is_promised())
     }
 
     /// Whether its master weights are those of the last step, and no promise forbids it to say so.
     pub(super) fn has_finished(&self) -> bool {
-        self.finish.summary().is_some() && !self.pace.is_promised()
+        self.finish.summary().is_some() && !self.control.is_promised()
     }
 
     /// Unwritten lines of settled steps, oldest first. The step leader returns them always, other
     /// members only if the leader has `asked` all members.
     pub fn settled_lines(&self, asked: bool) -> impl Iterator<Item = &MetricsLine> {
         let tells = asked || self.plan.leads();
-        self.holdings.lines_up_to(if tells { self.settled() } else { Step(0) })
+        self.replica.lines_up_to(if tells { self.settled() } else { Step(0) })
     }
 
     /// The newest step whose line is written, as the leader said last.
     pub fn written_step(&self) -> Step {
-        self.holdings.written
+        self.replica.written
     }
 
     /// Whether its last commit holds, and the member has done all that follows from it.
     pub fn is_held(&self) -> bool {
-        self.pace.is_holding() && self.updating.is_empty() && self.gathering.is_empty()
+        self.control.is_holding() && self.all_gather.is_complete()
     }
 
-    /// Bytes that it still lacks of the shards that it learns.
+    /// Bytes that it still lacks of the shards that it syncs.
     pub fn behind(&self) -> u64 {
-        let parts = self.setup.state_parts();
+        let parts = self.setup.state_parts;
         let behind =
-            |learning: &Learning| learning.behind(self.plan.roster(), parts, &self.holdings);
-        self.learning.as_ref().map_or(0, behind)
+            |catch_up: &CatchUp| catch_up.behind(self.plan.sized_record(), parts, &self.replica);
+        self.catch_up.as_ref().map_or(0, behind)
     }
 
-    /// Whether it has learned all that the members feed it.
+    /// Whether it has synced all that the members feed it.
     pub fn is_ready(&self) -> bool {
-        let current = |learning: &Learning| learning.is_current(&self.holdings);
+        let current = |catch_up: &CatchUp| catch_up.is_current(&self.replica);
         let rests = self.setup.starts_no_step(self.plan.record());
-        let heard = |learning: &Learning| rests || learning.has_heard();
-        self.learning.as_ref().is_some_and(|learning| heard(learning) && current(learning))
+        let heard = |catch_up: &CatchUp| rests || catch_up.has_heard();
+        self.catch_up.as_ref().is_some_and(|catch_up| heard(catch_up) && current(catch_up))
     }
 
     /// The member's state, as an answer to a Pause.
@@ -217,19 +204,19 @@ impl Member {
         pause: (Term, Generation),
         unreachable: impl Iterator<Item = WorkerId>,
     ) -> Status {
-        let mut status = self.holdings.status(pause, unreachable);
-        let learned = self.learning.iter().flat_map(|learning| learning.prepared(&self.holdings));
-        status.prepared.extend(learned.map(|(shard, _)| (shard, self.plan.generation())));
+        let mut status = self.replica.status(pause, unreachable);
+        let syncing = self.catch_up.iter().flat_map(|catch_up| catch_up.prepared(&self.replica));
+        status.prepared.extend(syncing.map(|(shard, _)| (shard, self.plan.generation())));
         status
     }
 
     // Inputs.
 
-    /// Another member, or a learner, sends a message of this generation.
+    /// Another member, or a joiner, sends a message of this generation.
     pub fn peer(&mut self, now: Time, from: WorkerId, message: Message) {
         match message {
             Message::Prepared(vote) => self.cast(from, vote),
-            Message::Commit(commit) => self.learn(now, from, commit),
+            Message::Commit(commit) => self.on_commit(now, from, commit),
             Message::Go { step, .. } => self.go(from, step),
             Message::FetchParameters { shards, .. } => self.share(from, shards),
             Message::FetchState { shards, .. } => self.export(from, shards),
@@ -250,8 +237,8 @@ impl Member {
             Report::Computed { step, contribution, seconds, load_seconds } => {
                 let tree = self.plan.tree();
                 let loaded = Duration::try_from_secs_f64(load_seconds).unwrap_or_default();
-                self.holdings.progress.computed(now, loaded);
-                self.holdings.gradients.computed(tree, step, contribution, seconds);
+                self.replica.progress.computed(now, loaded);
+                self.replica.gradients.computed(tree, step, contribution, seconds);
             }
             Report::Updated { version, shard, digest, parameters } => {
                 self.updated((shard, version), digest, parameters);
@@ -263,8 +250,8 @@ impl Member {
                 self.exported(to, (shard, version, digest), parts);
             }
             Report::Restored { version, shard, intact } => {
-                self.learn_with(|learning, scene| {
-                    learning.restored((shard, version), intact, scene);
+                self.with_catch_up(|catch_up, context| {
+                    catch_up.restored((shard, version), intact, context);
                 });
             }
             Report::Exported { to, shard, values } => {
@@ -275,8 +262,9 @@ impl Member {
                     self.device(Job::Masters { to });
                 }
             }
-            // The core handles reports on the file and on failures.
+            // `follow_device` and the core handle the others.
             Report::Entered { .. }
+            | Report::LoadStalled(_)
             | Report::Opened
             | Report::Unwritten(_)
             | Report::Written
@@ -288,19 +276,19 @@ impl Member {
 
     /// Time passes for the device, too. It computes only if it has the parameters of other owners.
     /// It makes its own by itself.
-    pub(super) fn look(&mut self, now: Time) {
-        let is_ready = self.gathering.is_empty() && self.holdings.gradients.is_computed();
-        self.holdings.progress.look(now, is_ready);
+    pub(super) fn track_progress(&mut self, now: Time) {
+        let is_ready = self.all_gather.has_others() && self.replica.gradients.is_computed();
+        self.replica.progress.look(now, is_ready);
     }
 
     /// How long the device computes, for a heartbeat.
     pub(super) fn computing(&self) -> Option<ShardTime> {
-        self.holdings.progress.told()
+        self.replica.progress.told()
     }
 
     /// Every line up to `step` is written.
     pub fn written(&mut self, now: Time, step: Step) {
-        self.holdings.written(step);
+        self.replica.written(step);
         self.advance(now);
     }
 
@@ -311,20 +299,20 @@ impl Member {
     }
 
     fn send(&mut self, to: WorkerId, message: Message) {
-        if !self.pace.is_promised() {
-            self.out.push_back(Effect::Send { to, message });
+        if !self.control.is_promised() {
+            self.out.push_back(Effect::SendToPeer { to, message });
         }
     }
 
     fn stream(&mut self, to: WorkerId, lane: Lane, chunk: Chunk, values: Shared) {
-        let parcel =
-            Parcel::Tensor { chunk: Chunk { count: values.len() as u32, ..chunk }, values };
-        self.put(to, lane, chunk.step, parcel);
+        let item =
+            StreamItem::Tensor { chunk: Chunk { count: values.len() as u32, ..chunk }, values };
+        self.put(to, lane, chunk.step, item);
     }
 
-    fn put(&mut self, to: WorkerId, lane: Lane, step: Step, parcel: Parcel) {
-        if !self.pace.is_promised() {
-            self.out.push_back(Effect::Stream { to, lane, step, parcel });
+    fn put(&mut self, to: WorkerId, lane: Lane, step: Step, item: StreamItem) {
+        if !self.control.is_promised() {
+            self.out.push_back(Effect::Stream { to, lane, step, item });
         }
     }
 
@@ -351,17 +339,20 @@ impl Member {
         self.committed().next()
     }
 
-    fn learn_with<T>(&mut self, act: impl FnOnce(&mut Learning, &mut Scene<'_>) -> T) -> Option<T> {
-        let Self { learning, plan, setup, holdings, out, pace, .. } = self;
-        let mut scene = Scene {
+    fn with_catch_up<T>(
+        &mut self,
+        act: impl FnOnce(&mut CatchUp, &mut CatchUpContext<'_>) -> T,
+    ) -> Option<T> {
+        let Self { catch_up, plan, setup, replica, out, control, .. } = self;
+        let mut context = CatchUpContext {
             worker: plan.worker(),
-            roster: plan.roster(),
+            sized_record: plan.sized_record(),
             setup,
-            promised: pace.is_promised(),
-            holdings,
+            promised: control.is_promised(),
+            replica,
             out,
         };
-        learning.as_mut().map(|learning| act(learning, &mut scene))
+        catch_up.as_mut().map(|catch_up| act(catch_up, &mut context))
     }
 
     fn node(chunk: &Chunk) -> Node {

@@ -1,7 +1,7 @@
-//! What a generation's record means for one member: its senders, its receivers, and their pieces.
+//! What a generation's record means for one member: its senders, its receivers, and their chunks.
 //!
 //! Input: the record, the worker, the number of parameters and data shards. Output: answers, all
-//! pure. The plan is also the gate: a member refuses a piece that the plan does not expect.
+//! pure. The plan is also the gate: a member refuses a chunk that the plan does not expect.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -11,12 +11,12 @@ use everstep_kernels::reduce::{Node, Tree};
 use everstep_transport::protocol::generation::RecordError;
 use everstep_transport::protocol::{DataShard, Generation, Rank, Record, Shard, WorkerId};
 
-use super::roster::Roster;
+use super::sized_record::SizedRecord;
 
 /// A member's view of its generation.
 #[derive(Debug)]
-pub struct Plan {
-    roster: Roster,
+pub struct MemberPlan {
+    sized_record: SizedRecord,
     worker: WorkerId,
     rank: Rank,
     tree: Tree,
@@ -24,6 +24,8 @@ pub struct Plan {
     subtrees: Vec<BTreeSet<Node>>,
     /// The shards that this member owns, each with whether it is primary.
     owned: BTreeMap<Shard, bool>,
+    /// Of how many of them it is the primary.
+    primaries: usize,
 }
 
 /// Why this worker cannot take part in a record.
@@ -42,7 +44,7 @@ pub enum PlanError {
     },
 }
 
-impl Plan {
+impl MemberPlan {
     /// The plan of `worker` in `record`, for a model of `parameters` and a batch of `data_shards`.
     pub fn new(
         record: Record,
@@ -50,8 +52,8 @@ impl Plan {
         parameters: usize,
         data_shards: u32,
     ) -> Result<Self, PlanError> {
-        let roster = Roster::new(record, parameters, data_shards)?;
-        let (record, generation) = (roster.record(), roster.generation());
+        let sized_record = SizedRecord::new(record, parameters, data_shards)?;
+        let (record, generation) = (sized_record.record(), sized_record.generation());
         let rank = record.rank(worker).ok_or(PlanError::NotMember { worker, generation })?;
         let tree = Tree::new(data_shards);
         let subtrees = record
@@ -62,23 +64,24 @@ impl Plan {
                 tree.subtrees(&leaves).into_iter().collect()
             })
             .collect();
-        let owned = record.owned_by(rank).into_iter().collect();
-        Ok(Self { roster, worker, rank, tree, subtrees, owned })
+        let owned: BTreeMap<Shard, bool> = record.owned_by(rank).into_iter().collect();
+        let primaries = owned.values().filter(|primary| **primary).count();
+        Ok(Self { sized_record, worker, rank, tree, subtrees, owned, primaries })
     }
 
     /// The record that the plan follows.
     pub fn record(&self) -> &Record {
-        self.roster.record()
+        self.sized_record.record()
     }
 
     /// The record with the sizes of its shards.
-    pub fn roster(&self) -> &Roster {
-        &self.roster
+    pub fn sized_record(&self) -> &SizedRecord {
+        &self.sized_record
     }
 
     /// The generation's number.
     pub fn generation(&self) -> Generation {
-        self.roster.generation()
+        self.sized_record.generation()
     }
 
     /// The id of this member.
@@ -132,14 +135,19 @@ impl Plan {
         &self.owned
     }
 
+    /// Of how many shards this member is the primary.
+    pub fn primaries(&self) -> usize {
+        self.primaries
+    }
+
     /// How many parameter shards there are.
     pub fn shards(&self) -> u32 {
-        self.roster.shards()
+        self.sized_record.shards()
     }
 
     /// The number of elements of a parameter shard. 0 if there is no such shard.
     pub fn length(&self, shard: Shard) -> usize {
-        self.roster.length(shard)
+        self.sized_record.length(shard)
     }
 
     /// The other members.
@@ -153,12 +161,12 @@ impl Plan {
 
     /// The primary of a shard.
     pub fn primary(&self, shard: Shard) -> WorkerId {
-        self.roster.primary(shard)
+        self.sized_record.primary(shard)
     }
 
     /// The backups of a shard.
     pub fn backups(&self, shard: Shard) -> impl Iterator<Item = WorkerId> {
-        self.roster.owners(shard).skip(1)
+        self.sized_record.owners(shard).skip(1)
     }
 
     /// The members that get a shard's new parameters from its primary: all but its owners. The
@@ -170,7 +178,7 @@ impl Plan {
         (1..world)
             .map(move |k| Rank((self.rank.0 + k) % world))
             .filter(|rank| !owners.contains(rank))
-            .map(|rank| self.roster.id(rank))
+            .map(|rank| self.sized_record.id(rank))
     }
 
     /// Whether `from` sends this member the partial of `node` for `shard`.

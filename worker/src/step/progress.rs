@@ -3,7 +3,8 @@
 //! Input: time, whether the device has all that it needs, and its reports. Output: a [`ShardTime`]
 //! for the heartbeat. A coordinator uses it to notice a device that hangs while its worker's
 //! heartbeats go on. The time of a data shard does not include waiting for parameters, but it
-//! includes loading: a data set that is always slow has long data shards. The first data shard
+//! includes loading: a data set that is always slow has long data shards. A stall, in which the
+//! data set cannot read a sample yet, is left out: the run waits for it. The first data shard
 //! after a build is never under suspicion, since a device may compile then. Nor is a validation,
 //! which is not a data shard. A change of generation builds nothing, so the usual time outlives it:
 //! the coordinator finds a sample that hangs one worker after the other at each of them.
@@ -17,7 +18,7 @@ use everstep_transport::time::Time;
 
 /// The most that counts of the time between two looks. A process that stood still in between has
 /// not computed meanwhile.
-const LOOK: Duration = Duration::from_millis(500);
+const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
 
 /// The device's progress since its model was built. At a change of generation the time under way
 /// stays until the device has followed, because a device that hangs then never follows.
@@ -28,6 +29,8 @@ pub struct Progress {
     /// How long the device has computed the present data shard.
     under_way: Duration,
     usual: Usual,
+    /// The data set cannot read a sample yet: the device waits, and nothing hangs.
+    is_stalled: bool,
     /// The last look at all, and the time since the newest data shard. That time leaves out spans
     /// in which this process stood still.
     passed: (Option<Time>, Duration),
@@ -68,15 +71,20 @@ impl Progress {
     /// needs for it.
     pub(super) fn look(&mut self, now: Time, is_ready: bool) {
         let (before, passed) = self.passed;
-        let span = before.map_or(Duration::ZERO, |before| now.since(before).min(LOOK));
+        let span = before.map_or(Duration::ZERO, |before| now.since(before).min(MAX_COUNTED_GAP));
         self.passed = (Some(now), passed + span);
-        if !is_ready {
+        if !is_ready || self.is_stalled {
             (self.looked, self.under_way) = (None, Duration::ZERO);
             return;
         }
         if let Some(looked) = self.looked.replace(now) {
-            self.under_way += now.since(looked).min(LOOK);
+            self.under_way += now.since(looked).min(MAX_COUNTED_GAP);
         }
+    }
+
+    /// The data set cannot read a sample yet, or can again.
+    pub(super) fn load_stalled(&mut self, is_stalled: bool) {
+        self.is_stalled = is_stalled;
     }
 
     /// The device has computed a data shard, and its samples took so long to load. The loader may
@@ -150,6 +158,19 @@ mod tests {
         assert_eq!(progress.told(), None, "it has nothing to compute");
         progress.look(Time(90_000_000_000), true);
         assert_eq!(progress.told().map(|told| told.under_way_ms), Some(0));
+    }
+
+    #[test]
+    fn a_device_whose_data_cannot_be_read_yet_does_not_hang() {
+        let mut progress = computing(&[1, 10, 50]);
+        progress.load_stalled(true);
+        for tenths in 61..=900 {
+            progress.look(Time(tenths * 100_000_000), true);
+            assert_eq!(progress.told(), None);
+        }
+        progress.load_stalled(false);
+        progress.computed(Time(90_000_000_000), Duration::from_millis(10));
+        assert_eq!(progress.told().map(|told| told.usual_ms), Some(1_000), "nor is it slow");
     }
 
     #[test]

@@ -11,7 +11,7 @@ use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::{Commit, Decision, LossScale};
 
 /// After so many good steps in a row the scale doubles.
-pub const GROWTH: u32 = 2_000;
+pub const GROWTH_INTERVAL: u32 = 2_000;
 
 /// The scale of the first step: 65,536.
 const FIRST_EXPONENT: u8 = 16;
@@ -76,7 +76,7 @@ mod tests {
 
     use super::*;
 
-    const DYNAMIC: Scaling = Scaling::Dynamic { growth: GROWTH };
+    const DYNAMIC: Scaling = Scaling::Dynamic { growth: GROWTH_INTERVAL };
 
     /// The scale after the first one and so many good steps.
     fn grown(steps: u32) -> LossScale {
@@ -95,7 +95,7 @@ mod tests {
 
     #[test]
     fn it_is_never_below_one_or_above_two_to_the_24th() {
-        assert_eq!(grown(100 * GROWTH).factor(), 1 << 24);
+        assert_eq!(grown(100 * GROWTH_INTERVAL).factor(), 1 << 24);
         let least = (0..100).fold(DYNAMIC.first(), |it, _| DYNAMIC.next(it, Decision::Skip));
         assert_eq!(least.factor(), 1);
     }

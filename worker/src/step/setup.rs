@@ -7,7 +7,6 @@ use everstep_kernels::schedule::Schedule;
 use everstep_transport::protocol::{Record, RunSpec, Step};
 
 use super::scaling::Scaling;
-use crate::optimize;
 
 /// The part that does not change with the generation.
 #[derive(Debug)]
@@ -26,6 +25,8 @@ pub struct Setup {
     pub unix_ms_at_zero: u64,
     /// The pool of the buffers for tensors.
     pub pool: Pool,
+    /// The number of tensors of a parameter shard's state: master weights and moments.
+    pub state_parts: usize,
     /// Bytes of kept sums that a member adds up at once.
     pub merge_bytes: usize,
 }
@@ -34,11 +35,5 @@ impl Setup {
     /// Whether members of this record start no step: the run waits, or its last step is committed.
     pub fn starts_no_step(&self, record: &Record) -> bool {
         record.waiting || record.resume >= Step(self.run.steps)
-    }
-
-    /// How many tensors a parameter shard's state has: master weights and moments.
-    pub fn state_parts(&self) -> usize {
-        let optimizer = optimize::optimizer(&self.run);
-        optimizer.map_or(1, |optimizer| optimizer.bytes_per_parameter() / size_of::<f32>())
     }
 }

@@ -4,7 +4,7 @@ use everstep_kernels::buffer::Shared;
 use everstep_transport::protocol::{DataShard, Shard, Step, WorkerId};
 use everstep_worker::step::event::{Job, Origin, Report, Summary};
 
-use crate::support::{Bench, SHARDS, enter, run};
+use crate::support::{SHARDS, TestDevice, enter, run};
 
 fn finish(data_shards: std::ops::Range<u32>) -> Job {
     let data_shards = data_shards.map(DataShard).collect();
@@ -12,25 +12,29 @@ fn finish(data_shards: std::ops::Range<u32>) -> Job {
 }
 
 /// Ends the run: returns the summary, and the masters to write.
-fn end(bench: &mut Bench, data_shards: std::ops::Range<u32>) -> (Summary, Vec<(Shard, Shared)>) {
-    let reports = bench.give(finish(data_shards));
+fn end(
+    test_device: &mut TestDevice,
+    data_shards: std::ops::Range<u32>,
+) -> (Summary, Vec<(Shard, Shared)>) {
+    let reports = test_device.give(finish(data_shards));
     let [Report::Finished(summary)] = reports.as_slice() else { panic!("{reports:?}") };
     let master = |report| match report {
         Report::Exported { to: WorkerId(7), shard, values } => (shard, values),
         other => panic!("{other:?}"),
     };
-    let masters = bench.give(Job::Masters { to: WorkerId(7) }).into_iter().map(master).collect();
+    let masters =
+        test_device.give(Job::Masters { to: WorkerId(7) }).into_iter().map(master).collect();
     (summary.clone(), masters)
 }
 
-fn open(bench: &mut Bench) {
-    assert!(matches!(bench.give(Job::Open).as_slice(), [Report::Opened]));
+fn open(test_device: &mut TestDevice) {
+    assert!(matches!(test_device.give(Job::Open).as_slice(), [Report::Opened]));
 }
 
-fn write(bench: &mut Bench, masters: &[(Shard, Shared)]) -> Vec<Report> {
+fn write(test_device: &mut TestDevice, masters: &[(Shard, Shared)]) -> Vec<Report> {
     let job = |(shard, values): &(Shard, Shared)| {
         let (shard, values) = (*shard, Shared::clone(values));
-        bench.give(Job::Write { shard, values })
+        test_device.give(Job::Write { shard, values })
     };
     masters.iter().flat_map(job).collect()
 }
@@ -38,29 +42,32 @@ fn write(bench: &mut Bench, masters: &[(Shard, Shared)]) -> Vec<Report> {
 #[test]
 fn the_end_is_done_anew_and_the_counters_go_on() {
     let folder = tempfile::tempdir().expect("a folder");
-    let mut bench = Bench::of(&run(), Some(folder.path().to_path_buf()));
-    bench.give(enter(1, Origin::Seed, 0..SHARDS));
-    bench.train(1, 0..SHARDS);
-    bench.train(2, 0..SHARDS);
-    let (first, masters) = end(&mut bench, 0..4);
-    open(&mut bench);
+    let mut test_device = TestDevice::of(&run(), Some(folder.path().to_path_buf()));
+    test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+    test_device.train(1, 0..SHARDS);
+    test_device.train(2, 0..SHARDS);
+    let (first, masters) = end(&mut test_device, 0..4);
+    open(&mut test_device);
     assert_eq!((first.evaluations.len(), first.digests.len()), (4, SHARDS as usize));
     assert_eq!(first.data_shards_computed, 16);
-    assert!(write(&mut bench, &masters[..5]).is_empty(), "not all of it has come");
+    assert!(write(&mut test_device, &masters[..5]).is_empty(), "not all of it has come");
 
-    bench.give(enter(2, Origin::Held, 0..SHARDS));
-    let (again, masters) = end(&mut bench, 2..8);
-    assert!(write(&mut bench, &masters).is_empty(), "nobody has opened it in this generation");
-    open(&mut bench);
+    test_device.give(enter(2, Origin::Held, 0..SHARDS));
+    let (again, masters) = end(&mut test_device, 2..8);
+    assert!(
+        write(&mut test_device, &masters).is_empty(),
+        "nobody has opened it in this generation"
+    );
+    open(&mut test_device);
     assert_eq!(again.evaluations.len(), 6);
     assert_eq!(again.evaluations[..2], first.evaluations[2..]);
     assert_eq!((&again.digests, again.data_shards_computed), (&first.digests, 16));
-    assert!(matches!(write(&mut bench, &masters).as_slice(), [Report::Written]));
+    assert!(matches!(write(&mut test_device, &masters).as_slice(), [Report::Written]));
 
-    bench.give(enter(3, Origin::Held, 0..SHARDS));
-    let (_, masters) = end(&mut bench, 0..8);
-    open(&mut bench);
-    assert!(matches!(write(&mut bench, &masters).as_slice(), [Report::Written]));
+    test_device.give(enter(3, Origin::Held, 0..SHARDS));
+    let (_, masters) = end(&mut test_device, 0..8);
+    open(&mut test_device);
+    assert!(matches!(write(&mut test_device, &masters).as_slice(), [Report::Written]));
     let files: Vec<_> = std::fs::read_dir(folder.path()).expect("read").collect();
     assert_eq!(files.len(), 1, "the model and nothing else: {files:?}");
 }
@@ -70,25 +77,25 @@ fn a_directory_that_is_gone_is_told_of_and_the_file_is_begun_anew() {
     let folder = tempfile::tempdir().expect("a folder");
     let runs = folder.path().join("runs");
     std::fs::create_dir(&runs).expect("made");
-    let mut bench = Bench::of(&run(), Some(runs.clone()));
-    bench.give(enter(1, Origin::Seed, 0..SHARDS));
-    bench.train(1, 0..SHARDS);
-    bench.train(2, 0..SHARDS);
-    let (_, masters) = end(&mut bench, 0..4);
+    let mut test_device = TestDevice::of(&run(), Some(runs.clone()));
+    test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+    test_device.train(1, 0..SHARDS);
+    test_device.train(2, 0..SHARDS);
+    let (_, masters) = end(&mut test_device, 0..4);
     std::fs::remove_dir(&runs).expect("gone");
     std::fs::write(&runs, b"a file in its place").expect("written");
-    assert!(matches!(bench.give(Job::Open).as_slice(), [Report::Unwritten(_)]));
-    assert!(write(&mut bench, &masters).is_empty(), "what comes meanwhile is discarded");
+    assert!(matches!(test_device.give(Job::Open).as_slice(), [Report::Unwritten(_)]));
+    assert!(write(&mut test_device, &masters).is_empty(), "what comes meanwhile is discarded");
 
     std::fs::remove_file(&runs).expect("gone");
     std::fs::create_dir(&runs).expect("back");
-    open(&mut bench);
-    assert!(write(&mut bench, &masters[..3]).is_empty());
+    open(&mut test_device);
+    assert!(write(&mut test_device, &masters[..3]).is_empty());
     std::fs::remove_dir_all(&runs).expect("gone");
-    let last = write(&mut bench, &masters[3..]);
+    let last = write(&mut test_device, &masters[3..]);
     assert!(matches!(last.as_slice(), [Report::Unwritten(_)]), "no rename succeeds");
 
     std::fs::create_dir(&runs).expect("back");
-    open(&mut bench);
-    assert!(matches!(write(&mut bench, &masters).as_slice(), [Report::Written]));
+    open(&mut test_device);
+    assert!(matches!(write(&mut test_device, &masters).as_slice(), [Report::Written]));
 }

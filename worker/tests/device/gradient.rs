@@ -5,7 +5,7 @@ use everstep_worker::step::event::{Job, Origin, Report};
 use proptest::prelude::*;
 
 use crate::support::{
-    Bench, DATA_SHARDS, SHARDS, bits, computed, enter, gradient, reduce, relabel, run, scaled,
+    DATA_SHARDS, SHARDS, TestDevice, bits, computed, enter, gradient, reduce, relabel, run, scaled,
 };
 
 proptest! {
@@ -16,12 +16,12 @@ proptest! {
     fn data_shards_in_any_number_of_jobs_add_up_to_the_same_bits(
         jobs in prop::collection::vec(0usize..4, DATA_SHARDS as usize),
     ) {
-        let mut bench = Bench::primary_of(0..SHARDS);
-        let whole = bench.reduced(1);
+        let mut test_device = TestDevice::primary_of(0..SHARDS);
+        let whole = test_device.reduced(1);
         let mut parts = Vec::new();
         for job in 0..4 {
             let mine = (0..DATA_SHARDS).filter(|data_shard| jobs[*data_shard as usize] == job);
-            parts.extend(bench.give(gradient(1, mine)));
+            parts.extend(test_device.give(gradient(1, mine)));
         }
         prop_assert_eq!(bits(&reduce(&parts)), bits(&whole));
     }
@@ -29,31 +29,31 @@ proptest! {
 
 #[test]
 fn after_a_redo_the_next_steps_go_on() {
-    let mut steady = Bench::primary_of(0..SHARDS);
-    let mut bench = Bench::primary_of(0..SHARDS);
-    assert_eq!(computed(&bench.give(gradient(1, 0..5))), [0, 1, 2, 3, 4]);
-    assert_eq!(computed(&bench.give(gradient(1, 5..8))), [5, 6, 7]);
-    assert_eq!(computed(&bench.give(gradient(1, 0..0))), [0; 0]);
+    let mut steady = TestDevice::primary_of(0..SHARDS);
+    let mut test_device = TestDevice::primary_of(0..SHARDS);
+    assert_eq!(computed(&test_device.give(gradient(1, 0..5))), [0, 1, 2, 3, 4]);
+    assert_eq!(computed(&test_device.give(gradient(1, 5..8))), [5, 6, 7]);
+    assert_eq!(computed(&test_device.give(gradient(1, 0..0))), [0; 0]);
     for step in 1..4 {
-        assert_eq!(bench.train(step, 0..SHARDS), steady.train(step, 0..SHARDS));
+        assert_eq!(test_device.train(step, 0..SHARDS), steady.train(step, 0..SHARDS));
     }
 }
 
 #[test]
 fn a_skipped_step_relabels_and_changes_nothing_else() {
-    let mut bench = Bench::primary_of(0..SHARDS);
-    let initial = bench.digests(0..SHARDS);
-    bench.give(gradient(1, 0..8));
-    assert!(bench.give(Job::Skip { step: Step(1) }).is_empty());
+    let mut test_device = TestDevice::primary_of(0..SHARDS);
+    let initial = test_device.digests(0..SHARDS);
+    test_device.give(gradient(1, 0..8));
+    assert!(test_device.give(Job::Skip { step: Step(1) }).is_empty());
     for shard in 0..SHARDS {
-        match bench.give(relabel(1, shard)).as_slice() {
+        match test_device.give(relabel(1, shard)).as_slice() {
             [Report::Updated { version: Step(1), digest, parameters: None, .. }] => {
                 assert_ne!(*digest, initial[shard as usize].2, "the version is in the digest");
             }
             other => panic!("{other:?}"),
         }
     }
-    assert_eq!(bench.reduced(2).len() as u32, SHARDS, "nothing is waited for");
+    assert_eq!(test_device.reduced(2).len() as u32, SHARDS, "nothing is waited for");
 }
 
 /// Only the gradient inside the model carries the scale. All other values are in true units.
@@ -62,12 +62,12 @@ fn a_loss_scale_changes_no_bit_of_partials_and_losses() {
     for accumulate in [1, 3] {
         let mut run = run();
         run.batch.accumulate = accumulate;
-        let mut bench = Bench::of(&run, None);
-        bench.give(enter(1, Origin::Seed, 0..SHARDS));
-        let plain = bench.give(gradient(1, 0..DATA_SHARDS));
+        let mut test_device = TestDevice::of(&run, None);
+        test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+        let plain = test_device.give(gradient(1, 0..DATA_SHARDS));
         for exponent in [1, 16, 24] {
             let scale = LossScale { exponent, good: 0 };
-            let found = bench.give(scaled(1, scale, 0..DATA_SHARDS));
+            let found = test_device.give(scaled(1, scale, 0..DATA_SHARDS));
             assert_eq!(bits(&reduce(&found)), bits(&reduce(&plain)), "{scale:?}");
             assert_eq!(losses(&found), losses(&plain), "{scale:?}");
         }
@@ -89,17 +89,17 @@ fn in_bf16() -> RunSpec {
 #[test]
 fn after_a_rollback_everything_is_as_the_seed_says() {
     for run in [run(), in_bf16()] {
-        let mut bench = Bench::of(&run, None);
-        let first = bench.give(enter(1, Origin::Seed, 0..SHARDS));
-        let whole = bits(&bench.reduced(1));
-        let trained: Vec<_> = (1..4).map(|step| bench.train(step, 0..SHARDS)).collect();
+        let mut test_device = TestDevice::of(&run, None);
+        let first = test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+        let whole = bits(&test_device.reduced(1));
+        let trained: Vec<_> = (1..4).map(|step| test_device.train(step, 0..SHARDS)).collect();
         // Fewer shards are owned. The device computes with the parameters of the others all the
         // same.
-        let entered = bench.give(enter(2, Origin::Seed, 1..3));
+        let entered = test_device.give(enter(2, Origin::Seed, 1..3));
         assert_eq!(owned(&entered), owned(&first)[1..3]);
-        assert_eq!(bits(&bench.reduced(1)), whole);
-        bench.give(enter(3, Origin::Seed, 0..SHARDS));
-        let again: Vec<_> = (1..4).map(|step| bench.train(step, 0..SHARDS)).collect();
+        assert_eq!(bits(&test_device.reduced(1)), whole);
+        test_device.give(enter(3, Origin::Seed, 0..SHARDS));
+        let again: Vec<_> = (1..4).map(|step| test_device.train(step, 0..SHARDS)).collect();
         assert_eq!(again, trained);
     }
 }

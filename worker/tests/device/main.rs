@@ -3,6 +3,7 @@
 
 mod end;
 mod gradient;
-mod holdings;
+mod shard_store;
+mod stall;
 mod support;
 mod waiting;

@@ -1,25 +1,26 @@
-//! A device on a bench: the test gives the jobs, also those that come while a pass waits.
+//! A device under test: the test gives the jobs, also those that come while a pass waits.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::compute::Batch;
 use everstep_kernels::device::DeviceChoice;
-use everstep_kernels::reduce::{self, Node, Operand, Sum, Tree};
+use everstep_kernels::reduce::{self, Addend, Node, Sum, Tree};
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerKind, OptimizerSpec, Precision, ScheduleKind,
+    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, Precision, ScheduleKind,
 };
 use everstep_transport::protocol::{
     DataShard, Encoding, Generation, LossScale, Rounding, RunSpec, Shard, Step,
 };
 use everstep_transport::time::Time;
 use everstep_worker::builtin;
-use everstep_worker::data::Dataset;
-use everstep_worker::device::build::{Place, build};
-use everstep_worker::device::{Device, Port};
+use everstep_worker::data::{DataError, Dataset};
+use everstep_worker::device::build::{BuildContext, build};
+use everstep_worker::device::{Device, DeviceChannel};
 use everstep_worker::step::event::{Gradient, Job, Origin, Report, Work};
 
 /// Data shards of [`run`].
@@ -41,19 +42,25 @@ pub fn run() -> RunSpec {
             heads: 1,
             width: 8,
             context: 2,
+            vocabulary: ModelSpec::VOCABULARY,
             precision: Precision::F32,
             recompute: false,
+            options: OptionMap::default(),
         },
-        data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05 },
+        data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05, dtype: None },
         batch: BatchSpec { data_shards: DATA_SHARDS, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {
-            kind: OptimizerKind::Adamw,
+            kind: "adamw".into(),
             learning_rate: 1e-2,
             warmup_steps: 2,
             schedule: ScheduleKind::Cosine,
             floor: OptimizerSpec::FLOOR,
             weight_decay: 0.1,
             clip_norm: Some(1.0),
+            betas: None,
+            epsilon: None,
+            momentum: None,
+            options: OptionMap::default(),
         },
         all_gather: Encoding::F32,
         rounding: Rounding::Nearest,
@@ -64,7 +71,10 @@ pub fn run() -> RunSpec {
 }
 
 /// Two digits a row, and their sum as the target.
-struct Sums;
+struct Sums {
+    /// How often a sample cannot be read yet. The tries count from the first job on.
+    failures: Arc<AtomicUsize>,
+}
 
 impl Dataset for Sums {
     fn len(&self) -> u64 {
@@ -73,24 +83,30 @@ impl Dataset for Sums {
     fn fingerprint(&self) -> [u8; 32] {
         [0; 32]
     }
-    fn fill(&self, index: u64, batch: &mut Batch) {
+    fn fill(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
+        let count_down = |left: usize| left.checked_sub(1);
+        if self.failures.fetch_update(Relaxed, Relaxed, count_down).is_ok() {
+            return Err(DataError::Retry("the store is down".into()));
+        }
         let (a, b) = (index as u32 / 10, index as u32 % 10);
         batch.tokens.extend([a, b]);
         batch.targets.push(a + b);
         batch.rows += 1;
+        Ok(())
     }
     fn validation_len(&self) -> u64 {
         20
     }
-    fn fill_validation(&self, index: u64, batch: &mut Batch) {
-        self.fill(index, batch);
+    fn fill_validation(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
+        self.fill(index, batch)
     }
 }
 
 /// A device, the jobs for it, and its reports.
-pub struct Bench {
+pub struct TestDevice {
     device: Device,
     script: Script,
+    failures: Arc<AtomicUsize>,
 }
 
 /// Jobs that come one after the other while a pass waits. Then no more come.
@@ -102,14 +118,14 @@ struct Script {
     reports: Vec<Report>,
 }
 
-impl Port for Script {
+impl DeviceChannel for Script {
     fn report(&mut self, report: Report) {
         self.reports.push(report);
     }
     fn wait(&mut self) -> Option<Job> {
         self.coming.pop_front()
     }
-    fn question(&mut self) -> Option<Job> {
+    fn next_request(&mut self) -> Option<Job> {
         self.beside.pop_front()
     }
     fn now(&self) -> Time {
@@ -117,7 +133,7 @@ impl Port for Script {
     }
 }
 
-impl Bench {
+impl TestDevice {
     /// A device of [`run`].
     pub fn new() -> Self {
         Self::of(&run(), None)
@@ -125,11 +141,14 @@ impl Bench {
 
     /// A device of a run. It writes its model into `dir`.
     pub fn of(run: &RunSpec, dir: Option<PathBuf>) -> Self {
-        let registry = builtin::registry().dataset("sums", |_| Ok(Arc::new(Sums)));
+        let failures = Arc::new(AtomicUsize::new(0));
+        let counted = failures.clone();
+        let registry = builtin::registry()
+            .dataset("sums", move |_| Ok(Arc::new(Sums { failures: counted.clone() })));
         let address = "127.0.0.1:1".parse().expect("an address");
         let (zone, overlap) = (None, true);
         let device = DeviceChoice::Cpu;
-        let place = Place {
+        let place = BuildContext {
             incarnation: 1,
             address,
             machine: None,
@@ -140,14 +159,19 @@ impl Bench {
             prefetch: 2,
         };
         let built = build(&registry, run, &place, Pool::new(1 << 20));
-        Self { device: built.expect("a device").0, script: Script::default() }
+        Self { device: built.expect("a device").0, script: Script::default(), failures }
+    }
+
+    /// The next so many tries to read a sample fail, and may be repeated.
+    pub fn fail_reads(&mut self, failures: usize) {
+        self.failures.store(failures, Relaxed);
     }
 
     /// A device that has entered from the seed, as primary of these shards.
     pub fn primary_of(shards: Range<u32>) -> Self {
-        let mut bench = Self::new();
-        bench.give(enter(1, Origin::Seed, shards.clone()));
-        bench
+        let mut test_device = Self::new();
+        test_device.give(enter(1, Origin::Seed, shards.clone()));
+        test_device
     }
 
     /// Does a job. Returns the reports of it.
@@ -201,7 +225,7 @@ impl Bench {
 /// Reduced gradients, by shard.
 pub type Gradients = BTreeMap<Shard, Shared>;
 
-/// Adds the partials of all data shards up, in whatever pieces the device reported them.
+/// Adds the partials of all data shards up, in whatever chunks the device reported them.
 pub fn reduce(reports: &[Report]) -> Gradients {
     let tree = Tree::new(DATA_SHARDS);
     let mut sums = BTreeMap::new();
@@ -210,7 +234,7 @@ pub fn reduce(reports: &[Report]) -> Gradients {
         if let Report::Partial { shard, node, sum, .. } = report {
             let new = || Sum::new(tree, sum.len(), Pool::new(0));
             let whole: &mut Sum = sums.entry(*shard).or_insert_with(new);
-            let root = whole.insert(*node, Operand::Kept(Shared::clone(sum))).expect("in the tree");
+            let root = whole.insert(*node, Addend::Kept(Shared::clone(sum))).expect("in the tree");
             gradients.extend(root.map(|root| (*shard, root.into_shared())));
         }
     }
@@ -231,17 +255,17 @@ pub fn scaled(step: u64, scale: LossScale, data_shards: impl IntoIterator<Item =
     Job::Gradient { step: Step(step), scale, work: Arc::new(Work { data_shards, subtrees }) }
 }
 
-/// The job of entering a generation as primary of these shards, learning nothing.
+/// The job of entering a generation as primary of these shards, syncing nothing.
 pub fn enter(generation: u64, origin: Origin, primary: Range<u32>) -> Job {
     let owned = primary.map(|shard| (Shard(shard), true)).collect();
-    Job::Enter { generation: Generation(generation), origin, owned, learned: Vec::new() }
+    Job::Enter { generation: Generation(generation), origin, owned, syncing: Vec::new() }
 }
 
-/// The job of entering a generation in which this worker only learns.
-pub fn learn(generation: u64, learned: Range<u32>) -> Job {
-    let learned = learned.map(Shard).collect();
+/// The job of entering a generation in which this worker only syncs.
+pub fn sync(generation: u64, syncing: Range<u32>) -> Job {
+    let syncing = syncing.map(Shard).collect();
     let (generation, origin) = (Generation(generation), Origin::Held);
-    Job::Enter { generation, origin, owned: Vec::new(), learned }
+    Job::Enter { generation, origin, owned: Vec::new(), syncing }
 }
 
 /// The job of updating a shard.

@@ -6,7 +6,7 @@ use everstep_transport::protocol::{Shard, Step, WorkerId};
 use everstep_worker::step::event::{Job, Origin, Report};
 
 use crate::support::{
-    Bench, Gradients, SHARDS, bits, computed, enter, gradient, learn, load, parameters, reduce,
+    Gradients, SHARDS, TestDevice, bits, computed, enter, gradient, load, parameters, reduce, sync,
     update,
 };
 
@@ -14,7 +14,7 @@ const ASKING: WorkerId = WorkerId(7);
 
 /// The primary of shards 0 to 2 at version 1. It lacks the parameters of the others.
 struct Lacking {
-    bench: Bench,
+    test_device: TestDevice,
     /// The parameters of version 1 of shards 3 to 6.
     missing: Vec<(Shard, Shared)>,
     /// The reduced gradients of steps 1 and 2.
@@ -22,17 +22,17 @@ struct Lacking {
 }
 
 fn lacking() -> Lacking {
-    let mut other = Bench::primary_of(0..SHARDS);
+    let mut other = TestDevice::primary_of(0..SHARDS);
     let first = other.reduced(1);
     let mut missing = Vec::new();
     for shard in 0..SHARDS {
         missing.extend(parameters(&other.give(update(1, shard, &first))));
     }
-    let mut bench = Bench::primary_of(0..3);
+    let mut test_device = TestDevice::primary_of(0..3);
     for shard in 0..3 {
-        bench.give(update(1, shard, &first));
+        test_device.give(update(1, shard, &first));
     }
-    Lacking { bench, missing: missing.split_off(3), gradients: [first, other.reduced(2)] }
+    Lacking { test_device, missing: missing.split_off(3), gradients: [first, other.reduced(2)] }
 }
 
 fn loads(missing: &[(Shard, Shared)]) -> Vec<Job> {
@@ -56,28 +56,28 @@ fn kinds(reports: &[Report]) -> Vec<&'static str> {
 
 #[test]
 fn others_are_answered_while_a_pass_waits() {
-    let Lacking { mut bench, missing, gradients } = lacking();
+    let Lacking { mut test_device, missing, gradients } = lacking();
     let shards = vec![Shard(0), Shard(2)];
     let mut coming =
         vec![Job::Share { to: ASKING, shards: shards.clone() }, Job::Export { to: ASKING, shards }];
     coming.extend(loads(&missing));
-    let reports = bench.give_while(gradient(2, 0..8), coming);
+    let reports = test_device.give_while(gradient(2, 0..8), coming);
     let mut expected = vec!["shared", "shared", "state", "state"];
     expected.extend(["computed"; 8]);
     assert_eq!(kinds(&reports), expected);
     assert_eq!(bits(&reduce(&reports)), bits(&gradients[1]));
 }
 
-/// A pass may take as long as a step, and a worker that learns needs many states.
+/// A pass may take as long as a step, and a worker that catches up needs many states.
 #[test]
 fn others_are_answered_beside_a_pass_that_computes() {
-    let mut bench = Bench::primary_of(0..SHARDS);
-    let alone = bits(&Bench::primary_of(0..SHARDS).reduced(1));
+    let mut test_device = TestDevice::primary_of(0..SHARDS);
+    let alone = bits(&TestDevice::primary_of(0..SHARDS).reduced(1));
     let questions = vec![
         Job::Export { to: ASKING, shards: vec![Shard(0)] },
         Job::Share { to: ASKING, shards: vec![Shard(1)] },
     ];
-    let reports = bench.give_beside(gradient(1, 0..8), questions);
+    let reports = test_device.give_beside(gradient(1, 0..8), questions);
     let mut expected = vec!["state", "shared"];
     expected.extend(["computed"; 8]);
     assert_eq!(kinds(&reports), expected, "before the first data shard is done");
@@ -86,60 +86,64 @@ fn others_are_answered_beside_a_pass_that_computes() {
 
 #[test]
 fn entering_with_what_is_held_waits_for_the_end_of_the_pass() {
-    let Lacking { mut bench, missing, gradients } = lacking();
+    let Lacking { mut test_device, missing, gradients } = lacking();
     let mut coming = vec![enter(2, Origin::Held, 0..3), gradient(2, 2..4)];
     coming.extend(loads(&missing));
-    let reports = bench.give_while(gradient(2, 0..2), coming);
+    let reports = test_device.give_while(gradient(2, 0..2), coming);
     assert_eq!(kinds(&reports), ["computed", "computed", "entered", "computed", "computed"]);
-    let rest = bench.give(gradient(2, 4..8));
+    let rest = test_device.give(gradient(2, 4..8));
     let all: Vec<Report> = reports.into_iter().chain(rest).collect();
     assert_eq!(bits(&reduce(&all)), bits(&gradients[1]));
 }
 
 #[test]
 fn a_rollback_ends_a_pass_that_waits_and_what_waits_behind_it() {
-    let Lacking { mut bench, missing, gradients } = lacking();
+    let Lacking { mut test_device, missing, gradients } = lacking();
     let mut coming = loads(&missing[..2]);
     coming.extend([
         enter(2, Origin::Held, 0..3),
         gradient(2, 0..1),
         enter(3, Origin::Seed, 0..SHARDS),
     ]);
-    let reports = bench.give_while(gradient(2, [3]), coming);
+    let reports = test_device.give_while(gradient(2, [3]), coming);
     let entered = [Step(0); SHARDS as usize];
     let [Report::Entered { generation, owned }] = reports.as_slice() else { panic!("{reports:?}") };
     assert_eq!(generation.0, 3);
     assert!(owned.iter().map(|(_, version, _)| *version).eq(entered));
-    assert_eq!(bench.left(), 0);
-    assert_eq!(bits(&bench.reduced(1)), bits(&gradients[0]), "no half-loaded parameter is left");
+    assert_eq!(test_device.left(), 0);
+    assert_eq!(
+        bits(&test_device.reduced(1)),
+        bits(&gradients[0]),
+        "no half-loaded parameter is left"
+    );
 }
 
 #[test]
 fn parameters_that_are_still_to_come_are_not_relabelled() {
-    let Lacking { mut bench, missing, .. } = lacking();
-    bench.give(Job::Skip { step: Step(2) });
+    let Lacking { mut test_device, missing, .. } = lacking();
+    test_device.give(Job::Skip { step: Step(2) });
     let coming: Vec<Job> = missing.iter().map(|(shard, values)| load(shard.0, 2, values)).collect();
-    assert_eq!(computed(&bench.give_while(gradient(3, 0..1), coming)), [0]);
-    assert_eq!(bench.left(), 0, "it has waited for all of them");
+    assert_eq!(computed(&test_device.give_while(gradient(3, 0..1), coming)), [0]);
+    assert_eq!(test_device.left(), 0, "it has waited for all of them");
 }
 
-/// A learner's own state can be all that a pass waits for: the shard's last other owner is gone.
+/// A joiner's own state can be all that a pass waits for: the shard's last other owner is gone.
 #[test]
 fn what_is_learned_while_a_pass_waits_is_what_it_waits_for() {
     let Lacking { missing, gradients, .. } = lacking();
-    let mut owner = Bench::primary_of(0..SHARDS);
+    let mut owner = TestDevice::primary_of(0..SHARDS);
     let states = owner.give(Job::Export { to: ASKING, shards: vec![Shard(0), Shard(1)] });
-    let mut learner = Bench::new();
-    learner.give(learn(1, 0..2));
+    let mut joiner = TestDevice::new();
+    joiner.give(sync(1, 0..2));
     for shard in 2..SHARDS {
         owner.give(update(1, shard, &gradients[0]));
     }
     let shared = owner.give(Job::Share { to: ASKING, shards: vec![Shard(2)] });
-    learner.give(load(2, 1, &parameters(&shared)[0].1));
+    joiner.give(load(2, 1, &parameters(&shared)[0].1));
     let mut coming = loads(&missing);
     coming.extend(states.into_iter().map(restore));
     coming.extend([update(1, 0, &gradients[0]), update(1, 1, &gradients[0])]);
-    let reports = learner.give_while(gradient(2, 0..8), coming);
+    let reports = joiner.give_while(gradient(2, 0..8), coming);
     let mut expected = vec!["restored", "restored", "updated", "updated"];
     expected.extend(["computed"; 8]);
     assert_eq!(kinds(&reports), expected);
@@ -163,42 +167,42 @@ fn a_pass_ends_when_its_step_has_committed_without_it() {
     for job in committed {
         let mut lacking = lacking();
         let coming = vec![enter(2, Origin::Held, 0..3), gradient(2, 4..5), job(&lacking)];
-        let reports = lacking.bench.give_while(gradient(2, [3]), coming);
+        let reports = lacking.test_device.give_while(gradient(2, [3]), coming);
         let computed =
             |report: &Report| matches!(report, Report::Partial { .. } | Report::Computed { .. });
         assert!(!reports.iter().any(computed), "neither it nor what waited for it: {reports:?}");
         assert_eq!(kinds(&reports)[0], "entered");
-        assert_eq!(lacking.bench.left(), 0);
+        assert_eq!(lacking.test_device.left(), 0);
     }
 }
 
 #[test]
 fn a_pass_ends_when_the_next_step_is_to_be_computed() {
-    let Lacking { mut bench, missing, gradients } = lacking();
+    let Lacking { mut test_device, missing, gradients } = lacking();
     let mut coming = vec![gradient(2, 4..5), gradient(3, 6..7)];
     coming.extend((0..3).map(|shard| update(2, shard, &gradients[1])));
     coming.extend(missing.iter().map(|(shard, values)| load(shard.0, 2, values)));
-    let reports = bench.give_while(gradient(2, 0..2), coming);
+    let reports = test_device.give_while(gradient(2, 0..2), coming);
     assert_eq!(kinds(&reports), ["updated", "updated", "updated", "computed"]);
     assert_eq!(computed(&reports), [6]);
 }
 
 #[test]
 fn what_a_job_that_waits_will_change_is_asked_for_after_it() {
-    let Lacking { mut bench, missing, .. } = lacking();
-    let mut owner = Bench::primary_of(0..SHARDS);
+    let Lacking { mut test_device, missing, .. } = lacking();
+    let mut owner = TestDevice::primary_of(0..SHARDS);
     let states = owner.give(Job::Export { to: ASKING, shards: vec![Shard(6)] });
     let mut coming = vec![learn_six()];
     coming.extend(states.into_iter().map(restore));
     coming.push(Job::Share { to: ASKING, shards: vec![Shard(6)] });
     coming.push(Job::Share { to: ASKING, shards: vec![Shard(0)] });
     coming.extend(loads(&missing));
-    let reports = bench.give_while(gradient(2, 0..1), coming);
+    let reports = test_device.give_while(gradient(2, 0..1), coming);
     assert_eq!(kinds(&reports), ["shared", "computed", "entered", "restored", "shared"]);
 }
 
 fn learn_six() -> Job {
     let generation = everstep_transport::protocol::Generation(2);
     let owned = (0..3).map(|shard| (Shard(shard), true)).collect();
-    Job::Enter { generation, origin: Origin::Held, owned, learned: vec![Shard(6)] }
+    Job::Enter { generation, origin: Origin::Held, owned, syncing: vec![Shard(6)] }
 }

@@ -1,10 +1,10 @@
 //! Several cores with toy devices, and a coordinator that the test plays.
 //!
-//! One thing happens at a time, chosen by a seed: a device takes a step, a message or a piece
+//! One thing happens at a time, chosen by a seed: a device takes a step, a message or a chunk
 //! arrives, or an answer of the coordinator arrives.
 
-pub mod bench;
 pub mod planner;
+pub mod toy_device;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::Ipv4Addr;
@@ -19,10 +19,10 @@ use everstep_transport::protocol::{
     WorkerId, codec, exemplars,
 };
 use everstep_transport::time::Time;
-use everstep_worker::step::core::{Core, Identity};
-use everstep_worker::step::event::{Admission, Built, Effect, Input, Lane, LinkId, Parcel};
+use everstep_worker::step::core::{Core, WorkerIdentity};
+use everstep_worker::step::event::{Admission, Built, Effect, Input, Lane, LinkId, StreamItem};
 
-use self::bench::Bench;
+use self::toy_device::ToyDevice;
 use crate::support::{DATA_SHARDS, PARAMETERS, registration};
 
 pub const TERM: Term = Term(1);
@@ -49,7 +49,7 @@ fn place() -> ModelPlace {
 /// A worker and its device.
 pub struct Node {
     pub core: Core,
-    pub bench: Bench,
+    pub toy_device: ToyDevice,
     pub alive: bool,
     /// The workers that it lets in: the members of its generation, and those of each Meet.
     peers: BTreeSet<WorkerId>,
@@ -57,14 +57,14 @@ pub struct Node {
     goes_on: usize,
 }
 
-/// A way from one worker to another. Messages and pieces on it keep their order.
+/// A way from one worker to another. Messages and chunks on it keep their order.
 type Way = (WorkerId, WorkerId, Option<Lane>);
 
 pub struct Cluster {
     pub run: RunSpec,
     pub now: Time,
     pub nodes: BTreeMap<WorkerId, Node>,
-    ways: BTreeMap<Way, VecDeque<Parcel>>,
+    ways: BTreeMap<Way, VecDeque<StreamItem>>,
     /// Pairs whose link is cut.
     pub cut: BTreeSet<(WorkerId, WorkerId)>,
     /// Messages of the coordinator that have not arrived, in order.
@@ -111,10 +111,10 @@ impl Cluster {
 
     /// Adds a worker, which registers.
     pub fn join(&mut self, worker: WorkerId) {
-        let identity = Identity { name: name(worker), unix_ms_at_zero: 0 };
+        let identity = WorkerIdentity { name: name(worker), unix_ms_at_zero: 0 };
         let core = Core::new(identity, Pool::new(1 << 22)).merging(1);
-        let bench = Bench::new(&self.run, PARAMETERS, SAMPLES);
-        let node = Node { core, bench, alive: true, peers: BTreeSet::new(), goes_on: 0 };
+        let toy_device = ToyDevice::new(&self.run, PARAMETERS, SAMPLES);
+        let node = Node { core, toy_device, alive: true, peers: BTreeSet::new(), goes_on: 0 };
         self.nodes.insert(worker, node);
         let run = self.run.clone();
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
@@ -126,7 +126,7 @@ impl Cluster {
 
     pub fn built() -> Built {
         let registration = registration((PARAMETERS, 3, SAMPLES), Some(place()));
-        Built { registration, tokens_per_step: 1 }
+        Built { registration, tokens_per_step: 1, state_parts: 3 }
     }
 
     // Actions of the test.
@@ -203,13 +203,13 @@ impl Cluster {
         self.inbox.entry(worker).or_default().extend(record);
     }
 
-    /// Feeds a learner in the current generation.
-    pub fn feed(&mut self, learner: WorkerId, shards: &[u32]) {
+    /// Feeds a joiner in the current generation.
+    pub fn feed(&mut self, joiner: WorkerId, shards: &[u32]) {
         let message = Message::Feed {
             term: TERM,
             generation: self.number(),
-            learner,
-            name: name(learner),
+            learner: joiner,
+            name: name(joiner),
             address: (Ipv4Addr::LOCALHOST, 1).into(),
             shards: shards.iter().copied().map(Shard).collect(),
         };
@@ -286,7 +286,7 @@ impl Cluster {
                 self.beat(worker);
                 let node = self.nodes.get_mut(&worker).expect("a worker");
                 for _ in 0..std::mem::take(&mut node.goes_on) {
-                    self.give(worker, Input::GoOn);
+                    self.give(worker, Input::Yielded);
                 }
             }
             1 => {
@@ -295,7 +295,7 @@ impl Cluster {
             }
             2 | 3 => {
                 let node = self.nodes.get_mut(&worker).expect("a worker");
-                let reports = node.bench.work();
+                let reports = node.toy_device.work();
                 reports.into_iter().for_each(|report| self.give(worker, Input::Device(report)));
             }
             _ => self.carry(),
@@ -306,7 +306,7 @@ impl Cluster {
         self.give(worker, Input::Tick);
     }
 
-    /// A message or a piece arrives, if its receiver lets it in.
+    /// A message or a chunk arrives, if its receiver lets it in.
     fn carry(&mut self) {
         let open = |way: &&Way| {
             !self.cut.contains(&(way.0, way.1)) && self.nodes[&way.1].peers.contains(&way.0)
@@ -319,25 +319,25 @@ impl Cluster {
         let way = self.ways.get_mut(&(from, to, lane)).expect("a way");
         let core = &self.nodes[&to].core;
         let admission = match way.front() {
-            Some(Parcel::Message(message)) if lane.is_some() => {
+            Some(StreamItem::Message(message)) if lane.is_some() => {
                 let bytes = codec::encode(message).len();
                 core.admit(from, &Chunk::message(generation_of(message), Step(0), bytes))
             }
-            Some(Parcel::Tensor { chunk, .. }) => core.admit(from, chunk),
+            Some(StreamItem::Tensor { chunk, .. }) => core.admit(from, chunk),
             _ => Admission::Take,
         };
         if admission == Admission::Wait {
             return;
         }
-        let parcel = way.pop_front();
+        let item = way.pop_front();
         if way.is_empty() {
             self.ways.remove(&(from, to, lane));
         }
-        let input = match parcel {
+        let input = match item {
             _ if admission == Admission::Drop => Input::Refused,
-            Some(Parcel::Message(message)) => Input::Peer { from, message: *message },
-            Some(Parcel::Tensor { chunk, values }) => {
-                Input::Piece { from, chunk, values: Buffer::detached(values.to_vec()) }
+            Some(StreamItem::Message(message)) => Input::Peer { from, message: *message },
+            Some(StreamItem::Tensor { chunk, values }) => {
+                Input::Chunk { from, chunk, values: Buffer::detached(values.to_vec()) }
             }
             None => return,
         };
@@ -357,14 +357,14 @@ impl Cluster {
 
     fn perform(&mut self, worker: WorkerId, effect: Effect) {
         match effect {
-            Effect::Tell { message, .. } => self.told(worker, message),
-            Effect::Send { to, message } => {
-                self.put((worker, to, None), Parcel::Message(message.into()))
+            Effect::SendToCoordinator { message, .. } => self.told(worker, message),
+            Effect::SendToPeer { to, message } => {
+                self.put((worker, to, None), StreamItem::Message(message.into()))
             }
-            Effect::Stream { to, lane, parcel, .. } => self.put((worker, to, Some(lane)), parcel),
+            Effect::Stream { to, lane, item, .. } => self.put((worker, to, Some(lane)), item),
             Effect::Build(run) => {
                 let node = self.nodes.get_mut(&worker).expect("a worker");
-                node.bench = Bench::new(&run, PARAMETERS, SAMPLES);
+                node.toy_device = ToyDevice::new(&run, PARAMETERS, SAMPLES);
                 self.give(worker, Input::Built(Self::built()));
             }
             Effect::Enter(record) => {
@@ -373,20 +373,20 @@ impl Cluster {
                 // This worker's unsent messages of an older generation are dropped.
                 self.ways.retain(|(from, _, _), _| *from != worker);
             }
-            Effect::Meet { worker: learner, .. } => {
-                self.nodes.get_mut(&worker).expect("a worker").peers.insert(learner);
+            Effect::AcceptPeer { worker: joiner, .. } => {
+                self.nodes.get_mut(&worker).expect("a worker").peers.insert(joiner);
             }
-            Effect::GoOn => self.nodes.get_mut(&worker).expect("a worker").goes_on += 1,
+            Effect::Yield => self.nodes.get_mut(&worker).expect("a worker").goes_on += 1,
             Effect::Coordinators(_) | Effect::Exit(_) => {}
             Effect::Device(job) => {
-                self.nodes.get_mut(&worker).expect("a worker").bench.give(job);
+                self.nodes.get_mut(&worker).expect("a worker").toy_device.give(job);
             }
         }
     }
 
-    fn put(&mut self, way: Way, parcel: Parcel) {
+    fn put(&mut self, way: Way, item: StreamItem) {
         if self.nodes.get(&way.1).is_some_and(|node| node.alive) {
-            self.ways.entry(way).or_default().push_back(parcel);
+            self.ways.entry(way).or_default().push_back(item);
         }
     }
 

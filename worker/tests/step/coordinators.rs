@@ -122,7 +122,8 @@ fn without_any_coordinator_training_goes_on() {
     take_step(&mut solo, 1);
     (0..100).for_each(|_| beat(&mut solo));
     solo.give(Input::CoordinatorGone("nobody answers".into()));
-    let quiet = |effect: &Effect| !matches!(effect, Effect::Tell { .. } | Effect::Exit(_));
+    let quiet =
+        |effect: &Effect| !matches!(effect, Effect::SendToCoordinator { .. } | Effect::Exit(_));
     assert!(solo.took().iter().all(quiet));
     solo.connect(LinkId(4));
     assert_eq!(greeted(&mut solo), [(LinkId(4), Some(OWN))]);
@@ -220,7 +221,9 @@ fn who_is_evicted_by_one_while_another_leads_begins_again_with_all() {
     solo.hear_on(THIRD, Message::Registered { worker: STRANGER, term: LATER });
     let told = solo.told_by_link();
     assert!(matches!(told[2], (THIRD, Message::Heartbeat(_))));
-    solo.effects.extend(told.into_iter().map(|(link, message)| Effect::Tell { link, message }));
+    solo.effects.extend(
+        told.into_iter().map(|(link, message)| Effect::SendToCoordinator { link, message }),
+    );
     assert_eq!(greeted(&mut solo), [(LINK, Some(STRANGER)), (SECOND, Some(STRANGER))]);
 }
 

@@ -11,7 +11,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
-use everstep_worker::step::core::{Core, Identity};
+use everstep_worker::step::core::{Core, WorkerIdentity};
 use everstep_worker::step::event::{Built, Effect, Input, Job, LinkId, Report};
 
 use crate::support::{GENERATION, record_of, registration};
@@ -48,13 +48,13 @@ impl Lone {
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
         lone.give(Input::CoordinatorUp { link: LINK, name: centre });
         lone.hear(Message::Welcome { run, term: Term(1) });
-        lone.give(Input::Built(Built { registration, tokens_per_step: 1 }));
+        lone.give(Input::Built(Built { registration, tokens_per_step: 1, state_parts: 3 }));
         lone.hear(Message::Registered { worker: WORKER, term: Term(1) });
         lone
     }
 
     fn new(name: NodeName, run: &RunSpec) -> Self {
-        let identity = Identity { name, unix_ms_at_zero: 0 };
+        let identity = WorkerIdentity { name, unix_ms_at_zero: 0 };
         let core = Core::new(identity, Pool::new(1 << 20));
         let sampler = Sampler::new(run.seed, SAMPLES, run.batch);
         Self { core, sampler, now: Time(1), told: VecDeque::new() }
@@ -68,7 +68,7 @@ impl Lone {
         self.core.handle(self.now, input);
         while let Some(effect) = self.core.poll_effect() {
             match effect {
-                Effect::Tell { message, .. } => self.told.push_back(message),
+                Effect::SendToCoordinator { message, .. } => self.told.push_back(message),
                 Effect::Device(job) => self.compute(job),
                 _ => {}
             }

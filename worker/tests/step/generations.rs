@@ -24,7 +24,7 @@ pub fn reference() -> &'static Outcome {
 pub fn outcome(cluster: &Cluster) -> Outcome {
     assert_eq!(cluster.failures, [""; 0]);
     let leader = cluster.record.as_ref().expect("a generation").step_leader();
-    let model = cluster.nodes[&leader].bench.model.clone();
+    let model = cluster.nodes[&leader].toy_device.model.clone();
     (model.into_values().collect(), cluster.written.clone())
 }
 
@@ -119,7 +119,7 @@ fn a_record_that_was_missed_is_made_up_for_by_the_next_one() {
 }
 
 #[test]
-fn a_learner_is_fed_and_becomes_an_owner() {
+fn a_joiner_is_fed_and_becomes_an_owner() {
     let mut cluster = begun(&[1, 2], 9);
     reach(&mut cluster, 2);
     cluster.join(WorkerId(3));
@@ -138,7 +138,7 @@ fn a_learner_is_fed_and_becomes_an_owner() {
 }
 
 #[test]
-fn in_a_generation_that_waits_a_learner_gets_everything_and_nobody_steps() {
+fn in_a_generation_that_waits_a_joiner_gets_everything_and_nobody_steps() {
     let mut cluster = begun(&[1, 2], 11);
     reach(&mut cluster, 5);
     cluster.kill(WorkerId(1));

@@ -195,10 +195,10 @@ fn portions(solo: &mut Solo) -> Vec<usize> {
         let is_sum =
             |effect: &&Effect| matches!(effect, Effect::Stream { lane: Lane::Partials, .. });
         portions.push(effects.iter().filter(is_sum).count());
-        if !effects.iter().any(|effect| matches!(effect, Effect::GoOn)) {
+        if !effects.iter().any(|effect| matches!(effect, Effect::Yield)) {
             return portions;
         }
-        solo.give(Input::GoOn);
+        solo.give(Input::Yielded);
     }
 }
 
@@ -217,7 +217,7 @@ fn what_was_kept_goes_out_in_portions_and_once() {
         solo.sum_up(1);
         next_generation(&mut solo, next_record(None));
         assert_eq!(portions(&mut solo), expected);
-        solo.give(Input::GoOn);
+        solo.give(Input::Yielded);
         assert_eq!(portions(&mut solo), [0], "there is no more");
     }
 }
@@ -231,7 +231,7 @@ fn i7_what_was_put_off_is_void_once_another_generation_is_promised() {
     let again = Record { number: next.number.next(), predecessor: next.number, ..next };
     solo.hear(Message::Pause { term: TERM, number: again.number });
     solo.took();
-    solo.give(Input::GoOn);
+    solo.give(Input::Yielded);
     assert_eq!(portions(&mut solo), [0]);
     solo.hear(Message::Announce(again));
     assert_eq!(portions(&mut solo), [1, 1, 0, 0, 1, 1], "it was kept all the same");

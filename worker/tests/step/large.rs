@@ -1,4 +1,4 @@
-//! A billion parameters on eight workers, and a ninth that learns its part of them over a modelled
+//! A billion parameters on eight workers, and a ninth that syncs its part of them over a modelled
 //! link: the bytes under way follow from bytes and time, for steps of any kind.
 
 use std::collections::VecDeque;
@@ -17,11 +17,11 @@ use crate::support::{GENERATION, record_of};
 
 const PARAMETERS: usize = 1_000_000_000;
 const JOINER: WorkerId = WorkerId(30);
-const TICK: Duration = Duration::from_millis(10);
+const TICK_INTERVAL: Duration = Duration::from_millis(10);
 /// Ticks from a question to the first byte of its answer, because a pass is under way.
 const ANSWER_TICKS: u64 = 10;
 
-/// A piece for the joiner.
+/// A chunk for the joiner.
 #[derive(Clone, Copy)]
 enum Item {
     State { from: WorkerId, shard: Shard, version: u64 },
@@ -32,7 +32,7 @@ enum Item {
 struct Scene {
     solo: Solo,
     record: Record,
-    lessons: Vec<Shard>,
+    missing: Vec<Shard>,
     tick: u64,
     /// States that the joiner asked for, each with the tick at which its owner sends it.
     asked: VecDeque<(u64, WorkerId, Shard)>,
@@ -49,8 +49,8 @@ fn length(shard: Shard) -> usize {
 }
 
 impl Scene {
-    /// The joiner shall learn the shards for which this is true.
-    fn new(learns: impl Fn(u32) -> bool) -> Self {
+    /// The joiner shall sync the shards for which this is true.
+    fn new(syncs: impl Fn(u32) -> bool) -> Self {
         let shards = reduce::shard_count(PARAMETERS) as u32;
         let each: Vec<[u32; 1]> = (0..8).map(|data_shard| [data_shard]).collect();
         let each: Vec<&[u32]> = each.iter().map(|data_shard| &data_shard[..]).collect();
@@ -70,26 +70,26 @@ impl Scene {
         solo.hear(Message::Registered { worker: JOINER, term: TERM });
         solo.hear(Message::Announce(record.clone()));
         solo.entered(GENERATION, Step(0));
-        let lessons: Vec<u32> = (0..shards).filter(|shard| learns(*shard)).collect();
-        solo.hear(crate::solo::feed(JOINER, &lessons));
-        let lessons = lessons.into_iter().map(Shard).collect();
+        let missing: Vec<u32> = (0..shards).filter(|shard| syncs(*shard)).collect();
+        solo.hear(crate::solo::feed(JOINER, &missing));
+        let missing = missing.into_iter().map(Shard).collect();
         let (states, gradients) = (VecDeque::new(), VecDeque::new());
         let (asked, most_under_way) = (VecDeque::new(), 0);
         let (tick, step, ready) = (0, 1, false);
-        Self { solo, record, lessons, tick, asked, states, gradients, step, ready, most_under_way }
+        Self { solo, record, missing, tick, asked, states, gradients, step, ready, most_under_way }
     }
 
     /// Runs steps of so many ticks, over a link that carries so many bytes in each tick. Returns
-    /// the seconds until the joiner has learned all shards. None if it does not in time.
-    fn learn(&mut self, step_ticks: u64, carries: usize) -> Option<f64> {
+    /// the seconds until the joiner has synced all shards. None if it does not in time.
+    fn catch_up(&mut self, step_ticks: u64, carries: usize) -> Option<f64> {
         while self.tick < 30_000 {
             self.tick += 1;
-            self.solo.now = self.solo.now + TICK;
+            self.solo.now = self.solo.now + TICK_INTERVAL;
             if self.tick % step_ticks == step_ticks / 2 && self.step > 1 {
                 let step = self.step;
                 let gradient =
                     |shard: &Shard| (Item::Gradient { shard: *shard, step }, 4 * length(*shard));
-                self.gradients.extend(self.lessons.iter().map(gradient));
+                self.gradients.extend(self.missing.iter().map(gradient));
             }
             if self.tick.is_multiple_of(step_ticks) {
                 let leader = self.record.members[0].worker;
@@ -105,7 +105,7 @@ impl Scene {
             self.solo.give(Input::Tick);
             self.follow();
             if self.ready {
-                return Some(self.tick as f64 * TICK.as_secs_f64());
+                return Some(self.tick as f64 * TICK_INTERVAL.as_secs_f64());
             }
         }
         None
@@ -136,21 +136,21 @@ impl Scene {
             Item::Gradient { shard, step } => {
                 let primary = self.record.owners_of(shard)[0];
                 let from = self.record.member(primary).worker;
-                self.piece(from, chunk_of(ChunkKind::Reduced, step, shard, 0));
+                self.receive_chunk(from, chunk_of(ChunkKind::Reduced, step, shard, 0));
             }
             Item::State { from, shard, version } => {
                 let (generation, version, digest) = (GENERATION, Step(version), 5);
                 self.solo.peer(from, Message::State { generation, shard, version, digest });
                 for index in 0..3 {
-                    self.piece(from, chunk_of(ChunkKind::State, version.0, shard, index));
+                    self.receive_chunk(from, chunk_of(ChunkKind::State, version.0, shard, index));
                 }
             }
         }
     }
 
-    fn piece(&mut self, from: WorkerId, chunk: Chunk) {
+    fn receive_chunk(&mut self, from: WorkerId, chunk: Chunk) {
         let values = Buffer::detached(vec![0.0; chunk.count as usize]);
-        self.solo.give(Input::Piece { from, chunk, values });
+        self.solo.give(Input::Chunk { from, chunk, values });
         self.follow();
     }
 
@@ -161,11 +161,11 @@ impl Scene {
                 Effect::Device(Job::Restore { shard, version, .. }) => {
                     self.solo.report(Report::Restored { version, shard, intact: true });
                 }
-                Effect::Send { to, message: Message::FetchState { shards, .. } } => {
+                Effect::SendToPeer { to, message: Message::FetchState { shards, .. } } => {
                     let due = self.tick + ANSWER_TICKS;
                     self.asked.extend(shards.into_iter().map(|shard| (due, to, shard)));
                 }
-                Effect::Tell { message: Message::Heartbeat(heartbeat), .. } => {
+                Effect::SendToCoordinator { message: Message::Heartbeat(heartbeat), .. } => {
                     self.ready = heartbeat.ready;
                     assert!(!heartbeat.ready || heartbeat.behind == 0);
                 }
@@ -184,10 +184,10 @@ fn chunk_of(kind: ChunkKind, step: u64, shard: Shard, index: u32) -> Chunk {
     Chunk { shard, count, index, ..chunk(kind, step, 0) }
 }
 
-/// Seconds that the joiner takes to learn, with steps of so many ticks, over a link that carries so
-/// many bytes a tick.
+/// Seconds that the joiner takes to catch up, with steps of so many ticks, over a link that carries
+/// so many bytes a tick.
 fn seconds(mut scene: Scene, step_ticks: u64, carries: usize) -> f64 {
-    let took = scene.learn(step_ticks, carries).expect("it learns everything");
+    let took = scene.catch_up(step_ticks, carries).expect("it learns everything");
     let bytes = scene.most_under_way;
     println!("steps of {step_ticks} ticks: {took:.1} s, {bytes} bytes under way");
     assert!(bytes <= 512 << 20, "{bytes}");
@@ -206,7 +206,7 @@ fn a_ninth_worker_learns_its_part_of_a_billion_parameters_by_what_its_link_carri
     }
 }
 
-/// One of eight workers had a quarter of all copies. Each of the seven others learns its part of
+/// One of eight workers had a quarter of all copies. Each of the seven others syncs its part of
 /// them: 0.43 GB of states, and 0.14 GB of gradients with each step.
 #[test]
 fn a_lost_copy_of_a_billion_parameters_is_restored_within_twenty_seconds() {

@@ -112,7 +112,7 @@ fn whoever_was_evicted_begins_again_as_another() {
     assert!(matches!(effects[0], Effect::Build(_)));
     assert!(matches!(
         effects[1],
-        Effect::Tell { link: LINK, message: Message::Hello { worker: None, .. } }
+        Effect::SendToCoordinator { link: LINK, message: Message::Hello { worker: None, .. } }
     ));
     let core = &solo.core;
     assert!(core.member().is_none());

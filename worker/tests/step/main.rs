@@ -1,14 +1,13 @@
 //! The tests of the step: each part by itself, one core among peers that the test plays, and
 //! several cores from generation to generation.
 
-mod ballot;
+mod catch_up;
 mod cluster;
 mod coordinators;
 mod core;
 mod generations;
 mod gradients;
 mod large;
-mod learning;
 mod links;
 mod member;
 mod plan;
@@ -18,4 +17,5 @@ mod promises;
 mod scaling;
 mod solo;
 mod support;
+mod vote_tally;
 mod writes;

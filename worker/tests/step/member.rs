@@ -1,4 +1,4 @@
-//! What a member waits for before it votes, and which messages and pieces it refuses.
+//! What a member waits for before it votes, and which messages and chunks it refuses.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 use everstep_worker::optimize;
 use everstep_worker::step::event::{Admission, Effect, Report};
-use everstep_worker::step::holdings::Holdings;
 use everstep_worker::step::member::Member;
-use everstep_worker::step::plan::Plan;
-use everstep_worker::step::scaling::{GROWTH, Scaling};
+use everstep_worker::step::plan::MemberPlan;
+use everstep_worker::step::replica_state::ReplicaState;
+use everstep_worker::step::scaling::{GROWTH_INTERVAL, Scaling};
 use everstep_worker::step::setup::Setup;
 
 use crate::support::{DATA_SHARDS, GENERATION, MEMBERS, PARAMETERS, record, record_of};
@@ -26,17 +26,18 @@ fn enter(worker: WorkerId, record: Record) -> Member {
     run.batch.data_shards = DATA_SHARDS;
     let setup = Setup {
         parameters: PARAMETERS,
-        scaling: Scaling::of(run.model.precision, GROWTH),
+        scaling: Scaling::of(run.model.precision, GROWTH_INTERVAL),
         schedule: optimize::schedule(&run),
         tokens_per_step: 16,
         unix_ms_at_zero: 0,
         pool: Pool::new(1 << 20),
+        state_parts: 3,
         merge_bytes: 1,
         run,
     };
-    let plan = Plan::new(record, worker, PARAMETERS, DATA_SHARDS).expect("a member");
+    let plan = MemberPlan::new(record, worker, PARAMETERS, DATA_SHARDS).expect("a member");
     let owned = plan.owned().keys().map(|shard| (*shard, Step(0), 0)).collect();
-    let mut member = Member::enter(NOW, Arc::new(setup), plan, Holdings::initial(3));
+    let mut member = Member::enter(NOW, Arc::new(setup), plan, ReplicaState::initial(3));
     member.report(NOW, Report::Entered { generation: GENERATION, owned });
     member
 }
@@ -51,7 +52,7 @@ fn idle() -> Member {
 fn votes(member: &mut Member) -> Vec<u64> {
     let mut steps = Vec::new();
     while let Some(effect) = member.poll_effect() {
-        if let Effect::Send { message: Message::Prepared(vote), .. } = effect {
+        if let Effect::SendToPeer { message: Message::Prepared(vote), .. } = effect {
             steps.push(vote.step.0);
         }
     }
@@ -82,9 +83,9 @@ fn chunk(kind: ChunkKind, step: u64, shard: u32) -> Chunk {
     }
 }
 
-fn piece(member: &mut Member, from: WorkerId, chunk: Chunk, value: f32) {
+fn receive_chunk(member: &mut Member, from: WorkerId, chunk: Chunk, value: f32) {
     let values = Buffer::detached(vec![value; chunk.count as usize]);
-    member.piece(NOW, from, &chunk, values);
+    member.on_chunk(NOW, from, &chunk, values);
 }
 
 #[test]
@@ -99,7 +100,7 @@ fn a_spare_votes_when_it_has_gathered_what_was_updated() {
     member.peer(NOW, MEMBERS[0], commit(Decision::Apply));
     for shard in 0..3 {
         assert_eq!(votes(&mut member), [0; 0], "shard {shard} is missing");
-        piece(&mut member, MEMBERS[0], chunk(ChunkKind::Parameters, 1, shard), 0.5);
+        receive_chunk(&mut member, MEMBERS[0], chunk(ChunkKind::Parameters, 1, shard), 0.5);
     }
     assert_eq!((votes(&mut member), member.refused()), (vec![2], 0));
 }
@@ -117,7 +118,7 @@ fn a_reduced_shard_is_taken_once() {
     let mut member = enter(MEMBERS[1], record());
     let reduced = chunk(ChunkKind::Reduced, 1, 0);
     for (refused, value) in [1.0, 2.0].into_iter().enumerate() {
-        piece(&mut member, MEMBERS[0], reduced, value);
+        receive_chunk(&mut member, MEMBERS[0], reduced, value);
         assert_eq!(member.refused(), refused as u64);
     }
 }
@@ -155,8 +156,8 @@ fn another_commit_of_a_known_step_breaks_the_history() {
     votes(&mut member);
     member.peer(NOW, MEMBERS[0], commit(Decision::Skip));
     member.peer(NOW, MEMBERS[0], commit(Decision::Skip));
-    assert_eq!(member.broken(), None, "it came on two lanes");
+    assert_eq!(member.divergence(), None, "it came on two lanes");
     member.peer(NOW, MEMBERS[0], commit(Decision::Apply));
-    let broken = member.broken().expect("a contradiction");
+    let broken = member.divergence().expect("a contradiction");
     assert_eq!(broken.at_fault(), Some(MEMBERS[0]));
 }

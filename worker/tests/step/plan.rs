@@ -2,13 +2,15 @@
 
 use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::{DataShard, Rank, Shard, WorkerId};
-use everstep_worker::step::plan::{Plan, PlanError};
+use everstep_worker::step::plan::{MemberPlan, PlanError};
 
 use crate::support::{DATA_SHARDS, MEMBERS, PARAMETERS, STRANGER, plan_of, record, record_of};
 
 /// All `(from, to, shard)` that the receiver's plan accepts. The test also tries strangers, and
 /// shards that do not exist.
-fn expected(says: impl Fn(&Plan, WorkerId, Shard) -> bool) -> Vec<(WorkerId, WorkerId, Shard)> {
+fn expected(
+    says: impl Fn(&MemberPlan, WorkerId, Shard) -> bool,
+) -> Vec<(WorkerId, WorkerId, Shard)> {
     let mut found = Vec::new();
     for to in MEMBERS {
         let plan = plan_of(to);
@@ -80,7 +82,7 @@ fn each_primary_begins_the_gather_after_itself() {
     let table = [(0, 0, vec![12, 13, 14]), (1, 1, vec![13, 14, 11]), (2, 2, vec![14, 12])];
     for (rank, shard, receivers) in table {
         let worker = record.member(Rank(rank)).worker;
-        let plan = Plan::new(record.clone(), worker, PARAMETERS, 4).expect("a member");
+        let plan = MemberPlan::new(record.clone(), worker, PARAMETERS, 4).expect("a member");
         let found: Vec<u64> = plan.gatherers(Shard(shard)).map(|worker| worker.0).collect();
         assert_eq!(found, receivers);
     }
@@ -101,10 +103,10 @@ fn a_plan_tells_what_its_member_is() {
 
 #[test]
 fn records_that_one_cannot_take_part_in_are_refused() {
-    let stranger = Plan::new(record(), STRANGER, PARAMETERS, DATA_SHARDS);
+    let stranger = MemberPlan::new(record(), STRANGER, PARAMETERS, DATA_SHARDS);
     assert!(matches!(stranger, Err(PlanError::NotMember { worker: STRANGER, .. })));
     for (parameters, data_shards) in [(PARAMETERS + 1_000, DATA_SHARDS), (PARAMETERS, 9)] {
-        let plan = Plan::new(record(), MEMBERS[0], parameters, data_shards);
+        let plan = MemberPlan::new(record(), MEMBERS[0], parameters, data_shards);
         assert!(matches!(plan, Err(PlanError::Record(_))));
     }
 }

@@ -59,7 +59,7 @@ fn nothing_of_the_generation_before_a_promise_is_taken_or_said() {
     let parameters = chunk(ChunkKind::Parameters, 1, 2);
     assert_eq!(solo.core.admit(MEMBERS[2], &parameters), Admission::Drop);
     // The core admitted it before the promise, and it has arrived since.
-    solo.piece(MEMBERS[0], chunk(ChunkKind::Reduced, 1, 0));
+    solo.receive_chunk(MEMBERS[0], chunk(ChunkKind::Reduced, 1, 0));
     assert_eq!(solo.core.refused(), refused + 2);
     let newer = Chunk { generation: NEXT, ..parameters };
     assert_eq!(solo.core.admit(MEMBERS[2], &newer), Admission::Wait);
@@ -131,7 +131,7 @@ fn a_recorded_commit_that_skipped_relabels_everything() {
     solo.took();
     let skipped = Commit { decision: Decision::Skip, ..commit(1) };
     solo.hear(Message::Announce(next_record(Some(skipped))));
-    assert!(solo.effects.iter().all(|effect| !matches!(effect, Effect::Send { .. })));
+    assert!(solo.effects.iter().all(|effect| !matches!(effect, Effect::SendToPeer { .. })));
     let jobs = solo.jobs();
     let relabelled = |job: &Job| matches!(job, Job::Update { gradient: None, .. });
     assert!(jobs[..2].iter().all(relabelled));
@@ -150,7 +150,7 @@ fn a_hold_keeps_from_computing_until_the_step_leader_goes_on() {
         solo.report(Report::Updated { version, shard, digest, parameters });
     }
     assert!(solo.told().is_empty());
-    solo.piece(MEMBERS[2], chunk(ChunkKind::Parameters, 1, 2));
+    solo.receive_chunk(MEMBERS[2], chunk(ChunkKind::Parameters, 1, 2));
     let told = solo.told();
     assert!(matches!(&told[..], [Message::Heartbeat(heartbeat)] if heartbeat.held));
     let go = |step| Message::Go { generation: GENERATION, step: Step(step) };

@@ -10,8 +10,8 @@ use everstep_transport::protocol::{
     MetricsLine, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
-use everstep_worker::step::core::{Core, Identity};
-use everstep_worker::step::event::{Effect, Input, Job, Lane, LinkId, Parcel, Report};
+use everstep_worker::step::core::{Core, WorkerIdentity};
+use everstep_worker::step::event::{Effect, Input, Job, Lane, LinkId, Report, StreamItem};
 
 use crate::cluster::{Cluster, run};
 use crate::support::{GENERATION, MEMBERS, PARAMETERS, record};
@@ -31,7 +31,7 @@ impl Solo {
     /// A core that has sent nothing yet.
     pub fn new() -> Self {
         let name = NodeName::parse("solo").expect("a valid name");
-        let core = Core::new(Identity { name, unix_ms_at_zero: 0 }, Pool::new(1 << 20));
+        let core = Core::new(WorkerIdentity { name, unix_ms_at_zero: 0 }, Pool::new(1 << 20));
         Self { core, now: Time(1), effects: Vec::new() }
     }
 
@@ -110,9 +110,9 @@ impl Solo {
         self.give(Input::Device(report));
     }
 
-    pub fn piece(&mut self, from: WorkerId, chunk: Chunk) {
+    pub fn receive_chunk(&mut self, from: WorkerId, chunk: Chunk) {
         let values = Buffer::detached(vec![1.0; chunk.count as usize]);
-        self.give(Input::Piece { from, chunk, values });
+        self.give(Input::Chunk { from, chunk, values });
     }
 
     pub fn entered(&mut self, generation: Generation, step: Step) {
@@ -134,17 +134,17 @@ impl Solo {
     /// The same, each with its link.
     pub fn told_by_link(&mut self) -> Vec<(LinkId, Message)> {
         let told = |effect| match effect {
-            Effect::Tell { link, message } => Some((link, message)),
+            Effect::SendToCoordinator { link, message } => Some((link, message)),
             _ => None,
         };
         self.took().into_iter().filter_map(told).collect()
     }
 
-    /// Its messages and pieces to workers since the last question.
+    /// Its messages and chunks to workers since the last question.
     pub fn sent(&mut self) -> Vec<(WorkerId, String)> {
         let sent = |effect| match effect {
-            Effect::Send { to, message } => Some((to, message.name().to_string())),
-            Effect::Stream { to, lane, parcel: Parcel::Tensor { .. }, .. } => {
+            Effect::SendToPeer { to, message } => Some((to, message.name().to_string())),
+            Effect::Stream { to, lane, item: StreamItem::Tensor { .. }, .. } => {
                 Some((to, format!("{lane:?}")))
             }
             Effect::Stream { to, lane: Lane::Parameters, .. } => Some((to, "head".into())),
@@ -181,7 +181,7 @@ impl Solo {
         }
     }
 
-    /// The member of rank 1 computes, gets its pieces and votes for a step.
+    /// The member of rank 1 computes, gets its chunks and votes for a step.
     pub fn prepare(&mut self, step: u64) {
         self.sum_up(step);
         for data_shard in [3, 4, 5].map(DataShard) {
@@ -201,9 +201,9 @@ impl Solo {
         }
         for (from, level, index) in [(0, 1, 0), (0, 0, 2), (2, 1, 3)] {
             let partial = chunk(ChunkKind::Partial, step, 1);
-            self.piece(MEMBERS[from], Chunk { level, index, ..partial });
+            self.receive_chunk(MEMBERS[from], Chunk { level, index, ..partial });
         }
-        self.piece(MEMBERS[0], chunk(ChunkKind::Reduced, step, 0));
+        self.receive_chunk(MEMBERS[0], chunk(ChunkKind::Reduced, step, 0));
     }
 }
 
@@ -259,12 +259,12 @@ pub fn next_record(commit: Option<Commit>) -> Record {
     }
 }
 
-/// The leader's message that the members feed a learner.
-pub fn feed(learner: WorkerId, shards: &[u32]) -> Message {
+/// The leader's message that the members feed a joiner.
+pub fn feed(joiner: WorkerId, shards: &[u32]) -> Message {
     Message::Feed {
         term: TERM,
         generation: GENERATION,
-        learner,
+        learner: joiner,
         name: NodeName::parse("learner").expect("a valid name"),
         address: (Ipv4Addr::LOCALHOST, 1).into(),
         shards: shards.iter().copied().map(Shard).collect(),

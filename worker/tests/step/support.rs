@@ -8,7 +8,7 @@ use everstep_transport::protocol::{
     Cause, DataShard, Device, Generation, Member, ModelPlace, NodeName, Ownership, Prepared, Rank,
     Record, Shard, Step, Term, WorkerId,
 };
-use everstep_worker::step::plan::Plan;
+use everstep_worker::step::plan::MemberPlan;
 
 pub const DATA_SHARDS: u32 = 8;
 /// Three parameter shards.
@@ -51,8 +51,8 @@ pub fn record() -> Record {
     record_of(&[&[0, 1, 2], &[3, 4, 5], &[6, 7]], &[&[0, 1], &[1, 2], &[2, 0]])
 }
 
-pub fn plan_of(worker: WorkerId) -> Plan {
-    Plan::new(record(), worker, PARAMETERS, DATA_SHARDS).expect("a member of a sound record")
+pub fn plan_of(worker: WorkerId) -> MemberPlan {
+    MemberPlan::new(record(), worker, PARAMETERS, DATA_SHARDS).expect("a member of a sound record")
 }
 
 /// The vote that the plan expects of the member of `rank`. Data shard `d` has loss `d`, and

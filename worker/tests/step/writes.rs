@@ -14,12 +14,12 @@ use crate::support::MEMBERS;
 
 /// The bits of the model that a worker has written.
 fn model(cluster: &Cluster, worker: WorkerId) -> Vec<Vec<u32>> {
-    cluster.nodes[&worker].bench.model.clone().into_values().collect()
+    cluster.nodes[&worker].toy_device.model.clone().into_values().collect()
 }
 
 fn disk(cluster: &mut Cluster, worker: WorkerId, [full, torn]: [u32; 2]) {
-    let bench = &mut cluster.nodes.get_mut(&worker).expect("a worker").bench;
-    (bench.full, bench.torn) = (full, torn);
+    let toy_device = &mut cluster.nodes.get_mut(&worker).expect("a worker").toy_device;
+    (toy_device.full, toy_device.torn) = (full, torn);
 }
 
 #[test]

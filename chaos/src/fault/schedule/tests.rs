@@ -27,7 +27,7 @@ fn every_kind_is_drawn_as_often_as_its_rate_says() {
 fn tolerated_faults_interrupt_nothing_for_long_and_none_are_none() {
     let faults = Schedule::draw(3, 60 * MINUTE, 4, 3, &Rates::tolerated());
     let ends = |fault: &Fault| matches!(fault, Fault::Crash { .. } | Fault::Drain { .. });
-    let borne = |fault: &Fault| fault.outage() <= TOLERATED && !ends(fault);
+    let borne = |fault: &Fault| fault.outage() <= TOLERATED_OUTAGE && !ends(fault);
     assert!(faults.0.iter().all(|(_, fault)| borne(fault)) && !faults.0.is_empty());
     assert_eq!(Schedule::draw(3, 60 * MINUTE, 4, 3, &Rates::none()), Schedule::default());
 }

@@ -10,22 +10,24 @@ use std::time::Duration;
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::time::Time;
 
-use super::super::Core;
-use super::super::plan::{GiveUp, Wait};
-use super::super::silence::{Certainty, Doubt};
-use super::{Pausing, Phase};
-use crate::state::{AwaitedOwner, Command};
+use super::super::failure_detector::{Certainty, Suspicion};
+use super::super::plan::Wait;
+use super::super::roster::Roster;
+use super::super::{Core, Parts};
+use super::pausing::Pausing;
+use super::{ChangePhase, GenerationChange};
+use crate::state::{AwaitedOwner, AwaitedOwners, Command};
 
 /// The log tells of a wait for owners that takes this long.
-const TELL: Duration = Duration::from_secs(1);
+const OWNER_WAIT_LOGGED_AFTER: Duration = Duration::from_secs(1);
 /// How often the leader logs how long the wait has taken: the next leader knows no more.
-const TELL_AGAIN: Duration = Duration::from_secs(5);
+const OWNER_WAIT_LOG_INTERVAL: Duration = Duration::from_secs(5);
 /// A change that takes this long tells of deaths before its end. That is longer than it takes to go
 /// on without a member that does not answer.
-const TELL_DEATHS: Duration = Duration::from_secs(3);
+const DEATHS_LOGGED_AFTER: Duration = Duration::from_secs(3);
 /// A leader must hear nothing of an owner for at least this long, whatever the log says of earlier
 /// leaders. By then the living workers have dialled the new leader.
-const SETTLED: Duration = Duration::from_secs(10);
+const OWNER_GIVEN_UP_NOT_BEFORE: Duration = Duration::from_secs(10);
 
 /// What the leader knows of a wait, besides its reason.
 #[derive(Debug, Default)]
@@ -39,119 +41,24 @@ pub(super) struct Awaiting {
     /// The owners in the newest proposal, and its time.
     told: Option<(Vec<WorkerId>, Time)>,
     /// Members for which the leader has proposed the entry that they ended.
-    mourned: BTreeSet<WorkerId>,
-}
-
-impl Core {
-    /// The plan waits for this.
-    pub(super) fn wait_for(&mut self, now: Time, wait: Wait) {
-        let Phase::Pausing(Pausing { awaiting, wait: known, .. }) = &mut self.phase else { return };
-        let (owners, hears) = match wait {
-            Wait::Owners { hears, .. } => (true, hears),
-            Wait::Workers(_) => (false, false),
-        };
-        let logged = self.state.awaited();
-        awaiting.logged.get_or_insert_with(|| {
-            let waited = |worker| (worker, Duration::from_millis(logged.waited_ms(worker)));
-            logged.workers().map(waited).collect()
-        });
-        awaiting.owners_since = owners.then(|| awaiting.owners_since.unwrap_or(now));
-        awaiting.hear(now, hears);
-        *known = Some(wait);
-    }
-
-    /// Brings into the log what other processes should know of a change that takes long.
-    pub(super) fn tell_of_wait(&mut self, now: Time) {
-        self.tell_owners(now);
-        self.tell_deaths(now);
-    }
-
-    fn tell_owners(&mut self, now: Time) {
-        let Phase::Pausing(pausing) = &self.phase else { return };
-        let owners: Vec<WorkerId> = match &pausing.wait {
-            Some(Wait::Owners { owners, .. }) => owners.iter().copied().collect(),
-            Some(Wait::Workers(_)) => Vec::new(),
-            None => return,
-        };
-        let awaiting = &pausing.awaiting;
-        let begins = awaiting.owners_since.is_some_and(|since| now.since(since) < TELL);
-        let is_told = match &awaiting.told {
-            Some((told, at)) => *told == owners && now.since(*at) < TELL_AGAIN,
-            None => owners.is_empty() && self.state.awaited().since().is_none(),
-        };
-        if begins || is_told {
-            return;
-        }
-        let waited = owners.iter().map(|owner| {
-            let waited_ms = self.waited(now, awaiting, *owner).as_millis() as u64;
-            AwaitedOwner { worker: *owner, waited_ms }
-        });
-        let (generation, waited) = (self.state.generation(), waited.collect());
-        let Phase::Pausing(pausing) = &mut self.phase else { return };
-        pausing.awaiting.told = Some((owners, now));
-        self.propose(now, Command::AwaitOwners { generation, owners: waited });
-    }
-
-    /// The next generation tells of the lost members. If the change takes long, the log tells
-    /// earlier of the members that have surely ended.
-    fn tell_deaths(&mut self, now: Time) {
-        let members = self.state.record().into_iter().flat_map(|record| &record.members);
-        let dead = members
-            .map(|member| member.worker)
-            .filter(|worker| self.silence.is_dead(*worker) && !self.state.is_mourned(*worker));
-        let dead: Vec<WorkerId> = dead.collect();
-        let Phase::Pausing(pausing) = &mut self.phase else { return };
-        if pausing.wait.is_none() && now.since(pausing.since) < TELL_DEATHS {
-            return;
-        }
-        let mourned = &mut pausing.awaiting.mourned;
-        let dead: Vec<WorkerId> = dead.into_iter().filter(|id| mourned.insert(*id)).collect();
-        for worker in dead {
-            let loss = self.silence.loss(now, worker, "its process has ended");
-            self.propose(now, Command::Died(loss));
-        }
-    }
-
-    /// Suspects the members that have ended according to the log.
-    pub(in crate::core) fn miss_mourned(&mut self, now: Time) {
-        let present = self.state.present().map(|(worker, _)| worker);
-        let mourned: Vec<WorkerId> =
-            present.filter(|worker| self.state.is_mourned(*worker)).collect();
-        for worker in mourned {
-            let reason = "an earlier leader found that it has ended".into();
-            self.suspect(now, worker, Doubt { reason, certainty: Certainty::Dead });
-        }
-    }
-
-    /// What the run allows the leader to give up, or an operator asks it to.
-    pub(super) fn give_up(&self, now: Time, pausing: &Pausing) -> Option<GiveUp> {
-        if self.state.is_to_go_back() {
-            return Some(GiveUp::Everything);
-        }
-        let after = Duration::from_millis(self.state.run()?.give_up_after_ms?);
-        let Some(Wait::Owners { owners, hears: true, .. }) = &pausing.wait else { return None };
-        let is_over = |owner: &WorkerId| {
-            let own = self.own_wait(now, &pausing.awaiting, *owner);
-            let waited = self.waited(now, &pausing.awaiting, *owner);
-            own >= after.min(SETTLED) && waited >= after
-        };
-        Some(GiveUp::Silent(owners.iter().copied().filter(is_over).collect()))
-    }
-
-    /// How long this leader has listened for an owner in vain, while another worker answered.
-    fn own_wait(&self, now: Time, awaiting: &Awaiting, owner: WorkerId) -> Duration {
-        self.silence.unheard(now, owner).min(awaiting.heard(now))
-    }
-
-    /// The same, plus the time of earlier leaders if this leader never heard the owner.
-    fn waited(&self, now: Time, awaiting: &Awaiting, owner: WorkerId) -> Duration {
-        let own = self.own_wait(now, awaiting, owner);
-        let before = awaiting.logged.as_ref().and_then(|logged| logged.get(&owner).copied());
-        own + before.filter(|_| !self.silence.has_heard(owner)).unwrap_or_default()
-    }
+    reported_dead: BTreeSet<WorkerId>,
 }
 
 impl Awaiting {
+    /// The plan waits for this. `logged` is the wait of earlier leaders.
+    pub(super) fn on_wait(&mut self, now: Time, wait: &Wait, logged: &AwaitedOwners) {
+        let (owners, hears) = match wait {
+            Wait::Owners { hears, .. } => (true, *hears),
+            Wait::Workers(_) => (false, false),
+        };
+        self.logged.get_or_insert_with(|| {
+            let waited = |worker| (worker, Duration::from_millis(logged.waited_ms(worker)));
+            logged.workers().map(waited).collect()
+        });
+        self.owners_since = owners.then(|| self.owners_since.unwrap_or(now));
+        self.hear(now, hears);
+    }
+
     /// Another worker answers from now on, or none does. The time listened so far counts on.
     fn hear(&mut self, now: Time, hears: bool) {
         let (heard, since) = self.hears;
@@ -167,10 +74,96 @@ impl Awaiting {
         let (heard, since) = self.hears;
         heard + since.map_or(Duration::ZERO, |since| now.since(since))
     }
+
+    /// How long this leader has listened for an owner in vain, while another worker answered.
+    fn own_wait(&self, roster: Roster<'_>, owner: WorkerId) -> Duration {
+        roster.detector.unheard(roster.now, owner).min(self.heard(roster.now))
+    }
+
+    /// The same, plus the time of earlier leaders if this leader never heard the owner.
+    fn waited(&self, roster: Roster<'_>, owner: WorkerId) -> Duration {
+        let own = self.own_wait(roster, owner);
+        let before = self.logged.as_ref().and_then(|logged| logged.get(&owner).copied());
+        own + before.filter(|_| !roster.detector.has_heard(owner)).unwrap_or_default()
+    }
+
+    /// Whether leaders have listened for an owner for as long as the run waits.
+    pub(super) fn is_over(&self, roster: Roster<'_>, owner: WorkerId, after: Duration) -> bool {
+        self.own_wait(roster, owner) >= after.min(OWNER_GIVEN_UP_NOT_BEFORE)
+            && self.waited(roster, owner) >= after
+    }
+
+    /// Whether the log should tell now of a wait for these owners.
+    fn is_to_be_logged(&self, roster: Roster<'_>, owners: &[WorkerId]) -> bool {
+        let now = roster.now;
+        let begins =
+            self.owners_since.is_some_and(|since| now.since(since) < OWNER_WAIT_LOGGED_AFTER);
+        let is_told = match &self.told {
+            Some((told, at)) => told == owners && now.since(*at) < OWNER_WAIT_LOG_INTERVAL,
+            None => owners.is_empty() && roster.state.awaited().since().is_none(),
+        };
+        !begins && !is_told
+    }
+}
+
+impl Pausing {
+    /// The wait for owners that the log should tell of now. Each is reported once.
+    fn wait_to_log(&mut self, roster: Roster<'_>) -> Option<Vec<AwaitedOwner>> {
+        let owners: Vec<WorkerId> = match self.wait.as_ref()? {
+            Wait::Owners { owners, .. } => owners.iter().copied().collect(),
+            Wait::Workers(_) => Vec::new(),
+        };
+        if !self.awaiting.is_to_be_logged(roster, &owners) {
+            return None;
+        }
+        let waited = owners.iter().map(|owner| {
+            let waited_ms = self.awaiting.waited(roster, *owner).as_millis() as u64;
+            AwaitedOwner { worker: *owner, waited_ms }
+        });
+        let waited = waited.collect();
+        self.awaiting.told = Some((owners, roster.now));
+        Some(waited)
+    }
+
+    /// The members that have surely ended, if the change takes long. Each is reported once.
+    fn deaths_to_log(&mut self, roster: Roster<'_>) -> Vec<WorkerId> {
+        if self.wait.is_none() && roster.now.since(self.since) < DEATHS_LOGGED_AFTER {
+            return Vec::new();
+        }
+        let mut dead = roster.unreported_dead();
+        dead.retain(|worker| self.awaiting.reported_dead.insert(*worker));
+        dead
+    }
+}
+
+impl Core {
+    /// Brings into the log what other processes should know of a change that takes long. The next
+    /// generation tells of the lost members. If the change takes long, the log tells earlier of the
+    /// members that have surely ended.
+    pub(super) fn log_wait(&mut self, now: Time) {
+        let Parts { change, roster, outbox } = self.parts(now);
+        let ChangePhase::Pausing(pausing) = &mut change.phase else { return };
+        if let Some(owners) = pausing.wait_to_log(roster) {
+            let generation = roster.state.generation();
+            outbox.propose(now, Command::AwaitOwners { generation, owners });
+        }
+        for worker in pausing.deaths_to_log(roster) {
+            let loss = roster.detector.loss(now, worker, "its process has ended");
+            outbox.propose(now, Command::Died(loss));
+        }
+    }
+
+    /// Suspects the members that have ended according to the log.
+    pub(in crate::core) fn suspect_reported_dead(&mut self, now: Time) {
+        for worker in self.roster(now).reported_dead() {
+            let reason = "an earlier leader found that it has ended".into();
+            self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
+        }
+    }
 }
 
 // What views show of it.
-impl Core {
+impl GenerationChange {
     /// How many workers take part in a change that has too few, and since when.
     pub(in crate::core) fn short_of_workers(&self) -> Option<(u32, Time)> {
         match self.waits()? {
@@ -191,8 +184,8 @@ impl Core {
 
     fn waits(&self) -> Option<(&Wait, &Pausing)> {
         match &self.phase {
-            Phase::Pausing(pausing) => Some((pausing.wait.as_ref()?, pausing)),
-            Phase::Steady | Phase::Holding(_) | Phase::Proposed(_) => None,
+            ChangePhase::Pausing(pausing) => Some((pausing.wait.as_ref()?, pausing)),
+            ChangePhase::Steady | ChangePhase::Holding(_) | ChangePhase::Proposed(_) => None,
         }
     }
 }

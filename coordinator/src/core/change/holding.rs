@@ -7,11 +7,11 @@ use everstep_transport::protocol::{Message, WorkerId};
 use everstep_transport::time::Time;
 
 use super::super::Core;
-use super::Phase;
+use super::ChangePhase;
 
 /// A step leader that holds goes on by itself after this long. The coordinator waits as long for
 /// its next commit, or longer where steps are longer.
-const HOLD: Duration = Duration::from_secs(1);
+const STEP_LEADER_HOLD_TIME: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
 pub(in crate::core) struct Holding {
@@ -23,10 +23,40 @@ pub(in crate::core) struct Holding {
     done: BTreeSet<WorkerId>,
 }
 
+impl Holding {
+    fn new(now: Time) -> Self {
+        Self { since: now, asked: now, first: None, done: BTreeSet::new() }
+    }
+
+    /// A member waits at the end of its step. Returns how many do.
+    fn note_done(&mut self, now: Time, worker: WorkerId) -> usize {
+        self.first.get_or_insert(now);
+        self.done.insert(worker);
+        self.done.len()
+    }
+
+    /// Whether the leader waits no longer for the other members. `steps` is how long a few steps
+    /// take.
+    fn is_overdue(&self, now: Time, steps: Duration) -> bool {
+        match self.first {
+            Some(first) => now.since(first) >= STEP_LEADER_HOLD_TIME,
+            None => now.since(self.since) >= STEP_LEADER_HOLD_TIME.max(steps),
+        }
+    }
+
+    /// Whether it is time to ask the step leader again. Each time is reported once.
+    fn repeats(&mut self, now: Time) -> bool {
+        let is_due = now.since(self.asked) >= STEP_LEADER_HOLD_TIME;
+        if is_due {
+            self.asked = now;
+        }
+        is_due
+    }
+}
+
 impl Core {
     pub(super) fn hold(&mut self, now: Time) {
-        self.phase =
-            Phase::Holding(Holding { since: now, asked: now, first: None, done: BTreeSet::new() });
+        self.change.phase = ChangePhase::Holding(Holding::new(now));
         self.ask_to_hold();
     }
 
@@ -34,37 +64,31 @@ impl Core {
     pub(super) fn ask_to_hold(&mut self) {
         let (Some(term), Some(record)) = (self.leader(), self.state.record()) else { return };
         if let Some(link) = self.links.of_registered(record.step_leader()) {
-            self.send(link, Message::Hold { term, generation: self.state.generation() });
+            let generation = self.state.generation();
+            self.outbox.send(link, Message::Hold { term, generation });
         }
     }
 
     /// A member waits at the end of its step.
     pub(in crate::core) fn holds(&mut self, now: Time, worker: WorkerId) {
-        let members = self.state.record().map_or(0, |record| record.members.len());
         let over = self.is_over();
-        if let Phase::Holding(holding) = &mut self.phase {
-            holding.first.get_or_insert(now);
-            holding.done.insert(worker);
-            if holding.done.len() == members && !over {
-                self.pause(now);
-            }
+        if let ChangePhase::Holding(holding) = &mut self.change.phase
+            && holding.note_done(now, worker) == self.state.members().count()
+            && !over
+        {
+            self.pause(now);
         }
     }
 
     pub(super) fn keep_holding(&mut self, now: Time) {
         let over = self.is_over();
-        let step = Duration::try_from_secs_f64(3.0 * self.lines.pace()).unwrap_or_default();
-        let Phase::Holding(holding) = &mut self.phase else { return };
-        let overdue = match holding.first {
-            Some(first) => now.since(first) >= HOLD,
-            None => now.since(holding.since) >= HOLD.max(step),
-        };
+        let steps = Duration::try_from_secs_f64(3.0 * self.lines.pace()).unwrap_or_default();
+        let ChangePhase::Holding(holding) = &mut self.change.phase else { return };
         if over {
-            self.phase = Phase::Steady;
-        } else if overdue {
+            self.change.phase = ChangePhase::Steady;
+        } else if holding.is_overdue(now, steps) {
             self.pause(now);
-        } else if now.since(holding.asked) >= HOLD {
-            holding.asked = now;
+        } else if holding.repeats(now) {
             self.ask_to_hold();
         }
     }

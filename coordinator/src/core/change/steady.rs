@@ -1,16 +1,123 @@
-//! While nothing changes: which workers learn in the background, and whether there is a reason to
-//! change.
+//! While nothing changes: which workers catch up in the background, and whether there is a reason
+//! to change.
 
 use std::time::Duration;
 
-use everstep_transport::protocol::{Message, Step, WorkerId};
+use everstep_transport::protocol::{Generation, Message, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
-use super::super::feeds::{Feeds, Learners, frees_somebody};
-use super::super::reign::Reign;
-use super::super::{Core, LinkId};
-use super::Phase;
-use crate::state::Standing;
+use super::super::catch_up::HoldDecision;
+use super::super::feeds::{FeedTargets, Feeds, frees_somebody};
+use super::super::roster::Roster;
+use super::super::{Core, LinkId, Parts};
+use super::{ChangePhase, GenerationChange};
+use crate::state::State;
+
+/// Why a change is due while nothing changes.
+struct ChangeCheck {
+    /// The workers that hear anew what they sync.
+    feed: Vec<WorkerId>,
+    /// Whether a change is due.
+    is_due: bool,
+}
+
+// Feeds.
+impl GenerationChange {
+    /// Whether the worker syncs shards.
+    pub(in crate::core) fn is_fed(&self, worker: WorkerId) -> bool {
+        self.feeds.shard_syncs().contains_key(&worker)
+    }
+
+    /// Why a worker's join waits, in words.
+    pub(in crate::core) fn join_waits_for(&self, worker: WorkerId) -> Option<String> {
+        self.catch_up.reason(worker)
+    }
+
+    /// A joiner of this generation says that it has synced everything.
+    pub(in crate::core) fn synced(&mut self, now: Time, worker: WorkerId, of: Generation) {
+        self.feeds.synced(now, worker, of);
+    }
+
+    /// A worker of the current generation says how many bytes it is behind.
+    pub(in crate::core) fn set_behind(&mut self, now: Time, worker: WorkerId, behind: u64) {
+        if self.is_fed(worker) {
+            self.catch_up.set_behind(now, worker, behind);
+        }
+    }
+
+    /// A worker cannot reach `unreachable`. Where one of a pair is a member and the other one
+    /// catches up, either end's word counts: only one of them may have noticed.
+    pub(in crate::core) fn cut_from_learners(
+        &mut self,
+        roster: Roster<'_>,
+        worker: WorkerId,
+        unreachable: &[WorkerId],
+    ) {
+        for other in unreachable.iter().copied() {
+            match (roster.state.is_member(worker), roster.state.is_member(other)) {
+                (false, true) => self.feeds.cut_off(roster.now, worker),
+                (true, false) => self.feeds.cut_off(roster.now, other),
+                _ => {}
+            }
+        }
+    }
+
+    fn feed_targets(&self, roster: Roster<'_>) -> FeedTargets {
+        roster.feed_targets(|worker| self.catch_up.is_given_up(roster.now, worker))
+    }
+
+    /// Begins shard syncs for these workers. Returns the workers with new ones.
+    fn feed(&mut self, roster: Roster<'_>, feed_targets: FeedTargets) -> Vec<WorkerId> {
+        let state = roster.state;
+        let (Some(run), Some(record)) = (state.run(), state.record()) else { return Vec::new() };
+        self.feeds.replace(Feeds::new(roster.now, run, record, feed_targets, state.workers()))
+    }
+
+    /// Brings the feeds up to date, and looks for a reason to change. `over` says whether the last
+    /// step is committed.
+    fn check_feeds(&mut self, roster: Roster<'_>, over: bool, is_trained: bool) -> ChangeCheck {
+        let now = roster.now;
+        let mut check = ChangeCheck { feed: Vec::new(), is_due: false };
+        let Some(record) = roster.state.record() else { return check };
+        let feed_targets = self.feed_targets(roster);
+        let frees = frees_somebody(record, &feed_targets.leaving);
+        if self.feeds.are_outdated(now, record.number, &feed_targets) {
+            check.feed = self.feed(roster, feed_targets);
+        }
+        check.feed.extend(self.feeds.repeat(now));
+        // Joiners cannot sync a last step that the record does not state: no commit follows.
+        let lacks_record = over && !is_trained && !self.feeds.shard_syncs().is_empty();
+        check.is_due =
+            lacks_record || (frees || self.feeds.are_due(now)) && roster.all_members_are_linked();
+        check
+    }
+
+    /// Checks whether joiners keep up with steps of this length.
+    fn check_joiners(&mut self, now: Time, step: Duration) -> HoldDecision {
+        self.catch_up.check(now, &self.feeds.unready(), step)
+    }
+
+    /// Gives a join up. Returns the workers with new shard syncs.
+    fn give_up_join(&mut self, roster: Roster<'_>, worker: WorkerId) -> Vec<WorkerId> {
+        self.catch_up.give_up(roster.now, worker);
+        let feed_targets = self.feed_targets(roster);
+        self.feed(roster, feed_targets)
+    }
+
+    /// What a worker syncs, as everyone is told of it. The list is empty if the leader has given
+    /// the join up.
+    fn feed_of(&self, state: &State, term: Term, joiner: WorkerId) -> Option<Message> {
+        let known = state.workers().get(&joiner)?;
+        Some(Message::Feed {
+            term,
+            generation: state.generation(),
+            learner: joiner,
+            name: known.name.clone(),
+            address: known.registration.address,
+            shards: self.feeds.shard_syncs().get(&joiner).cloned().unwrap_or_default(),
+        })
+    }
+}
 
 impl Core {
     /// Looks for a reason to change, and takes the first.
@@ -18,50 +125,47 @@ impl Core {
         if !self.running() {
             return;
         }
-        if self.silence.suspects().any(|worker| self.state.is_member(worker)) {
+        if self.roster(now).suspects_member() {
             return self.pause(now);
         }
         self.start(now);
-        let finishes = self.is_over() && self.model_awaited().is_none();
-        if !matches!(self.phase, Phase::Steady) || finishes {
+        let over = self.is_over();
+        let finishes = over && self.model_awaited().is_none();
+        if !self.change.is_steady() || finishes {
             return;
         }
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         let is_trained = record.resume >= Step(run.steps);
         let rests = record.waiting || is_trained;
-        let learners = self.learners(now);
-        let frees = frees_somebody(record, &learners.leaving);
-        if self.feeds.are_outdated(now, record.number, &learners) {
-            self.feed(now, learners);
+        let Parts { change, roster, .. } = self.parts(now);
+        let ChangeCheck { feed, is_due } = change.check_feeds(roster, over, is_trained);
+        for joiner in feed {
+            self.send_feed(now, joiner);
         }
-        for learner in self.feeds.repeat(now) {
-            self.say_feed(learner);
-        }
-        // Learners cannot learn a last step that the record does not state: no commit follows.
-        let lacks_record = self.is_over() && !is_trained && !self.feeds.lessons().is_empty();
-        if lacks_record || (frees || self.feeds.are_due(now)) && self.all_are_linked() {
-            if rests || self.is_over() { self.pause(now) } else { self.hold(now) }
+        if is_due {
+            if rests || over { self.pause(now) } else { self.hold(now) }
         } else if !rests {
             self.hold_back(now);
         }
     }
 
-    /// Holds steps back for learners that cannot keep up, or gives their joins up.
+    /// Holds steps back for joiners that cannot keep up, or gives their joins up.
     fn hold_back(&mut self, now: Time) {
         let step = Duration::try_from_secs_f64(self.lines.pace()).unwrap_or_default();
-        let order = self.catch_up.look(now, &self.feeds.unready(), step);
+        let order = self.change.check_joiners(now, step);
         if order.hold {
             self.ask_to_hold();
         }
-        // A member goes on learning: no other worker is there to hold its copies.
+        // A member goes on catching up: no other worker is there to hold its copies.
         for worker in order.hopeless {
             if self.state.is_member(worker) {
                 continue;
             }
-            self.catch_up.give_up(now, worker);
-            let learners = self.learners(now);
-            self.feed(now, learners);
-            self.say_feed(worker);
+            let Parts { change, roster, .. } = self.parts(now);
+            for joiner in change.give_up_join(roster, worker) {
+                self.send_feed(now, joiner);
+            }
+            self.send_feed(now, worker);
         }
     }
 
@@ -69,121 +173,52 @@ impl Core {
     /// cost, unless the model waits for a place. That wait may be long, and the weights are in
     /// memory alone.
     pub(in crate::core) fn is_over(&self) -> bool {
-        self.state.run().is_some_and(|run| self.reached >= Step(run.steps))
+        self.state.run().is_some_and(|run| self.change.reached() >= Step(run.steps))
     }
 
-    fn learners(&self, now: Time) -> Learners {
-        let mut learners = Learners::default();
-        for (worker, known) in self.state.present() {
-            match known.standing {
-                Standing::Registered
-                    if !self.silence.is_suspected(worker)
-                        && !self.catch_up.is_given_up(now, worker) =>
-                {
-                    learners.joiners.insert(worker);
-                }
-                Standing::Leaving => {
-                    learners.leaving.insert(worker);
-                }
-                _ => {}
-            }
-        }
-        learners
-    }
-
-    pub(in crate::core) fn all_are_linked(&self) -> bool {
-        let mut members = self.state.record().into_iter().flat_map(|record| &record.members);
-        members.all(|member| self.links.of_registered(member.worker).is_some())
-    }
-
-    /// Tells everyone the lessons from now on, where they are new.
-    fn feed(&mut self, now: Time, learners: Learners) {
-        let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
-        let feeds = Feeds::new(now, run, record, learners, self.state.workers());
-        for learner in self.feeds.replace(feeds) {
-            self.say_feed(learner);
-        }
-    }
-
-    /// Tells all members, and the learner, what it learns.
-    pub(in crate::core) fn say_feed(&mut self, learner: WorkerId) {
-        let mut to = self.member_links();
-        if !self.state.is_member(learner)
-            && let Some(link) = self.links.of_registered(learner)
+    /// Tells all members, and the joiner, what it syncs.
+    pub(in crate::core) fn send_feed(&mut self, now: Time, joiner: WorkerId) {
+        let mut to = self.roster(now).member_links();
+        if !self.state.is_member(joiner)
+            && let Some(link) = self.links.of_registered(joiner)
         {
             self.announce(vec![link]);
             to.push(link);
         }
-        if let Some(feed) = self.feed_of(learner) {
-            self.broadcast(to, feed);
+        let term = self.leader();
+        if let Some(feed) = term.and_then(|term| self.change.feed_of(&self.state, term, joiner)) {
+            self.outbox.broadcast(to, feed);
         }
-    }
-
-    /// A worker cannot reach `unreachable`. Where one of a pair is a member and the other one
-    /// learns, either end's word counts: only one of them may have noticed.
-    pub(in crate::core) fn cut_from_learners(
-        &mut self,
-        now: Time,
-        worker: WorkerId,
-        unreachable: &[WorkerId],
-    ) {
-        for other in unreachable.iter().copied() {
-            match (self.state.is_member(worker), self.state.is_member(other)) {
-                (false, true) => self.feeds.cut_off(now, worker),
-                (true, false) => self.feeds.cut_off(now, other),
-                _ => {}
-            }
-        }
-    }
-
-    fn feed_of(&self, learner: WorkerId) -> Option<Message> {
-        let known = self.state.workers().get(&learner)?;
-        Some(Message::Feed {
-            term: self.leader()?,
-            generation: self.state.generation(),
-            learner,
-            name: known.name.clone(),
-            address: known.registration.address,
-            // The list is empty if the leader has given the join up.
-            shards: self.feeds.lessons().get(&learner).cloned().unwrap_or_default(),
-        })
     }
 
     pub(super) fn announce(&mut self, to: Vec<LinkId>) {
         if let Some(record) = self.state.record().cloned() {
-            self.broadcast(to, Message::Announce(record));
+            self.outbox.broadcast(to, Message::Announce(record));
         }
-    }
-
-    pub(super) fn member_links(&self) -> Vec<LinkId> {
-        let members = self.state.record().into_iter().flat_map(|record| &record.members);
-        members.filter_map(|member| self.links.of_registered(member.worker)).collect()
     }
 
     /// A worker has a link again. It may have missed messages to all.
     pub(in crate::core) fn catch_up(&mut self, now: Time, link: LinkId, worker: WorkerId) {
-        match (&mut self.phase, self.reign) {
-            (Phase::Pausing(pausing), Reign::Leads(term)) => {
-                // It could not answer before. A worker with an unstable link gets only one new
-                // deadline.
-                if pausing.missing.contains(&worker) && pausing.returned.insert(worker) {
-                    pausing.since = now;
-                }
+        let Some(term) = self.leader() else { return };
+        match &mut self.change.phase {
+            ChangePhase::Pausing(pausing) => {
+                pausing.on_return(now, worker);
                 let number = pausing.number;
-                self.send(link, Message::Pause { term, number });
+                self.outbox.send(link, Message::Pause { term, number });
             }
-            (Phase::Steady | Phase::Holding(_), _) => {
+            ChangePhase::Steady | ChangePhase::Holding(_) => {
                 let member = self.state.is_member(worker);
-                let learners = self.feeds.lessons().keys().copied();
-                let told = learners.filter(|learner| member || *learner == worker);
-                let feeds: Vec<Message> = told.filter_map(|id| self.feed_of(id)).collect();
+                let joiners = self.change.feeds.shard_syncs().keys().copied();
+                let told = joiners.filter(|joiner| member || *joiner == worker);
+                let feed = |joiner| self.change.feed_of(&self.state, term, joiner);
+                let feeds: Vec<Message> = told.filter_map(feed).collect();
                 // A feed counts only in its own generation, and a member may lack the record.
                 if !feeds.is_empty() {
                     self.announce(vec![link]);
                 }
-                feeds.into_iter().for_each(|feed| self.send(link, feed));
+                feeds.into_iter().for_each(|feed| self.outbox.send(link, feed));
             }
-            (Phase::Pausing(_) | Phase::Proposed(_), _) => {}
+            ChangePhase::Proposed(_) => {}
         }
     }
 }

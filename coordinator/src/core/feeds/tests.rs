@@ -33,13 +33,13 @@ fn record(members: u64, owners: &[&[u32]]) -> Record {
     }
 }
 
-fn learners(joiners: &[u64], leaving: &[u64]) -> Learners {
+fn feed_targets(newcomers: &[u64], leaving: &[u64]) -> FeedTargets {
     let ids = |ids: &[u64]| ids.iter().copied().map(WorkerId).collect();
-    Learners { joiners: ids(joiners), leaving: ids(leaving) }
+    FeedTargets { newcomers: ids(newcomers), leaving: ids(leaving) }
 }
 
-fn feeds(record: &Record, learners: Learners) -> Feeds {
-    Feeds::new(Time(0), &exemplars::run(), record, learners, &BTreeMap::new())
+fn feeds(record: &Record, feed_targets: FeedTargets) -> Feeds {
+    Feeds::new(Time(0), &exemplars::run(), record, feed_targets, &BTreeMap::new())
 }
 
 #[test]
@@ -53,32 +53,36 @@ fn everyone_learns_what_it_lacks_and_no_more() {
         (&[&[0, 1], &[1, 0]], &[3], &[], &[(3, &[1])]), // 3 comes between 2 and 1 on the ring
         (&[&[0], &[0]], &[], &[1], &[(2, &[0, 1])]),
     ];
-    for (owners, joiners, leaving, expected) in table {
-        let feeds = feeds(&record(2, owners), learners(joiners, leaving));
+    for (owners, newcomers, leaving, expected) in table {
+        let feeds = feeds(&record(2, owners), feed_targets(newcomers, leaving));
         let expected: BTreeMap<_, _> =
             expected.iter().map(|(id, list)| (WorkerId(*id), shards(list))).collect();
-        assert_eq!(feeds.lessons(), &expected, "{owners:?}, {joiners:?} come, {leaving:?} go");
+        assert_eq!(
+            feeds.shard_syncs(),
+            &expected,
+            "{owners:?}, {newcomers:?} come, {leaving:?} go"
+        );
     }
 }
 
 #[test]
 fn a_worker_that_is_to_own_nothing_is_fed_all_the_same() {
-    let feeds = feeds(&record(1, &[&[0]]), learners(&[2, 3, 4], &[]));
-    assert_eq!(feeds.lessons().keys().map(|id| id.0).collect::<Vec<_>>(), [2, 3, 4]);
-    assert!(feeds.lessons()[&WorkerId(4)].is_empty());
+    let feeds = feeds(&record(1, &[&[0]]), feed_targets(&[2, 3, 4], &[]));
+    assert_eq!(feeds.shard_syncs().keys().map(|id| id.0).collect::<Vec<_>>(), [2, 3, 4]);
+    assert!(feeds.shard_syncs()[&WorkerId(4)].is_empty());
 }
 
 #[test]
 fn a_change_is_due_when_all_are_ready_or_some_have_waited_long() {
-    let mut feeds = feeds(&record(1, &[&[0]]), learners(&[2, 3], &[]));
-    let late = Time(0) + PATIENCE;
+    let mut feeds = feeds(&record(1, &[&[0]]), feed_targets(&[2, 3], &[]));
+    let late = Time(0) + JOINERS_AWAITED_FOR;
     assert!(!feeds.are_due(Time(0)) && !feeds.are_due(late));
-    feeds.learned(Time(0), WorkerId(2), Generation(3));
+    feeds.synced(Time(0), WorkerId(2), Generation(3));
     assert!(!feeds.are_due(Time(0)) && feeds.are_due(late));
-    feeds.learned(Time(0), WorkerId(3), Generation(2));
-    feeds.learned(Time(0), WorkerId(9), Generation(3));
+    feeds.synced(Time(0), WorkerId(3), Generation(2));
+    feeds.synced(Time(0), WorkerId(9), Generation(3));
     assert_eq!(feeds.ready().len(), 1, "of another generation, or not fed");
-    feeds.learned(Time(0), WorkerId(3), Generation(3));
+    feeds.synced(Time(0), WorkerId(3), Generation(3));
     assert!(feeds.are_due(Time(0)));
     feeds.cut_off(Time(0), WorkerId(3));
     assert!(!feeds.are_due(Time(0)));
@@ -86,7 +90,7 @@ fn a_change_is_due_when_all_are_ready_or_some_have_waited_long() {
 
 #[test]
 fn who_stays_cut_off_is_fed_again_each_second_and_is_ready_when_nobody_complains() {
-    let mut feeds = feeds(&record(1, &[&[0]]), learners(&[2, 3], &[]));
+    let mut feeds = feeds(&record(1, &[&[0]]), feed_targets(&[2, 3], &[]));
     let at = |tenths: u64| Time(0) + Duration::from_millis(100 * tenths);
     for tenths in 0..24 {
         feeds.cut_off(at(tenths), WorkerId(2));
@@ -97,45 +101,45 @@ fn who_stays_cut_off_is_fed_again_each_second_and_is_ready_when_nobody_complains
     }
     assert_eq!(feeds.repeat(at(30)), [WorkerId(2)], "it was told after the last time");
     assert_eq!(feeds.repeat(at(60)), []);
-    feeds.learned(at(72), WorkerId(2), Generation(3));
-    feeds.learned(at(72), WorkerId(3), Generation(3));
+    feeds.synced(at(72), WorkerId(2), Generation(3));
+    feeds.synced(at(72), WorkerId(3), Generation(3));
     assert_eq!(feeds.ready().iter().map(|id| id.0).collect::<Vec<_>>(), [3]);
-    feeds.learned(at(73), WorkerId(2), Generation(3));
+    feeds.synced(at(73), WorkerId(2), Generation(3));
     assert!(feeds.ready().contains(&WorkerId(2)));
 }
 
 #[test]
 fn feeds_go_on_as_they_are_unless_there_is_a_reason() {
     let record = record(2, &[&[0, 1], &[1, 0]]);
-    let some = feeds(&record, learners(&[3, 4], &[]));
-    let idle = feeds(&record, learners(&[], &[]));
-    let late = Time(0) + PATIENCE;
+    let some = feeds(&record, feed_targets(&[3, 4], &[]));
+    let idle = feeds(&record, feed_targets(&[], &[]));
+    let late = Time(0) + JOINERS_AWAITED_FOR;
     let table = [
-        (&some, Time(0), 3, learners(&[3, 4], &[]), false),
-        (&some, Time(0), 4, learners(&[3, 4], &[]), true),
-        (&some, Time(0), 3, learners(&[3], &[]), true),
-        (&some, Time(0), 3, learners(&[3, 4], &[1]), true),
-        (&some, Time(0), 3, learners(&[3, 4, 5], &[]), false),
-        (&some, late, 3, learners(&[3, 4, 5], &[]), true),
-        (&some, late, 3, learners(&[3, 4], &[]), false),
-        (&idle, Time(0), 3, learners(&[5], &[]), true),
-        (&idle, late, 3, learners(&[], &[]), false),
+        (&some, Time(0), 3, feed_targets(&[3, 4], &[]), false),
+        (&some, Time(0), 4, feed_targets(&[3, 4], &[]), true),
+        (&some, Time(0), 3, feed_targets(&[3], &[]), true),
+        (&some, Time(0), 3, feed_targets(&[3, 4], &[1]), true),
+        (&some, Time(0), 3, feed_targets(&[3, 4, 5], &[]), false),
+        (&some, late, 3, feed_targets(&[3, 4, 5], &[]), true),
+        (&some, late, 3, feed_targets(&[3, 4], &[]), false),
+        (&idle, Time(0), 3, feed_targets(&[5], &[]), true),
+        (&idle, late, 3, feed_targets(&[], &[]), false),
     ];
-    for (feeds, now, generation, learners, expected) in table {
-        let found = feeds.are_outdated(now, Generation(generation), &learners);
-        assert_eq!(found, expected, "{now:?}, generation {generation}, {learners:?}");
+    for (feeds, now, generation, feed_targets, expected) in table {
+        let found = feeds.are_outdated(now, Generation(generation), &feed_targets);
+        assert_eq!(found, expected, "{now:?}, generation {generation}, {feed_targets:?}");
     }
 }
 
 #[test]
 fn who_has_learned_the_same_stays_ready() {
     let record = record(1, &[&[0]]);
-    let mut feeds_so_far = feeds(&record, learners(&[2, 3], &[]));
-    let lessons = feeds_so_far.lessons().clone();
-    feeds_so_far.learned(Time(0), WorkerId(2), Generation(3));
-    feeds_so_far.learned(Time(0), WorkerId(3), Generation(3));
-    let new = feeds_so_far.replace(feeds(&record, learners(&[2, 3, 4], &[])));
-    let same = |id: u64| feeds_so_far.lessons()[&WorkerId(id)] == lessons[&WorkerId(id)];
+    let mut feeds_so_far = feeds(&record, feed_targets(&[2, 3], &[]));
+    let shard_syncs = feeds_so_far.shard_syncs().clone();
+    feeds_so_far.synced(Time(0), WorkerId(2), Generation(3));
+    feeds_so_far.synced(Time(0), WorkerId(3), Generation(3));
+    let new = feeds_so_far.replace(feeds(&record, feed_targets(&[2, 3, 4], &[])));
+    let same = |id: u64| feeds_so_far.shard_syncs()[&WorkerId(id)] == shard_syncs[&WorkerId(id)];
     assert!(new.contains(&WorkerId(4)));
     for id in [2, 3] {
         assert_eq!(feeds_so_far.ready().contains(&WorkerId(id)), same(id));

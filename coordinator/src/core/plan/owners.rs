@@ -5,20 +5,20 @@ use std::collections::BTreeMap;
 
 use everstep_transport::protocol::{Ownership, Rank, Shard, WorkerId};
 
-use super::holdings::Holdings;
-use super::{Evidence, Target};
+use super::shard_holders::ShardHolders;
+use super::{PlanInputs, Target};
 #[cfg(feature = "planted")]
-use crate::plant::Plant;
+use crate::plant::CorePlant;
 
 /// The owners of every parameter shard. Some member must hold each shard.
 pub(super) fn owners(
-    evidence: &Evidence,
+    inputs: &PlanInputs,
     target: &Target,
-    holdings: &Holdings,
+    shard_holders: &ShardHolders,
     members: &[WorkerId],
 ) -> Vec<Ownership> {
     let ranks: BTreeMap<WorkerId, Rank> = members.iter().copied().zip((0..).map(Rank)).collect();
-    let mut choice = Choice { evidence, holdings, ranks: &ranks, primaries: BTreeMap::new() };
+    let mut choice = Choice { inputs, shard_holders, ranks: &ranks, primaries: BTreeMap::new() };
     let mut runs: Vec<Ownership> = Vec::new();
     for (shard, wanted) in target.owners() {
         let owners = choice.owners(shard, wanted);
@@ -32,8 +32,8 @@ pub(super) fn owners(
 }
 
 struct Choice<'a> {
-    evidence: &'a Evidence<'a>,
-    holdings: &'a Holdings,
+    inputs: &'a PlanInputs<'a>,
+    shard_holders: &'a ShardHolders,
     ranks: &'a BTreeMap<WorkerId, Rank>,
     /// Of how many shards each worker is primary so far.
     primaries: BTreeMap<WorkerId, u32>,
@@ -44,11 +44,11 @@ impl Choice<'_> {
     /// wanted.
     fn owners(&mut self, shard: Shard, wanted: &[WorkerId]) -> Vec<WorkerId> {
         #[cfg(feature = "planted")]
-        if self.evidence.plant == Some(Plant::ListNonHolder) {
+        if self.inputs.plant == Some(CorePlant::ListNonHolder) {
             return wanted.to_vec();
         }
-        let Holdings::Each(holders) = self.holdings else { return wanted.to_vec() };
-        let copies = self.ranks.len().min(self.evidence.run.copies as usize);
+        let ShardHolders::Each(holders) = self.shard_holders else { return wanted.to_vec() };
+        let copies = self.ranks.len().min(self.inputs.run.copies as usize);
         let stand_ins = self.stand_ins(&holders[shard.0 as usize]);
         let primary = if stand_ins.contains(&wanted[0]) {
             wanted[0]
@@ -58,8 +58,8 @@ impl Choice<'_> {
         *self.primaries.entry(primary).or_default() += 1;
         let mut owners = vec![primary];
         #[cfg(feature = "planted")]
-        if self.evidence.plant == Some(Plant::LoseTheBackup)
-            && self.evidence.owners_before(shard).next() != Some(primary)
+        if self.inputs.plant == Some(CorePlant::LoseTheBackup)
+            && self.inputs.owners_before(shard).next() != Some(primary)
         {
             return owners;
         }
@@ -76,17 +76,17 @@ impl Choice<'_> {
     fn stand_ins(&self, holders: &[WorkerId]) -> Vec<WorkerId> {
         let members = holders.iter().copied().filter(|worker| self.ranks.contains_key(worker));
         let mut members: Vec<WorkerId> = members.collect();
-        members.sort_by_key(|worker| (self.evidence.is_leaving(*worker), self.ranks[worker]));
+        members.sort_by_key(|worker| (self.inputs.is_leaving(*worker), self.ranks[worker]));
         members
     }
 
     /// Chooses the primary among the holders: first those that stay, then the primary before, then
     /// the holder that is primary of the fewest shards.
     fn stand_in(&self, shard: Shard, holders: &[WorkerId]) -> WorkerId {
-        let before = self.evidence.owners_before(shard).next();
+        let before = self.inputs.owners_before(shard).next();
         let load = |worker: &&WorkerId| {
             let primaries = self.primaries.get(worker).copied().unwrap_or(0);
-            (self.evidence.is_leaving(**worker), before != Some(**worker), primaries)
+            (self.inputs.is_leaving(**worker), before != Some(**worker), primaries)
         };
         *holders.iter().min_by_key(load).expect("some member holds every shard")
     }

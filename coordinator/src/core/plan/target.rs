@@ -1,6 +1,6 @@
 //! The assignment that should be, by worker instead of by rank.
 //!
-//! It does not know which worker holds which shard. Workers learn missing shards in the background.
+//! It does not know which worker holds which shard. Workers sync missing shards in the background.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::state::Worker;
 
 /// Neighbouring parameter shards with the same owners.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Run {
+struct OwnedRange {
     first: Shard,
     count: u32,
     /// The owners, primary first.
@@ -30,7 +30,7 @@ pub(in crate::core) fn candidates(
 #[derive(Debug)]
 pub(in crate::core) struct Target {
     data_shards: BTreeMap<WorkerId, Vec<DataShard>>,
-    runs: Vec<Run>,
+    runs: Vec<OwnedRange>,
 }
 
 impl Target {
@@ -46,7 +46,7 @@ impl Target {
         let assignment = assign(demand, members, current, occasion);
         let data_shards =
             members.iter().map(|member| member.worker).zip(assignment.data_shards).collect();
-        let runs = assignment.owners.into_iter().map(|runs| Run {
+        let runs = assignment.owners.into_iter().map(|runs| OwnedRange {
             first: runs.first,
             count: runs.count,
             owners: runs.owners.iter().map(|rank| members[rank.0 as usize].worker).collect(),
@@ -80,7 +80,7 @@ impl Target {
     }
 
     fn owners_are_met(&self, record: &Record) -> bool {
-        let owned = record.owners.iter().map(|owned| Run {
+        let owned = record.owners.iter().map(|owned| OwnedRange {
             first: owned.first,
             count: owned.count,
             owners: owned.owners.iter().map(|rank| record.member(*rank).worker).collect(),

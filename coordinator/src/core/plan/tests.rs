@@ -7,8 +7,8 @@ use everstep_transport::protocol::{
 };
 use proptest::prelude::*;
 
-use super::super::feeds::{Feeds, Learners};
-use super::super::silence::{Certainty, Doubt};
+use super::super::failure_detector::{Certainty, Suspicion};
+use super::super::feeds::{FeedTargets, Feeds};
 use super::*;
 
 const NOW: Time = Time(60_000_000_000);
@@ -20,7 +20,7 @@ struct Cluster {
     current: Option<Record>,
     workers: BTreeMap<WorkerId, Worker>,
     statuses: BTreeMap<WorkerId, Status>,
-    silence: Silence,
+    detector: FailureDetector,
     ready: BTreeSet<WorkerId>,
     broken: Vec<Pair>,
     give_up: Option<GiveUp>,
@@ -36,7 +36,7 @@ impl Cluster {
             current: None,
             workers: BTreeMap::new(),
             statuses: BTreeMap::new(),
-            silence: Silence::begin(NOW, [].into_iter()),
+            detector: FailureDetector::begin(NOW, [].into_iter()),
             ready: BTreeSet::new(),
             broken: Vec::new(),
             give_up: None,
@@ -62,14 +62,14 @@ impl Cluster {
             machine: None,
         };
         let name = NodeName::parse("worker").expect("a valid name");
-        let (number, standing) = (worker.0 as u32, Standing::Registered);
-        self.workers.insert(worker, Worker { number, name, registration, standing });
-        self.silence.heard(NOW, worker);
+        let (number, phase) = (worker.0 as u32, WorkerPhase::Registered);
+        self.workers.insert(worker, Worker { number, name, registration, phase });
+        self.detector.heard(NOW, worker);
         self.statuses.insert(worker, status(None));
     }
 
     fn plan(&self) -> Plan {
-        plan(&Evidence {
+        plan(&PlanInputs {
             now: NOW,
             term: Term(1),
             run: &self.run,
@@ -77,7 +77,7 @@ impl Cluster {
             current: self.current.as_ref(),
             workers: &self.workers,
             statuses: &self.statuses,
-            silence: &self.silence,
+            detector: &self.detector,
             ready: &self.ready,
             complete: true,
             broken: &self.broken,
@@ -103,12 +103,12 @@ impl Cluster {
         for gone in change.lost.iter().map(|loss| loss.worker).chain(change.left.iter().copied()) {
             self.workers.remove(&gone);
             self.statuses.remove(&gone);
-            self.silence.forget(gone);
+            self.detector.forget(gone);
         }
         for (member, rank) in record.members.iter().zip(0..) {
             let known = self.workers.get_mut(&member.worker).expect("a member is there");
-            if known.standing == Standing::Registered {
-                known.standing = Standing::Member;
+            if known.phase == WorkerPhase::Registered {
+                known.phase = WorkerPhase::Member;
             }
             let mut shown = status(Some(commit(record.number, step)));
             let owned = record.owned_by(everstep_transport::protocol::Rank(rank)).into_iter();
@@ -120,33 +120,34 @@ impl Cluster {
         self.broken.clear();
     }
 
-    fn learners(&self) -> Learners {
-        let of = |standing| {
-            let these = self.workers.iter().filter(move |(_, known)| known.standing == standing);
+    fn feed_targets(&self) -> FeedTargets {
+        let of = |phase| {
+            let these = self.workers.iter().filter(move |(_, known)| known.phase == phase);
             these.map(|(id, _)| *id).collect()
         };
-        Learners { joiners: of(Standing::Registered), leaving: of(Standing::Leaving) }
+        FeedTargets { newcomers: of(WorkerPhase::Registered), leaving: of(WorkerPhase::Leaving) }
     }
 
-    /// All workers learn what they should. Returns whether a change is due.
-    fn learn(&mut self, step: u64) -> bool {
+    /// All workers sync what they should. Returns whether a change is due.
+    fn sync_all(&mut self, step: u64) -> bool {
         let record = self.current.clone().expect("a generation");
-        let mut feeds = Feeds::new(NOW, &self.run, &record, self.learners(), &self.workers);
-        for (worker, shards) in feeds.lessons().clone() {
+        let mut feeds = Feeds::new(NOW, &self.run, &record, self.feed_targets(), &self.workers);
+        for (worker, shards) in feeds.shard_syncs().clone() {
             let shown = self.statuses.entry(worker).or_insert_with(|| status(None));
-            let learned = shards.into_iter().map(|shard| (shard, Step(step), record.number));
-            shown.versions.extend(learned);
+            let synced = shards.into_iter().map(|shard| (shard, Step(step), record.number));
+            shown.versions.extend(synced);
             shown.commit = Some(commit(record.number, step));
-            feeds.learned(NOW, worker, record.number);
+            feeds.synced(NOW, worker, record.number);
         }
         self.ready = feeds.ready().clone();
-        feeds.are_due(NOW) || super::super::feeds::frees_somebody(&record, &self.learners().leaving)
+        feeds.are_due(NOW)
+            || super::super::feeds::frees_somebody(&record, &self.feed_targets().leaving)
     }
 
-    /// Learns and changes until nothing is due. Returns after how many changes.
+    /// Syncs and changes until nothing is due. Returns after how many changes.
     fn settle(&mut self, mut step: u64) -> usize {
         for changes in 0..20 {
-            if !self.learn(step) {
+            if !self.sync_all(step) {
                 return changes;
             }
             let change = self.change();
@@ -157,8 +158,8 @@ impl Cluster {
     }
 
     fn kill(&mut self, worker: WorkerId) {
-        let doubt = Doubt { reason: "it is gone".into(), certainty: Certainty::Dead };
-        self.silence.suspect(NOW, worker, doubt);
+        let suspicion = Suspicion { reason: "it is gone".into(), certainty: Certainty::Dead };
+        self.detector.suspect(NOW, worker, suspicion);
         self.statuses.remove(&worker);
     }
 
@@ -333,7 +334,7 @@ proptest! {
         }
     }
 
-    /// After any loss, joins and leaves, background learning leads to an assignment that is
+    /// After any loss, joins and leaves, background syncing leads to an assignment that is
     /// balanced and whole, and then nothing changes any more.
     #[test]
     fn feeds_lead_to_the_target_and_then_there_is_peace(
@@ -353,7 +354,7 @@ proptest! {
             cluster.enter(&change, 9);
             for worker in chosen(&leaves[..count as usize]) {
                 if let Some(known) = cluster.workers.get_mut(&worker) {
-                    known.standing = Standing::Leaving;
+                    known.phase = WorkerPhase::Leaving;
                 }
             }
             (1..=joins).for_each(|place| cluster.add(WorkerId(100 + place)));
@@ -361,7 +362,7 @@ proptest! {
             prop_assert!(changes <= 4, "{} changes", changes);
             prop_assert!(is_well_off(&cluster), "{:?}", cluster.current);
             let members = cluster.members();
-            let leaving = |id: &&WorkerId| cluster.workers[id].standing == Standing::Leaving;
+            let leaving = |id: &&WorkerId| cluster.workers[id].phase == WorkerPhase::Leaving;
             let stayers = members.iter().filter(|id| !leaving(id)).count();
             prop_assert!(members.iter().filter(leaving).count() <= usize::from(stayers == 0));
         }
@@ -402,8 +403,8 @@ proptest! {
         cluster.enter(&first, 3);
         let record = cluster.current.clone().expect("a generation");
         for worker in chosen(&silent[..count as usize]) {
-            let doubt = Doubt { reason: "it is silent".into(), certainty: Certainty::Silent };
-            cluster.silence.suspect(NOW, worker, doubt);
+            let silent = Suspicion { reason: "it is silent".into(), certainty: Certainty::Silent };
+            cluster.detector.suspect(NOW, worker, silent);
             cluster.statuses.remove(&worker);
         }
         chosen(&dead[..count as usize]).for_each(|worker| cluster.kill(worker));

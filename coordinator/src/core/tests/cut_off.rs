@@ -1,9 +1,9 @@
-//! Links that come and go, of learners to members and of members to the coordinator, and what a
+//! Links that come and go, of joiners to members and of members to the coordinator, and what a
 //! waiting run counts meanwhile.
 
 use super::*;
 
-/// A run of two workers that needs both. One is gone, and another learns in its place.
+/// A run of two workers that needs both. One is gone, and another catches up in its place.
 fn waiting() -> (World, LinkId, LinkId) {
     let (mut world, links) = World::training_as(RunSpec { min_workers: 2, ..run_of(2) });
     world.commit(1..=3);
@@ -11,7 +11,7 @@ fn waiting() -> (World, LinkId, LinkId) {
     world.kill(links[1]);
     let joiner = world.worker("worker-3");
     world.pass(50, &[links[0], joiner]);
-    assert!(world.record().waiting && world.actor(joiner).lessons.is_some());
+    assert!(world.record().waiting && world.actor(joiner).shard_syncs.is_some());
     (world, links[0], joiner)
 }
 
@@ -38,7 +38,7 @@ fn i11_a_learner_and_a_member_that_lost_each_other_are_told_of_each_other_again(
         assert_eq!((feeds(&mut world, member), feeds(&mut world, joiner)), (0, 0));
         complain(&mut world, 20);
         assert_eq!((feeds(&mut world, member), feeds(&mut world, joiner)), (2, 2));
-        world.learn(joiner);
+        world.sync_shards(joiner);
         world.pass(4_500, &[member, joiner]);
         assert!(world.record().waiting, "the next link may be lost as well");
         world.pass(1_000, &[member, joiner]);
@@ -87,7 +87,7 @@ fn a_step_is_done_again_once_however_often_the_run_that_waits_changes() {
         assert_eq!(world.generation(), Generation(number));
     }
     world.pass(50, &[member, joiner]);
-    world.learn(joiner);
+    world.sync_shards(joiner);
     world.pass(50, &[member, joiner]);
     assert!(!world.record().waiting);
     let redone = world.events().into_iter().filter_map(|event| match event {

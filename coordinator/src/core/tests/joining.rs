@@ -1,4 +1,4 @@
-//! Workers that learn slowly, and last copies that are not to leave.
+//! Workers that catch up slowly, and last copies that are not to leave.
 
 use super::*;
 
@@ -38,7 +38,7 @@ fn steps_are_held_back_until_a_joiner_that_they_outrun_has_everything() {
     }
     let waits = world.seen().into_iter().find_map(|view| view.waits_for);
     assert_eq!(waits.as_deref(), Some("steps pause until it has 0.0 MB more"));
-    world.learn(all[2]);
+    world.sync_shards(all[2]);
     world.pass(50, &all);
     world.hold_all();
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
@@ -61,13 +61,13 @@ fn a_join_that_never_comes_to_its_end_is_given_up_with_words_and_tried_again() {
     world.pass(31_000, &all);
     let again = feeds(&mut world, all[2]);
     assert!(again.first().is_some_and(|shards| *shards > 0), "{again:?}");
-    world.learn(all[2]);
+    world.sync_shards(all[2]);
     world.pass(50, &all);
     world.hold_all();
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 3));
 }
 
-/// Both owners of some shards are told to leave at once, and learning is slow.
+/// Both owners of some shards are told to leave at once, and syncing is slow.
 #[test]
 fn last_copies_do_not_leave_before_others_have_them() {
     let (mut world, links) = World::training(3);
@@ -96,9 +96,9 @@ fn last_copies_do_not_leave_before_others_have_them() {
     });
     assert_eq!(told, Some(seen.retained), "it knows what it waits for");
     for _ in 0..8 {
-        let fed = |link: &&LinkId| world.workers[*link].lessons.is_some();
+        let fed = |link: &&LinkId| world.workers[*link].shard_syncs.is_some();
         let fed: Vec<LinkId> = links.iter().filter(fed).copied().collect();
-        fed.iter().for_each(|link| world.learn(*link));
+        fed.iter().for_each(|link| world.sync_shards(*link));
         world.pass(50, &links);
         world.hold_all();
     }

@@ -43,7 +43,7 @@ fn lines_are_written_once_they_are_on_the_leaders_disk() {
     world.disk_stalls = true;
     world.report_lines(links[0], 1..=2);
     world.report_lines(links[0], 1..=3);
-    assert_eq!(world.journal.len(), 3, "each is appended once");
+    assert_eq!(world.line_file.len(), 3, "each is appended once");
     assert_eq!(world.hear(links[0]), [answer(0), answer(0)]);
     assert_eq!(steps(&mut world), [1, 2, 3], "watchers need not wait for a disk");
     world.disk_stalls = false;
@@ -80,7 +80,7 @@ fn each_step_has_its_line_once_and_in_order() {
         heartbeat.lines = lines(Generation(9), 7..=7);
     });
     assert_eq!(steps(&mut world), [1, 2, 3, 4, 5, 6]);
-    assert_eq!(world.journal.len(), 6);
+    assert_eq!(world.line_file.len(), 6);
     world.report_lines(links[0], 7..=1_000);
     assert_eq!(world.watch(0, 0).lines.len(), 20, "the run has twenty steps");
 }
@@ -158,9 +158,9 @@ fn a_coordinator_that_lacks_lines_asks_the_others() {
     let lineage = Lineage { rollback: Generation(1), ..world.lineage };
     let line = lines(Generation(1), 9..=9);
     world.say(other, Message::Lines { lineage, reach: Step(9), lines: line });
-    assert_eq!(world.journal.len(), 8);
+    assert_eq!(world.line_file.len(), 8);
     tell(&mut world, other, 9, 9..=9);
-    assert_eq!((world.journal.len(), said_of_lines(&mut world, other)), (9, vec![]));
+    assert_eq!((world.line_file.len(), said_of_lines(&mut world, other)), (9, vec![]));
 }
 
 /// D5: watchers do not wait for ever for lines that no process has.
@@ -190,9 +190,9 @@ fn lines_that_nobody_tells_are_lost_after_a_while_and_no_others() {
 fn lines_are_not_lost_while_a_coordinator_may_come_back_with_them() {
     let (mut world, links) = World::training(2);
     world.found(true);
-    let coordinator = super::reign::coordinator("coordinator-2", 2);
+    let coordinator = super::leadership::coordinator("coordinator-2", 2);
     let command = Command::Coordinator { id: None, coordinator };
-    world.log.push_back(Entry { unix_ms: 1, command });
+    world.log.push_back(CommandEntry { unix_ms: 1, command });
     world.drain();
     world.commit(1..=6);
     world.kill(links[0]);
@@ -204,7 +204,7 @@ fn lines_are_not_lost_while_a_coordinator_may_come_back_with_them() {
     assert!(said_of_lines(&mut world, other).contains(&("asks after", vec![0])));
     tell(&mut world, other, 6, 1..=6);
     world.pass(60_000, &links[1..]);
-    assert_eq!((world.journal.len(), world.core.state().lines().gaps.len()), (6, 0));
+    assert_eq!((world.line_file.len(), world.core.state().lines().gaps.len()), (6, 0));
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn a_run_ends_with_its_last_line_on_the_disk() {
 fn events_carry_the_wall_clock() {
     let mut world = World::empty();
     world.pass(2_000, &[]);
-    world.request(1, Wish::Submit(run_of(2)));
+    world.request(1, OperatorCommand::Submit(run_of(2).into()));
     assert_eq!(world.watch(0, 0).events[1].unix_ms, EPOCH_UNIX_MS + 2_000);
 }
 
@@ -261,7 +261,7 @@ fn i13_the_line_of_a_resume_step_is_there_though_the_run_ends_before_a_member_te
     world.say(links[0], Message::Failed { at_fault: None, fatal: true, reason });
     assert!(!world.running());
     world.pass(60_000, &[]);
-    assert_eq!(world.journal, lines(Generation(1), 1..=1));
+    assert_eq!(world.line_file, lines(Generation(1), 1..=1));
     let lost = |event: &EventKind| matches!(event, EventKind::LinesLost { .. });
     assert!(!world.events().iter().any(lost));
 }

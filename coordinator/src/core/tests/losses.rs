@@ -128,7 +128,7 @@ fn who_does_not_answer_in_time_is_left_out_told_so_and_comes_back_as_another() {
     assert_eq!(world.hear(links[1]).pop(), Some(Message::Evicted { worker: mute }));
     world.beat(links[1]);
     assert_eq!(world.hear(links[1]), [], "nothing that it says counts any more");
-    world.say(links[1], Message::Hello { schema: schema(), worker: None });
+    world.say(links[1], Message::Hello { worker: None });
     world.say(links[1], Message::Register(registration(99)));
     assert_eq!(world.words(links[1])[..2], ["welcome", "registered"]);
 }
@@ -208,7 +208,7 @@ fn an_old_or_foreign_status_changes_nothing() {
 fn a_coordinator_that_was_late_itself_blames_nobody() {
     let (mut world, links) = World::training(2);
     world.now = world.now + Duration::from_secs(60);
-    world.give(Input::Tick);
+    world.give(CoreInput::Tick);
     world.pass(5_000, &links);
     assert_eq!((world.generation(), world.running()), (Generation(1), true));
 }

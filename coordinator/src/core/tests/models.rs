@@ -162,7 +162,7 @@ fn i6_copies_are_repaired_while_the_model_waits_for_a_place() {
     world.kill(links[2]);
     world.pass(3_000, &links[..2]);
     assert_eq!((world.members().len(), world.protection()), (2, 1), "they learn");
-    links[..2].iter().for_each(|link| world.learn(*link));
+    links[..2].iter().for_each(|link| world.sync_shards(*link));
     world.pass(1_000, &links[..2]);
     assert_eq!((world.members().len(), world.protection()), (2, 2));
     assert_eq!(world.record().resume, Step(20));
@@ -176,7 +176,7 @@ fn a_worker_leaves_while_the_model_waits_for_a_place() {
     world.pass(1_000, &links);
     assert!(world.words(links[2]).contains(&"drain"), "others have copies of all that it holds");
     assert!(!world.members().contains(&worker));
-    links[..2].iter().for_each(|link| world.learn(*link));
+    links[..2].iter().for_each(|link| world.sync_shards(*link));
     world.pass(1_000, &links[..2]);
     assert_eq!((world.protection(), world.record().resume), (2, Step(20)));
 }

@@ -69,7 +69,7 @@ fn i8_a_leader_that_begins_between_two_runs_expects_no_worker_of_the_first() {
     let mut world = World::empty();
     world.found(false);
     let begin = |world: &mut World, seed: u64, names: [&str; 4]| {
-        world.request(2 * seed, Wish::Submit(RunSpec { seed, ..run_of(4) }));
+        world.request(2 * seed, OperatorCommand::Submit(RunSpec { seed, ..run_of(4) }.into()));
         let links = names.map(|name| world.worker(name));
         assert_eq!(world.generation(), Generation(seed), "it has begun");
         links
@@ -102,7 +102,7 @@ fn i8_a_second_outage_is_waited_out_as_the_first() {
     links[2..4].iter().for_each(|link| world.actor(*link).mute = true);
     world.pass(7_000, &links[..2]);
     assert!(none_was_lost(&world));
-    let awaited = |link: LinkId| world.core.silence.is_awaited(world.now, world.id(link));
+    let awaited = |link: LinkId| world.core.health.detector.is_awaited(world.now, world.id(link));
     assert_eq!([links[2], links[3], links[4]].map(awaited), [true, true, false]);
 }
 
@@ -115,7 +115,7 @@ fn i8_a_pause_is_not_unanswered_while_nobody_is_heard() {
     [links[0], links[2]].into_iter().for_each(|link| world.actor(link).mute = true);
     let others = [links[1], links[3]];
     world.pass(2_400, &[links[0], links[1], links[3]]);
-    assert!(matches!(world.core.phase, change::Phase::Pausing(_)));
+    assert!(world.core.change.is_pausing());
     for _ in 0..3 {
         world.pass(2_100, &[]);
         world.pass(300, &others);

@@ -177,3 +177,26 @@ fn who_holds_a_last_copy_stays_though_it_has_more_broken_links() {
     assert_eq!(world.members(), [world.id(lonely), world.id(links[3])]);
     assert_eq!(told_unreachable(&world), []);
 }
+
+/// Two workers stand still. The others lose their links with them, and say so. When the two go on,
+/// they find their own ends void only after the next generation has begun.
+#[test]
+fn i8_links_that_a_standstill_has_cost_part_no_pair() {
+    let (mut world, links) = World::training(4);
+    world.commit(1..=5);
+    let (living, still) = links.split_at(2);
+    still.iter().for_each(|link| world.actor(*link).mute = true);
+    world.pass(3_000, living);
+    break_link(&mut world, living[0], still[0]);
+    world.pass(5_000, living);
+    still.iter().for_each(|link| world.actor(*link).mute = false);
+    world.pass(1_000, &links);
+    assert_eq!(world.generation(), Generation(2), "they are back");
+    break_link(&mut world, still[0], living[0]);
+    assert_eq!((world.generation(), world.members().len()), (Generation(3), 4));
+    world.pass(4_000, &links);
+    break_link(&mut world, still[0], living[0]);
+    assert_eq!((world.generation(), world.members().len()), (Generation(4), 4), "as any pair");
+    break_link(&mut world, still[0], living[0]);
+    assert_eq!((world.generation(), world.members().len()), (Generation(5), 3), "the road is cut");
+}

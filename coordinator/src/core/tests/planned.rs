@@ -3,7 +3,7 @@ use super::*;
 fn feed_of(world: &mut World, link: LinkId) -> Vec<(WorkerId, Vec<Shard>)> {
     let heard = world.hear(link).into_iter();
     let feeds = heard.filter_map(|message| match message {
-        Message::Feed { learner, shards, .. } => Some((learner, shards)),
+        Message::Feed { learner: joiner, shards, .. } => Some((joiner, shards)),
         _ => None,
     });
     feeds.collect()
@@ -19,18 +19,18 @@ fn a_worker_that_joins_is_fed_and_then_becomes_a_member_at_a_quiet_boundary() {
     world.pass(50, &all);
     assert_eq!(world.words(joiner), ["heartbeat_answer", "announce", "feed"]);
     let fed = feed_of(&mut world, links[1]);
-    assert!(fed.iter().any(|(learner, shards)| *learner == world.id(joiner) && !shards.is_empty()));
+    assert!(fed.iter().any(|(fed, shards)| *fed == world.id(joiner) && !shards.is_empty()));
     world.commit(4..=4);
     for link in all {
-        if world.actor(link).lessons.is_some() {
-            world.learn(link);
+        if world.actor(link).shard_syncs.is_some() {
+            world.sync_shards(link);
         }
     }
     assert_eq!(world.generation(), Generation(1));
     world.pass(50, &all);
     assert!(world.words(links[0]).contains(&"hold"), "the step leader is asked");
     world.commit(5..=5);
-    world.learn(joiner);
+    world.sync_shards(joiner);
     world.hold_all();
     let record = world.record();
     assert_eq!((record.number, record.cause), (Generation(2), Cause::Join));
@@ -41,14 +41,17 @@ fn a_worker_that_joins_is_fed_and_then_becomes_a_member_at_a_quiet_boundary() {
     assert!(matches!(began, Some(EventKind::Generation { redone: false, .. })), "{began:?}");
 }
 
-/// All workers learn what they are fed, and the leader makes every change, until there is none.
+/// All workers sync what they are fed, and the leader makes every change, until there is none.
 fn settle(world: &mut World, links: &[LinkId]) -> u64 {
     let before = world.generation();
     for _ in 0..8 {
         world.pass(50, links);
-        let fed: Vec<LinkId> =
-            links.iter().copied().filter(|link| world.workers[link].lessons.is_some()).collect();
-        fed.iter().for_each(|link| world.learn(*link));
+        let fed: Vec<LinkId> = links
+            .iter()
+            .copied()
+            .filter(|link| world.workers[link].shard_syncs.is_some())
+            .collect();
+        fed.iter().for_each(|link| world.sync_shards(*link));
         world.pass(50, links);
         world.hold_all();
     }
@@ -91,8 +94,8 @@ fn a_learner_that_takes_long_keeps_nobody_else_waiting_for_ever() {
     world.pass(10_100, &all);
     assert!(world.words(second).contains(&"feed"));
     for link in [links[0], links[1], second] {
-        if world.workers[&link].lessons.is_some() {
-            world.learn(link);
+        if world.workers[&link].shard_syncs.is_some() {
+            world.sync_shards(link);
         }
     }
     world.pass(9_000, &[links[0], links[1], slow]);
@@ -122,11 +125,11 @@ fn a_hold_that_is_not_kept_by_everyone_ends_in_a_pause_anyway() {
     world.commit(1..=3);
     world.pass(50, &all);
     for link in all {
-        if world.workers[&link].lessons.is_some() {
-            world.learn(link);
+        if world.workers[&link].shard_syncs.is_some() {
+            world.sync_shards(link);
         }
     }
-    world.give(Input::Tick);
+    world.give(CoreInput::Tick);
     assert!(world.words(links[0]).contains(&"hold"));
     world.beat_with(links[0], |heartbeat| heartbeat.held = true);
     world.pass(900, &[]);
@@ -147,8 +150,8 @@ fn the_next_commit_is_waited_for_as_long_as_steps_take() {
     let all = [links[0], links[1], joiner];
     world.pass(50, &all);
     for link in all {
-        if world.workers[&link].lessons.is_some() {
-            world.learn(link);
+        if world.workers[&link].shard_syncs.is_some() {
+            world.sync_shards(link);
         }
     }
     for _ in 0..11 {
@@ -169,11 +172,11 @@ fn a_suspicion_overtakes_a_planned_change() {
     let all = [links[0], links[1], links[2], joiner];
     world.pass(50, &all);
     for link in all {
-        if world.workers[&link].lessons.is_some() {
-            world.learn(link);
+        if world.workers[&link].shard_syncs.is_some() {
+            world.sync_shards(link);
         }
     }
-    world.give(Input::Tick);
+    world.give(CoreInput::Tick);
     assert!(world.words(links[0]).contains(&"hold"));
     world.kill(links[1]);
     assert_eq!((world.generation(), world.cause()), (Generation(2), Cause::Lost));
@@ -198,17 +201,17 @@ fn a_worker_that_drains_goes_when_nothing_depends_on_it() {
     assert_eq!(world.comings_and_goings(), [format!("left {id}")], "its end is no loss");
 }
 
-/// With one copy no worker is free before others have learned its shards.
+/// With one copy no worker is free before others have synced its shards.
 #[test]
 fn a_worker_that_drains_is_copied_first() {
     let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(2) });
     world.commit(1..=3);
     let id = world.id(links[1]);
-    world.request(1, Wish::Drain(id));
+    world.request(1, OperatorCommand::Drain(id));
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     assert_eq!(world.generation(), Generation(1));
-    let lessons = world.actor(links[0]).lessons.clone().expect("the other learns");
-    assert_eq!(lessons.len(), 4);
+    let shard_syncs = world.actor(links[0]).shard_syncs.clone().expect("the other learns");
+    assert_eq!(shard_syncs.len(), 4);
     assert_eq!(settle(&mut world, &links), 1);
     assert_eq!(world.members(), [world.id(links[0])]);
 }
@@ -229,13 +232,13 @@ fn the_last_worker_that_drains_stays_until_another_can_take_over() {
 #[test]
 fn a_drain_is_refused_in_words_where_it_cannot_be() {
     let (mut world, links) = World::training(3);
-    world.request(1, Wish::Drain(WorkerId(99)));
-    assert_eq!(world.hear(world.operator), [answer(1, Some("no worker with id 99 is registered"))]);
+    world.request(1, OperatorCommand::Drain(WorkerId(99)));
+    assert_eq!(world.hear(world.operator), [answer(1, Some(Rejection::NoWorker(WorkerId(99))))]);
     let id = world.id(links[2]);
     world.kill(links[2]);
-    world.request(2, Wish::Drain(id));
-    let gone = format!("worker 3 (id {id}) is gone");
-    assert_eq!(world.hear(world.operator), [answer(2, Some(&gone))]);
+    world.request(2, OperatorCommand::Drain(id));
+    let gone = everstep_transport::protocol::WorkerLabel { number: 3, worker: id, host: None };
+    assert_eq!(world.hear(world.operator), [answer(2, Some(Rejection::Gone(gone)))]);
 }
 
 #[test]
@@ -271,8 +274,8 @@ fn too_few_members_wait_and_go_on_when_another_has_come() {
     assert_eq!(waiting.since_unix_ms, EPOCH_UNIX_MS + 1_000);
     let joiner = world.worker("worker-3");
     world.pass(50, &[links[0], joiner]);
-    world.learn(joiner);
-    world.give(Input::Tick);
+    world.sync_shards(joiner);
+    world.give(CoreInput::Tick);
     let record = world.record();
     assert_eq!((record.waiting, record.resume, record.members.len()), (false, Step(3), 2));
     assert!(!world.words(links[0]).contains(&"hold"), "there is no step to hold");
@@ -288,7 +291,7 @@ fn a_learner_that_is_lost_is_not_fed_any_more_and_who_waited_is() {
     let second = world.worker("worker-4");
     world.kill(first);
     let fed: Vec<WorkerId> =
-        feed_of(&mut world, links[0]).into_iter().map(|(learner, _)| learner).collect();
+        feed_of(&mut world, links[0]).into_iter().map(|(joiner, _)| joiner).collect();
     assert!(fed.contains(&world.id(second)), "{fed:?}");
 }
 
@@ -302,7 +305,7 @@ fn feeds_are_said_again_to_a_worker_with_a_new_link() {
     assert_eq!(world.words(again), ["registered", "announce", "feed"]);
     let member = world.relink(links[1]);
     let fed = feed_of(&mut world, member);
-    assert!(fed.iter().any(|(learner, _)| *learner == world.id(again)), "{fed:?}");
+    assert!(fed.iter().any(|(joiner, _)| *joiner == world.id(again)), "{fed:?}");
     assert_eq!(world.generation(), Generation(1), "a link that is replaced makes no suspect");
 }
 

@@ -1,18 +1,18 @@
 //! Planted bugs: each is found by a promise that holds without it.
 
-use everstep_transport::protocol::Wish;
+use everstep_transport::protocol::OperatorCommand;
 
 use super::*;
-use crate::plant::Plant;
+use crate::plant::CorePlant;
 
 /// The promise holds, and with the bug it is broken.
 #[track_caller]
-fn find(plant: Plant, promise: fn(Option<Plant>) -> bool) {
+fn find(plant: CorePlant, promise: fn(Option<CorePlant>) -> bool) {
     assert!(promise(None), "it is broken without a bug");
     assert!(!promise(Some(plant)), "the bug is not found");
 }
 
-fn training(plant: Option<Plant>) -> (World, Vec<LinkId>) {
+fn training(plant: Option<CorePlant>) -> (World, Vec<LinkId>) {
     let (mut world, links) = World::training(3);
     plant.into_iter().for_each(|plant| world.core.plant(plant));
     (world, links)
@@ -21,19 +21,19 @@ fn training(plant: Option<Plant>) -> (World, Vec<LinkId>) {
 /// I8: a leader that stood still does not know of workers that came since.
 #[test]
 fn a_stalled_leader_that_evicts_is_found() {
-    find(Plant::EvictUnconfirmed, |plant| {
+    find(CorePlant::EvictUnconfirmed, |plant| {
         let (mut world, _) = training(plant);
         world.cut_off = true;
         let link = world.connect(Role::Worker, "worker-9");
-        world.say(link, Message::Hello { schema: schema(), worker: Some(WorkerId(99)) });
-        world.give(Input::Deposed);
+        world.say(link, Message::Hello { worker: Some(WorkerId(99)) });
+        world.give(CoreInput::SteppedDown);
         !world.words(link).contains(&"evicted")
     });
 }
 
 #[test]
 fn an_id_that_is_given_again_is_found() {
-    find(Plant::ReuseId, |plant| {
+    find(CorePlant::ReuseId, |plant| {
         let mut world = World::with_run(run_of(4));
         plant.into_iter().for_each(|plant| world.core.plant(plant));
         let first = world.worker("worker-1");
@@ -47,7 +47,7 @@ fn an_id_that_is_given_again_is_found() {
 /// I13.
 #[test]
 fn lines_that_a_rollback_has_undone_and_that_stay_are_found() {
-    find(Plant::KeepUndoneLines, |plant| {
+    find(CorePlant::KeepUndoneLines, |plant| {
         let (mut world, links) = training(plant);
         world.commit(1..=3);
         world.report_lines(links[0], 1..=3);
@@ -61,7 +61,7 @@ fn lines_that_a_rollback_has_undone_and_that_stay_are_found() {
 /// I13: the line may be lost with the leader, and members drop it in the end.
 #[test]
 fn a_line_that_is_called_written_and_is_on_no_disk_is_found() {
-    find(Plant::AcknowledgeEarly, |plant| {
+    find(CorePlant::AcknowledgeEarly, |plant| {
         let (mut world, links) = training(plant);
         world.disk_stalls = true;
         world.report_lines(links[0], 1..=3);
@@ -77,7 +77,7 @@ fn a_line_that_is_called_written_and_is_on_no_disk_is_found() {
 /// I1: the plan of a leader comes into the log after another coordinator has led.
 #[test]
 fn a_generation_of_a_deposed_leader_that_counts_is_found() {
-    find(Plant::IgnoreTerm, |plant| {
+    find(CorePlant::IgnoreTerm, |plant| {
         let (mut world, links) = training(plant);
         world.holds_back = true;
         world.kill(links[0]);
@@ -91,11 +91,11 @@ fn a_generation_of_a_deposed_leader_that_counts_is_found() {
 /// I13: the first run is over when its submission comes into the log again.
 #[test]
 fn a_request_that_is_done_twice_is_found() {
-    find(Plant::ApplyTwice, |plant| {
+    find(CorePlant::ApplyTwice, |plant| {
         let mut world = World::empty();
         plant.into_iter().for_each(|plant| world.core.plant(plant));
         world.found(false);
-        world.request(1, Wish::Submit(run_of(2)));
+        world.request(1, OperatorCommand::Submit(run_of(2).into()));
         let outcome = Outcome::Failed { name: None, reason: "it broke".into() };
         let other = Command::End {
             run: world.core.state().run_id(),
@@ -103,9 +103,9 @@ fn a_request_that_is_done_twice_is_found() {
             figures: exemplars::figures(),
             steps: Step(0),
         };
-        world.log.push_back(Entry { unix_ms: 1, command: other });
+        world.log.push_back(CommandEntry { unix_ms: 1, command: other });
         world.drain();
-        world.request(1, Wish::Submit(run_of(2)));
+        world.request(1, OperatorCommand::Submit(run_of(2).into()));
         !world.running()
     });
 }

@@ -36,19 +36,19 @@ fn workers_that_came_before_the_run_are_welcomed_when_it_is_submitted() {
     let early = world.greeted("worker-1");
     world.say(early, Message::Register(registration(1)));
     assert_eq!((world.hear(early), world.core.ignored()), (vec![], 1));
-    world.request(1, Wish::Submit(run_of(2)));
+    world.request(1, OperatorCommand::Submit(run_of(2).into()));
     assert_eq!(world.hear(early), [Message::Welcome { run: run_of(2), term: Term(1) }]);
 }
 
 #[test]
 fn a_second_run_is_refused_and_the_same_again_is_not() {
     let mut world = World::with_run(run_of(2));
-    world.request(1, Wish::Submit(run_of(2)));
+    world.request(1, OperatorCommand::Submit(run_of(2).into()));
     let (id, run) = (RequestId { client: CLIENT, number: 1 }, Some(world.core.state().run_id()));
     assert_eq!(world.hear(world.operator), [Message::Answer { id, refusal: None, run }]);
     let other = RunSpec { name: "other".into(), ..run_of(2) };
-    world.request(2, Wish::Submit(other));
-    let reason = "this cluster already trains example, another run; cancel it or wait";
+    world.request(2, OperatorCommand::Submit(other.into()));
+    let reason = Rejection::OtherRun("example".into());
     assert_eq!(world.hear(world.operator), [answer(2, Some(reason))]);
 }
 
@@ -57,21 +57,10 @@ fn an_operator_who_has_left_gets_no_answer() {
     let mut world = World::with_run(run_of(2));
     world.holds_back = true;
     let other = RunSpec { name: "other".into(), ..run_of(2) };
-    world.request(1, Wish::Submit(other));
+    world.request(1, OperatorCommand::Submit(other.into()));
     world.cut(world.operator);
     world.catch_up();
     assert_eq!(world.hear(world.operator), []);
-}
-
-#[test]
-fn a_worker_of_another_build_is_refused_in_words() {
-    let mut world = World::with_run(run_of(2));
-    let link = world.connect(Role::Worker, "worker-1");
-    world.say(link, Message::Hello { schema: schema() ^ 1, worker: None });
-    let [Message::Refused { reason }] = &world.hear(link)[..] else { panic!("not refused") };
-    assert!(reason.contains("same build"), "{reason}");
-    world.say(link, Message::Register(registration(1)));
-    assert_eq!(world.hear(link), []);
 }
 
 #[test]
@@ -138,7 +127,7 @@ fn a_worker_without_a_link_has_time_to_come_back_before_the_start() {
     assert!(world.core.state().workers().is_empty());
     let late = world.relink(link);
     assert_eq!(world.hear(late), [Message::Evicted { worker: id }]);
-    world.say(late, Message::Hello { schema: schema(), worker: None });
+    world.say(late, Message::Hello { worker: None });
     assert_eq!(world.words(late), ["welcome"], "it may register anew on the same link");
 }
 
@@ -149,7 +138,11 @@ fn a_newer_link_of_a_node_replaces_the_older() {
     let id = world.id(old);
     let new = world.relink(old);
     assert!(world.closed.contains_key(&old));
-    world.give(Input::Disconnected { link: old, end: LinkEnd::Goodbye, reason: "closed".into() });
+    world.give(ShellInput::Disconnected {
+        link: old,
+        end: LinkEnd::Goodbye,
+        reason: "closed".into(),
+    });
     assert_eq!(world.core.state().workers().keys().collect::<Vec<_>>(), [&id]);
     world.worker("worker-2");
     assert_eq!(world.words(new), ["registered", "pause", "announce", "write"]);

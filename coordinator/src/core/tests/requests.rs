@@ -6,7 +6,7 @@ use super::*;
 #[test]
 fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
     let (mut world, links) = World::training(3);
-    let drain = request(1, Wish::Drain(world.id(links[2])));
+    let drain = request(1, OperatorCommand::Drain(world.id(links[2])));
     world.say(world.operator, drain.clone());
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     let events = world.events();
@@ -14,8 +14,8 @@ fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
     world.say(world.operator, drain);
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     assert_eq!(world.events().len(), events.len() + 1, "somebody leads, and that is all");
-    world.request(2, Wish::Drain(WorkerId(99)));
-    let refused = answer(2, Some("no worker with id 99 is registered"));
+    world.request(2, OperatorCommand::Drain(WorkerId(99)));
+    let refused = answer(2, Some(Rejection::NoWorker(WorkerId(99))));
     assert_eq!(world.hear(world.operator), [refused]);
 }
 
@@ -23,7 +23,7 @@ fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
 fn one_run_follows_the_other_where_the_cluster_lasts() {
     let mut world = World::empty();
     world.found(false);
-    world.request(1, Wish::Submit(run_of(2)));
+    world.request(1, OperatorCommand::Submit(run_of(2).into()));
     let links = [world.worker("worker-1"), world.worker("worker-2")];
     world.report_lines(links[0], 1..=20);
     links.iter().for_each(|link| drop(world.hear(*link)));
@@ -33,16 +33,16 @@ fn one_run_follows_the_other_where_the_cluster_lasts() {
     let ids = [world.id(links[0]), world.id(links[1])];
     let idle = world.connect(Role::Worker, "worker-3");
     for link in [links[0], links[1], idle] {
-        world.say(link, Message::Hello { schema: schema(), worker: None });
+        world.say(link, Message::Hello { worker: None });
     }
     assert_eq!(world.words(links[1]), ["released"]);
     let next = RunSpec { name: "next".into(), ..run_of(2) };
-    world.request(2, Wish::Submit(next.clone()));
+    world.request(2, OperatorCommand::Submit(next.clone().into()));
     let run = Some(world.core.state().run_id());
     let granted =
         Message::Answer { id: RequestId { client: CLIENT, number: 2 }, refusal: None, run };
     assert_eq!(world.hear(world.operator).pop(), Some(granted.clone()));
-    world.request(2, Wish::Submit(next));
+    world.request(2, OperatorCommand::Submit(next.into()));
     assert_eq!(world.hear(world.operator), [granted], "the same run, however often it is said");
     assert_eq!(world.words(links[0]), ["welcome"]);
     let [over, new] = &world.core.runs(world.now)[..] else { panic!("two runs") };
@@ -59,7 +59,7 @@ fn one_run_follows_the_other_where_the_cluster_lasts() {
     assert_eq!((record.number, record.predecessor), (Generation(2), Generation(1)));
     assert_eq!((record.resume, record.cause), (Step(0), Cause::Start));
     assert!(world.members().iter().all(|worker| *worker > ids[1]), "ids are never given again");
-    assert_eq!((world.journal.len(), world.watch(0, 0).lines.len()), (0, 0));
+    assert_eq!((world.line_file.len(), world.watch(0, 0).lines.len()), (0, 0));
     let past: Vec<_> = world.core.state().past_runs().iter().map(|run| run.steps).collect();
     assert_eq!(past, [Step(20)]);
 }
@@ -78,33 +78,33 @@ fn a_token_admits_as_many_nodes_as_it_may_and_none_when_it_is_revoked() {
     let mut world = World::empty();
     let token = exemplars::token();
     let id = [0; 9];
-    world.request(1, Wish::CreateToken(token));
+    world.request(1, OperatorCommand::CreateToken(token));
     let node = NodeName::parse("worker-1").expect("a valid name");
-    world.give(Input::Admit { token: id, node: node.clone() });
-    world.request(2, Wish::RevokeToken(id));
-    world.give(Input::Admit { token: id, node: node.clone() });
-    world.request(3, Wish::RevokeToken(id));
-    world.give(Input::Deposed);
-    world.give(Input::Admit { token: id, node: node.clone() });
+    world.give(ShellInput::Admit { token: id, node: node.clone() });
+    world.request(2, OperatorCommand::RevokeToken(id));
+    world.give(ShellInput::Admit { token: id, node: node.clone() });
+    world.request(3, OperatorCommand::RevokeToken(id));
+    world.give(CoreInput::SteppedDown);
+    world.give(ShellInput::Admit { token: id, node: node.clone() });
     let refusals = [None, Some(Refusal::UnknownToken), Some(Refusal::Undecided)];
     assert_eq!(world.admitted, refusals.map(|refusal| (node.clone(), refusal)));
-    let answers = [answer(1, None), answer(2, None), answer(3, Some("there is no such token"))];
+    let answers = [answer(1, None), answer(2, None), answer(3, Some(Rejection::NoToken))];
     assert_eq!(world.hear(world.operator), answers);
 }
 
 #[test]
 fn a_node_whose_admission_was_under_way_when_the_leader_fell_asks_again() {
     let mut world = World::empty();
-    world.request(1, Wish::CreateToken(exemplars::token()));
+    world.request(1, OperatorCommand::CreateToken(exemplars::token()));
     world.holds_back = true;
     let node = NodeName::parse("worker-1").expect("a valid name");
-    world.give(Input::Admit { token: [0; 9], node: node.clone() });
-    world.give(Input::Deposed);
+    world.give(ShellInput::Admit { token: [0; 9], node: node.clone() });
+    world.give(CoreInput::SteppedDown);
     assert_eq!(world.admitted, [(node.clone(), Some(Refusal::Undecided))]);
     world.catch_up();
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2), id: 1 });
-    world.give(Input::Admit { token: [0; 9], node: node.clone() });
+    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(ShellInput::Admit { token: [0; 9], node: node.clone() });
     assert_eq!(world.admitted[1..], [(node, None)], "it was counted once");
 }
 
@@ -112,16 +112,16 @@ fn a_node_whose_admission_was_under_way_when_the_leader_fell_asks_again() {
 #[test]
 fn a_request_that_is_refused_answers_nobody_else() {
     let (mut world, links) = World::training(3);
-    let drain = Wish::Drain(world.id(links[2]));
-    world.request(2, Wish::RevokeToken([0; 9]));
+    let drain = OperatorCommand::Drain(world.id(links[2]));
+    world.request(2, OperatorCommand::RevokeToken([0; 9]));
     world.hear(world.operator);
     world.holds_back = true;
     let other = world.connect(Role::Operator, "another");
     world.request(1, drain.clone());
     let id = RequestId { client: 6, number: 1 };
-    world.say(other, Message::Request { id, wish: drain });
+    world.say(other, Message::Request { id, command: drain });
     world.catch_up();
-    let refused = answer(1, Some("its client has asked for more since"));
+    let refused = answer(1, Some(Rejection::Superseded));
     assert_eq!(world.hear(world.operator), [refused]);
     assert_eq!(world.hear(other), [Message::Answer { id, refusal: None, run: None }]);
 }
@@ -131,15 +131,15 @@ fn a_request_that_is_refused_answers_nobody_else() {
 #[test]
 fn who_asks_for_something_else_under_the_same_id_is_not_told_that_it_was_done() {
     let (mut world, links) = World::training(3);
-    let drain = Wish::Drain(world.id(links[2]));
+    let drain = OperatorCommand::Drain(world.id(links[2]));
     world.holds_back = true;
     let other = world.connect(Role::Operator, "another");
     world.request(1, drain);
     let run = world.core.state().run_id();
-    world.say(other, request(1, Wish::Cancel(run)));
+    world.say(other, request(1, OperatorCommand::Cancel(run)));
     world.catch_up();
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
-    let refused = answer(1, Some("its client has asked for something else"));
+    let refused = answer(1, Some(Rejection::OtherCommand));
     assert_eq!(world.hear(other), [refused]);
 }
 
@@ -147,16 +147,16 @@ fn who_asks_for_something_else_under_the_same_id_is_not_told_that_it_was_done() 
 #[test]
 fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {
     let mut world = World::empty();
-    world.give(Input::Deposed);
-    world.request(1, Wish::Submit(run_of(2)));
+    world.give(CoreInput::SteppedDown);
+    world.request(1, OperatorCommand::Submit(run_of(2).into()));
     assert_eq!((world.hear(world.operator), world.log.len()), (vec![], 0));
     world.term = Term(2);
-    world.give(Input::Elected { term: Term(2), id: 1 });
-    world.give(Input::Leader { term: Term(2), leader: Some(1) });
+    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(CoreInput::Leader { term: Term(2), leader: Some(1) });
     assert_eq!((world.hear(world.operator), world.core.state().run()), (vec![], None), "not kept");
     world.found(true);
     assert_eq!(world.hear(world.operator), [world.told(2, Some(1), &[(1, 1)])]);
-    world.request(1, Wish::Submit(run_of(2)));
+    world.request(1, OperatorCommand::Submit(run_of(2).into()));
     assert_eq!(world.words(world.operator), ["answer"]);
 }
 
@@ -179,7 +179,7 @@ fn the_next_generation_does_without_a_revoked_worker() {
     let (mut world, links) = World::training(3);
     let revoked = world.id(links[2]);
     let name = NodeName::parse("worker-3").expect("a valid name");
-    world.request(1, Wish::Revoke(Identity { role: Role::Worker, name }));
+    world.request(1, OperatorCommand::Revoke(Identity { role: Role::Worker, name }));
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
     world.pass(500, &links[..2]);
     assert_eq!(world.members(), [world.id(links[0]), world.id(links[1])]);

@@ -7,33 +7,35 @@ fn a_coordinator_that_is_not_elected_says_and_proposes_nothing() {
     let name = |name| NodeName::parse(name).expect("a valid name");
     for (link, role) in [(operator, Role::Operator), (worker, Role::Worker)] {
         let identity = Identity { role, name: name("node") };
-        core.handle(Time(0), Input::Connected { link, identity });
+        core.handle(Time(0), ShellInput::Connected { link, identity });
     }
     let say = |core: &mut Core, from, message| {
-        core.handle(Time(0), Input::Message { from, message });
+        core.handle(Time(0), ShellInput::Message { from, message });
     };
-    say(&mut core, operator, request(1, Wish::Submit(run_of(2))));
-    say(&mut core, worker, Message::Hello { schema: schema(), worker: None });
+    say(&mut core, operator, request(1, OperatorCommand::Submit(run_of(2).into())));
+    say(&mut core, worker, Message::Hello { worker: None });
     let submits = |number| {
         let id = RequestId { client: CLIENT, number };
-        Command::Request { id, wish: Wish::Submit(run_of(2)), steps: Step(0) }
+        Command::Request { id, command: OperatorCommand::Submit(run_of(2).into()), steps: Step(0) }
     };
-    let entry = Entry { unix_ms: 5, command: submits(1) };
-    core.handle(Time(0), Input::Applied { index: 1, term: Term(1), entry });
-    core.handle(Time(0), Input::Tick);
-    assert!(matches!(core.poll_effect(), Some(Effect::History(_))));
-    assert!(matches!(core.poll_effect(), Some(Effect::OpenLines(_))));
+    let entry = CommandEntry { unix_ms: 5, command: submits(1) };
+    core.handle(Time(0), CoreInput::Applied { index: 1, term: Term(1), entry });
+    core.handle(Time(0), CoreInput::Tick);
+    assert!(matches!(core.poll_effect(), Some(CoreEffect::Shell(ShellEffect::History(_)))));
+    assert!(matches!(core.poll_effect(), Some(CoreEffect::Shell(ShellEffect::OpenLines(_)))));
     assert_eq!(core.poll_effect(), None);
-    core.handle(Time(0), Input::Elected { term: Term(2), id: 1 });
-    let Some(Effect::Propose(entry)) = core.poll_effect() else { panic!("not proposed") };
+    core.handle(Time(0), CoreInput::Elected { term: Term(2), id: 1 });
+    let Some(CoreEffect::Propose(entry)) = core.poll_effect() else { panic!("not proposed") };
     assert_eq!((&entry.command, core.poll_effect()), (&Command::Lead { coordinator: 1 }, None));
-    say(&mut core, operator, request(2, Wish::Submit(run_of(2))));
-    let Some(Effect::Propose(next)) = core.poll_effect() else { panic!("not proposed") };
+    say(&mut core, operator, request(2, OperatorCommand::Submit(run_of(2).into())));
+    let Some(CoreEffect::Propose(next)) = core.poll_effect() else { panic!("not proposed") };
     assert_eq!((next.command, core.poll_effect()), (submits(2), None), "it will lead by then");
-    core.handle(Time(0), Input::Applied { index: 2, term: Term(2), entry });
-    assert!(matches!(core.poll_effect(), Some(Effect::History(_))));
-    let welcome =
-        Effect::Send { to: worker, message: Message::Welcome { run: run_of(2), term: Term(2) } };
+    core.handle(Time(0), CoreInput::Applied { index: 2, term: Term(2), entry });
+    assert!(matches!(core.poll_effect(), Some(CoreEffect::Shell(ShellEffect::History(_)))));
+    let welcome = CoreEffect::Shell(ShellEffect::Send {
+        to: worker,
+        message: Message::Welcome { run: run_of(2), term: Term(2) },
+    });
     assert_eq!((core.poll_effect(), core.poll_effect()), (Some(welcome), None));
 }
 
@@ -134,7 +136,7 @@ fn a_coordinator_that_stood_still_in_a_pause_waits_for_answers_anew() {
     world.actor(links[1]).mute = true;
     world.kill(links[2]);
     world.now = world.now + Duration::from_millis(2_050);
-    world.give(Input::Tick);
+    world.give(CoreInput::Tick);
     assert_eq!(world.generation(), Generation(1));
     world.actor(links[1]).mute = false;
     world.pass(600, &links[..2]);
@@ -156,7 +158,7 @@ fn a_worker_that_was_lost_is_told_so_whenever_it_comes_back() {
     assert_eq!(world.hear(back), [Message::Evicted { worker: id }]);
     let impostor = world.connect(Role::Worker, "worker-9");
     let first = world.id(links[0]);
-    world.say(impostor, Message::Hello { schema: schema(), worker: Some(first) });
+    world.say(impostor, Message::Hello { worker: Some(first) });
     assert_eq!(world.hear(impostor), [Message::Evicted { worker: first }], "of another node");
 }
 
@@ -169,16 +171,16 @@ fn a_restart_brings_back_the_lines_that_are_part_of_history() {
     world.kill(links[0]);
     world.kill(links[1]);
     let new = world.worker("worker-9");
-    assert_eq!((world.cause(), world.journal.len()), (Cause::Rollback, 0));
+    assert_eq!((world.cause(), world.line_file.len()), (Cause::Rollback, 0));
     world.restart();
-    assert_eq!((world.journal.len(), world.watch(0, 0).lines.len()), (0, 0));
+    assert_eq!((world.line_file.len(), world.watch(0, 0).lines.len()), (0, 0));
     world.commit(1..=2);
     let new = world.relink(new);
     world.report_lines(new, 1..=2);
-    let written = world.journal.clone();
+    let written = world.line_file.clone();
     world.restart();
     assert_eq!(world.watch(0, 0).lines, lines(world.generation(), 1..=2));
-    assert_eq!(world.journal, written);
+    assert_eq!(world.line_file, written);
 }
 
 /// I14: entries that are applied again give the same state.

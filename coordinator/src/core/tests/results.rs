@@ -97,7 +97,7 @@ fn nothing_is_planned_any_more_when_the_last_step_is_committed() {
     world.pass(100, &[links[0], links[1], joiner]);
     world.commit(1..=20);
     world.beat(links[0]);
-    world.learn(joiner);
+    world.sync_shards(joiner);
     world.pass(5_000, &[links[0], links[1], joiner]);
     assert_eq!(world.generation(), Generation(1));
 }

@@ -48,9 +48,9 @@ fn when_all_owners_of_a_shard_are_dead_the_run_begins_anew_with_everyone_who_is_
     let owners = "worker 2 (id 4) and worker 3 (id 5)";
     let expected = format!("parameter shard 2, of {owners}, and 1 others were lost");
     assert_eq!(reason, Some(expected));
-    assert_eq!((world.journal.len(), world.watch(0, 0).lines.len()), (0, 0));
+    assert_eq!((world.line_file.len(), world.watch(0, 0).lines.len()), (0, 0));
     world.report_lines(links[0], 1..=2);
-    assert_eq!(world.journal, lines(Generation(2), 1..=2));
+    assert_eq!(world.line_file, lines(Generation(2), 1..=2));
 }
 
 /// Silence is not death: worker 3 was stopped, and goes on.
@@ -147,17 +147,17 @@ fn i21_an_operator_gives_up_what_silent_owners_hold() {
     let living = [links[0], links[3]];
     world.pass(15_000, &living);
     let run = world.core.state().run_id();
-    world.request(1, Wish::Rollback { run, step: Step(3), generation: Generation(0) });
-    assert_eq!(
-        world.hear(world.operator),
-        [answer(1, Some("there is no checkpoint of step 3, only of step 0"))]
+    world.request(1, OperatorCommand::Rollback { run, step: Step(3), generation: Generation(0) });
+    assert_eq!(world.hear(world.operator), [answer(1, Some(Rejection::NoCheckpoint(Step(3))))]);
+    world.request(
+        2,
+        OperatorCommand::Rollback { run: run + 1, step: Step(0), generation: Generation(0) },
     );
-    world.request(2, Wish::Rollback { run: run + 1, step: Step(0), generation: Generation(0) });
     assert_eq!(world.generation(), Generation(2), "that is another run");
-    world.request(3, Wish::Rollback { run, step: Step(0), generation: Generation(0) });
+    world.request(3, OperatorCommand::Rollback { run, step: Step(0), generation: Generation(0) });
     world.pass(100, &living);
     assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));
-    world.request(3, Wish::Rollback { run, step: Step(0), generation: Generation(0) });
+    world.request(3, OperatorCommand::Rollback { run, step: Step(0), generation: Generation(0) });
     world.pass(5_000, &living);
     let backs = world.comings_and_goings().iter().filter(|it| it.starts_with("back")).count();
     assert_eq!(backs, 1, "asked again, it goes back once");
@@ -168,7 +168,7 @@ fn an_operator_lets_a_healthy_run_go_back() {
     let (mut world, links) = World::training(3);
     world.commit(1..=5);
     let run = world.core.state().run_id();
-    world.request(1, Wish::Rollback { run, step: Step(0), generation: Generation(0) });
+    world.request(1, OperatorCommand::Rollback { run, step: Step(0), generation: Generation(0) });
     world.pass(100, &links);
     assert_eq!((world.cause(), world.members().len()), (Cause::Rollback, 3));
 }
@@ -218,7 +218,7 @@ fn a_first_generation_that_is_lost_whole_is_rolled_back_not_begun_again_in_silen
     assert_eq!(world.members(), [world.id(joiner)]);
 }
 
-/// A learner that is not ready is better than a rollback, if it alone has a shard.
+/// A joiner that is not ready is better than a rollback, if it alone has a shard.
 #[test]
 fn a_learner_that_alone_holds_a_shard_is_taken_in() {
     let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(2) });
@@ -295,21 +295,21 @@ fn i21_an_owner_that_was_heard_is_waited_for_anew() {
     assert_eq!(world.generation(), Generation(2), "it was heard 20 s ago");
 }
 
-/// A wish that was on its way for long comes when the run has gone back already.
+/// A command that was on its way for long comes when the run has gone back already.
 #[test]
 fn a_rollback_that_is_said_again_late_does_nothing() {
     let (mut world, links) = World::training(3);
     world.commit(1..=5);
     let (run, generation) = (world.core.state().run_id(), world.generation());
-    let wish = Wish::Rollback { run, step: Step(0), generation };
-    world.request(1, wish.clone());
+    let command = OperatorCommand::Rollback { run, step: Step(0), generation };
+    world.request(1, command.clone());
     world.pass(100, &links);
     assert_eq!((world.generation(), world.cause()), (Generation(2), Cause::Rollback));
     world.hear(world.operator);
-    world.request(2, wish); // the outcome of this wish is forgotten, so it looks like a new wish
-    let refusal = "the run has gone back since, with generation 2";
+    world.request(2, command); // the outcome is forgotten, so it looks like a new command
+    let refusal = Rejection::GoneBack(Generation(2));
     assert_eq!(world.hear(world.operator), [answer(2, Some(refusal))]);
-    world.request(3, Wish::Rollback { run, step: Step(0), generation: Generation(2) });
+    world.request(3, OperatorCommand::Rollback { run, step: Step(0), generation: Generation(2) });
     world.pass(100, &links);
     assert_eq!(world.generation(), Generation(3), "who knows of that may ask for another one");
 }

@@ -107,10 +107,10 @@ impl Storm {
                 self.away.extend(links.into_iter().map(|link| (link, now)));
             }
             Happening::Fall => {
-                self.world.give(Input::Deposed);
+                self.world.give(CoreInput::SteppedDown);
                 self.world.log.clear();
                 self.world.term = Term(self.world.term.0 + 1);
-                self.world.give(Input::Elected { term: self.world.term, id: 1 });
+                self.world.give(CoreInput::Elected { term: self.world.term, id: 1 });
             }
             Happening::Pass(millis) => self.pass(millis),
         }
@@ -163,10 +163,10 @@ impl Storm {
         steps.max().unwrap_or(0)
     }
 
-    /// Workers beat, come back, learn, hold, and register anew when a message tells them to.
+    /// Workers beat, come back, sync, hold, and register anew when a message tells them to.
     fn pass(&mut self, millis: u64) {
         for _ in 0..millis / 50 {
-            self.world.now = self.world.now + TICK;
+            self.world.now = self.world.now + CORE_TICK;
             let back: Vec<LinkId> =
                 self.away.extract_if(.., |_, at| *at <= self.world.now).map(|(l, _)| l).collect();
             for link in back {
@@ -174,7 +174,7 @@ impl Storm {
                     self.world.relink(link);
                 }
             }
-            self.world.give(Input::Tick);
+            self.world.give(CoreInput::Tick);
             for node in &self.ended {
                 let name = NodeName::parse(node).expect("a valid name");
                 self.world.say(self.world.operator, Message::Exited { name, how: "ended".into() });
@@ -197,14 +197,16 @@ impl Storm {
             let node = self.world.actor(link).node.clone();
             let mute = self.world.actor(link).mute;
             self.world.workers.insert(link, Actor { node, mute, ..Actor::default() });
-            self.world.say(link, Message::Hello { schema: schema(), worker: None });
+            self.world.say(link, Message::Hello { worker: None });
         } else if told("welcome") {
             let incarnation = 1_000 + self.world.now.0 + link.0;
             self.world.say(link, Message::Register(registration(incarnation)));
         } else if !self.world.actor(link).mute {
             let held = told("hold");
-            if self.world.actor(link).lessons.is_some() && self.world.actor(link).promised.0 == 0 {
-                self.world.learn(link);
+            if self.world.actor(link).shard_syncs.is_some()
+                && self.world.actor(link).promised.0 == 0
+            {
+                self.world.sync_shards(link);
             }
             self.fetch_record(link);
             let leader = self.world.core.state().record().map(|record| record.step_leader());
@@ -244,7 +246,7 @@ impl Storm {
             );
             self.resumed = (record.number, record.resume);
         }
-        let steps: Vec<u64> = self.world.journal.iter().map(|line| line.step.0).collect();
+        let steps: Vec<u64> = self.world.line_file.iter().map(|line| line.step.0).collect();
         assert!(steps.iter().copied().eq(1..=steps.len() as u64), "lines of steps {steps:?}");
     }
 

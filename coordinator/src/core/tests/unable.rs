@@ -35,9 +35,9 @@ fn a_run_that_nobody_can_build_fails_at_once_with_the_words_and_the_next_one_is_
 
     for link in links {
         assert!(world.words(link).contains(&"released"), "it waits for the next run");
-        world.say(link, Message::Hello { schema: schema(), worker: None });
+        world.say(link, Message::Hello { worker: None });
     }
-    world.request(7, Wish::Submit(RunSpec { seed: 9, ..run_of(2) }));
+    world.request(7, OperatorCommand::Submit(RunSpec { seed: 9, ..run_of(2) }.into()));
     for link in links {
         assert_eq!(world.words(link), ["welcome"]);
     }
@@ -92,7 +92,7 @@ fn what_a_worker_says_of_a_run_that_is_over_does_not_count() {
     world.found(false);
     let link = world.greeted("worker-1");
     world.cancel(1);
-    world.request(2, Wish::Submit(RunSpec { seed: 9, ..run_of(2) }));
+    world.request(2, OperatorCommand::Submit(RunSpec { seed: 9, ..run_of(2) }.into()));
     cannot(&mut world, link);
     world.pass(5_000, &[]);
     assert!(world.running());

@@ -41,10 +41,10 @@ fn workers_that_wait_for_a_run_are_listed_and_those_of_a_run_that_is_over_train_
     let mut world = World::empty();
     world.found(false);
     let first = world.connect(Role::Worker, "worker-1");
-    world.say(first, Message::Hello { schema: schema(), worker: None });
+    world.say(first, Message::Hello { worker: None });
     let idle: Vec<String> = world.watch(0, 0).idle.iter().map(ToString::to_string).collect();
     assert_eq!(idle, ["worker-1"]);
-    world.request(1, Wish::Submit(run_of(2)));
+    world.request(1, OperatorCommand::Submit(run_of(2).into()));
     assert_eq!(world.watch(0, 0).idle, []);
     let (mut world, _) = World::training(2);
     world.cancel(1);
@@ -111,7 +111,7 @@ fn what_gpus_tell_is_shown_of_who_is_there_and_never_comes_into_the_log() {
     assert_eq!(shown(&world), [None, Some(49)]);
     world.kill(links[1]);
     assert_eq!(shown(&world), [None, None]);
-    assert!(world.core.telemetry.is_empty(), "nothing is kept of who is gone");
+    assert!(!world.core.health.has_telemetry(), "nothing is kept of who is gone");
 }
 
 #[test]

@@ -14,13 +14,13 @@ fn at_risk(world: &World, zones: &BTreeMap<WorkerId, &str>) -> usize {
     (0..SHARDS).filter(together).count()
 }
 
-/// All workers learn what they are fed, and the leader makes the changes that are due.
+/// All workers sync what they are fed, and the leader makes the changes that are due.
 fn settle(world: &mut World, links: &[LinkId]) {
     for _ in 0..4 {
         world.pass(50, links);
-        let fed = |link: &&LinkId| world.workers[link].lessons.is_some();
+        let fed = |link: &&LinkId| world.workers[link].shard_syncs.is_some();
         let fed: Vec<LinkId> = links.iter().filter(fed).copied().collect();
-        fed.into_iter().for_each(|link| world.learn(link));
+        fed.into_iter().for_each(|link| world.sync_shards(link));
         world.pass(50, links);
         world.hold_all();
     }

@@ -10,9 +10,8 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::Core;
-use crate::core::change::Phase;
-use crate::core::{Reason, Standstill};
-use crate::standing::{ended, standing};
+use crate::core::{Standstill, UnableReason};
+use crate::run_status::{ended, run_status};
 use crate::state::PastRun;
 
 /// How a cluster stands.
@@ -42,7 +41,7 @@ pub struct ClusterView {
     pub standstill: Option<Standstill>,
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
     /// only those with a place that is the reason.
-    pub unable: Vec<(NodeName, Reason)>,
+    pub unable: Vec<(NodeName, UnableReason)>,
     /// How many workers are silent, and for how long, if so many fell silent together that the
     /// coordinator's own network is the likelier cause.
     pub outage: Option<(usize, Duration)>,
@@ -53,7 +52,7 @@ pub struct ClusterView {
     /// Why the run's bits are not those of any other such run, if they are not.
     pub divergence: Option<String>,
     /// How the run ended, if it did.
-    pub end: Option<End>,
+    pub end: Option<RunEnd>,
     /// How many messages this coordinator ignored, since their sender might not send them, or not
     /// then.
     pub ignored: u64,
@@ -61,7 +60,7 @@ pub struct ClusterView {
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum RunEnd {
     /// With its last step, and its model durable at this place, as far as the log says.
     Complete(Option<ModelPlace>),
     /// Before its last step, for this reason.
@@ -103,7 +102,7 @@ impl Core {
             run: self.state.run().cloned(),
             generation: self.state.generation(),
             world_size: self.state.record().map_or(0, |record| record.world_size()),
-            changing: !matches!(self.phase, Phase::Steady),
+            changing: !self.change.is_steady(),
             line: self.lines.recent().next_back().cloned(),
             workers: self.views(),
             waiting: self.waiting(),
@@ -111,7 +110,7 @@ impl Core {
             model_awaited: self.model_awaited(),
             standstill: self.standstill(),
             unable: self.unable(),
-            outage: self.silence.outage(now).filter(|_| self.running()),
+            outage: self.health.detector.outage(now).filter(|_| self.running()),
             now_unix_ms: self.unix_ms(now),
             unreachable: self.unreachable(now),
             divergence: self.state.divergence(),
@@ -119,11 +118,11 @@ impl Core {
                 Outcome::Running => None,
                 Outcome::Complete(_) => {
                     let ended = self.state.past_runs().back();
-                    Some(End::Complete(ended.and_then(|run| run.figures.model.clone())))
+                    Some(RunEnd::Complete(ended.and_then(|run| run.figures.model.clone())))
                 }
-                Outcome::Failed { reason, .. } => Some(End::Failed(reason.clone())),
+                Outcome::Failed { reason, .. } => Some(RunEnd::Failed(reason.clone())),
             },
-            ignored: self.ignored,
+            ignored: self.ignored(),
         }
     }
 
@@ -131,7 +130,7 @@ impl Core {
     pub fn runs(&self, now: Time) -> Vec<RunView> {
         let mut runs: Vec<RunView> = self.state.past_runs().iter().map(past).collect();
         if let Some(run) = self.state.run().filter(|_| self.running()) {
-            let (state, status) = standing(&self.cluster_view(now));
+            let (state, status) = run_status(&self.cluster_view(now));
             let (id, name, step) = (self.state.run_id(), run.name.clone(), self.newest_step());
             let (state, divergence) = (state.into(), self.state.divergence());
             let (generation, hash, figures) = (self.state.generation(), None, self.figures());
@@ -159,8 +158,8 @@ impl Core {
 fn past(run: &PastRun) -> RunView {
     let PastRun { id, ref name, steps: step, ref failure, hash, ref divergence, ref figures } =
         *run;
-    let complete = || End::Complete(figures.model.clone());
-    let end = failure.clone().map_or_else(complete, End::Failed);
+    let complete = || RunEnd::Complete(figures.model.clone());
+    let end = failure.clone().map_or_else(complete, RunEnd::Failed);
     let (state, status) = ended(&end, step);
     let (name, state, divergence) = (name.clone(), state.into(), divergence.clone());
     let (generation, figures) = (Generation(0), figures.clone());

@@ -6,15 +6,15 @@
 use actix::Handler;
 use everstep_transport::identity::{Applicant, Identity, Refusal, Role, UnixTime};
 
-use super::Coordinator;
-use crate::daemon::gate::{Admission, Subject};
-use crate::seat::Input;
+use super::CoordinatorActor;
+use crate::core::ShellInput;
+use crate::daemon::admission::{AdmissionRequest, Subject};
 
-impl Handler<Admission> for Coordinator {
+impl Handler<AdmissionRequest> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, admission: Admission, _: &mut Self::Context) {
-        let Admission { subject, now, answer } = admission;
+    fn handle(&mut self, admission: AdmissionRequest, _: &mut Self::Context) {
+        let AdmissionRequest { subject, now, answer } = admission;
         let (judged, applicant) = match subject {
             Subject::Node(node) => (self.may_stay(&node), None),
             Subject::Applicant(applicant) => match self.judge(&applicant, now) {
@@ -26,18 +26,18 @@ impl Handler<Admission> for Coordinator {
             Some(applicant) => {
                 let (token, node) = (applicant.token, applicant.identity.name);
                 self.admissions.entry((token, node.clone())).or_default().push(answer);
-                self.happen(Input::Admit { token, node });
+                self.on_input(ShellInput::Admit { token, node });
             }
             None => drop(answer.send(judged)), // an error means that the endpoint's task has ended
         }
     }
 }
 
-impl Coordinator {
+impl CoordinatorActor {
     /// Whether the applicant may be admitted. True if the log has to count the use of the token.
     fn judge(&self, applicant: &Applicant, now: UnixTime) -> Result<bool, Refusal> {
         self.may_stay(&applicant.identity)?;
-        let state = self.seat.core().state();
+        let state = self.node.core().state();
         if !state.coordinators().is_empty() {
             state.tokens().judge(applicant, now)?;
             return Ok(!state.tokens().is_unlimited(&applicant.token));
@@ -51,7 +51,7 @@ impl Coordinator {
     }
 
     fn may_stay(&self, node: &Identity) -> Result<(), Refusal> {
-        match self.seat.core().state().is_revoked(node) {
+        match self.node.core().state().is_revoked(node) {
             true => Err(Refusal::Removed),
             false => Ok(()),
         }
@@ -60,8 +60,8 @@ impl Coordinator {
     /// Closes the links of removed coordinators and of revoked nodes, and admits none of them any
     /// more. A revoked operator's folder here gets credentials of another name.
     pub(super) fn expel(&mut self) {
-        let state = self.seat.core().state();
-        let (shut_out, revoked) = (self.seat.shut_out(), state.revocations_revision());
+        let state = self.node.core().state();
+        let (shut_out, revoked) = (self.node.shut_out(), state.revocations_revision());
         if (&shut_out, revoked) == (&self.shut_out, self.revoked) {
             return;
         }

@@ -1,16 +1,16 @@
-//! Writes and reads metrics lines for the seat.
+//! Writes and reads metrics lines for the node.
 
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{self, Lineage, Step};
 
 use tokio::task::spawn_blocking;
 
-use super::{Coordinator, LinesKept};
-use crate::core::LinkId;
+use super::{CoordinatorActor, LinesDurable};
+use crate::core::{LinkId, ShellInput};
 use crate::daemon::CoordinatorError;
 use crate::history::WINDOW;
 use crate::lines::{LineRecord, PAGE};
-use crate::seat::Input;
+use crate::node::NodeInput;
 use crate::state::LineHistory;
 
 /// A starting coordinator reads the stalls of at most this many of the newest generations.
@@ -25,11 +25,11 @@ pub(super) struct LineSync {
     durable: Option<(Lineage, Step)>,
 }
 
-impl Coordinator {
-    /// Opens the file of a run's lines, and gives the seat its content at once.
+impl CoordinatorActor {
+    /// Opens the file of a run's lines, and gives the node its content at once.
     pub(super) fn open_lines(&mut self, history: &LineHistory) -> Result<(), CoordinatorError> {
         let found = self.lines.open(history)?;
-        let state = self.seat.core().state();
+        let state = self.node.core().state();
         let mut runs: Vec<_> = state.past_runs().iter().map(|past| past.id).collect();
         runs.extend([state.run_id(), history.lineage.run]);
         self.lines.keep_only(&runs)?;
@@ -38,7 +38,7 @@ impl Coordinator {
         self.recall_stalls()?;
         let recent: Vec<_> = found.recent.iter().map(|record| record.line.clone()).collect();
         self.history.lines(&recent);
-        self.seat.handle(now, Input::LinesOpened { lineage, found })?;
+        self.node.handle(now, ShellInput::LinesOpened { lineage, found })?;
         Ok(())
     }
 
@@ -78,21 +78,21 @@ impl Coordinator {
         let own = self.own.clone();
         spawn_blocking(move || {
             let done = file.make_durable().map_err(CoordinatorError::from);
-            own.do_send(LinesKept(done.map(|()| (lineage, reach))));
+            own.do_send(LinesDurable(done.map(|()| (lineage, reach))));
         });
         Ok(())
     }
 
     /// The lines up to a step are durable. Begins the next write if there are more.
-    pub(super) fn lines_kept(
+    pub(super) fn lines_durable(
         &mut self,
         done: Result<(Lineage, Step), CoordinatorError>,
-    ) -> Result<Input, CoordinatorError> {
+    ) -> Result<NodeInput, CoordinatorError> {
         self.line_sync.is_busy = false;
         let (lineage, reach) = done?;
         self.line_sync.durable = Some((lineage, reach));
         self.sync_lines()?;
-        Ok(Input::LinesDurable { lineage, reach })
+        Ok(NodeInput::Shell(ShellInput::LinesDurable { lineage, reach }))
     }
 
     /// Sends a watcher its update, with a page of lines.

@@ -9,7 +9,7 @@ use redb::backends::FileBackend;
 use super::*;
 use crate::raft::Members;
 
-const OWNER: Owner = Owner { cluster: [7; 32], replica: ReplicaId(1) };
+const OWNER: DiskOwner = DiskOwner { cluster: [7; 32], replica: ReplicaId(1) };
 
 /// A disk in memory that can lose its power. Clones are the same disk.
 #[derive(Clone, Debug, Default)]
@@ -104,13 +104,13 @@ impl StorageBackend for Memory {
 /// A disk, and the content that it should have.
 struct Room {
     disk: Memory,
-    kept: Kept,
+    kept: DurableState,
     batches: u64,
 }
 
 impl Room {
     fn new() -> Self {
-        let kept = Kept::founded_by(ReplicaId(1));
+        let kept = DurableState::founded_by(ReplicaId(1));
         let room = Self { disk: Memory::default(), kept, batches: 0 };
         ReplicaStore::create(room.disk.clone(), OWNER, &room.kept).expect("created");
         room
@@ -124,14 +124,14 @@ impl Room {
 
     /// A batch with so many entries. So many of the last ones that are not agreed go first.
     fn append(&mut self, gone: u64, entries: u64) -> Batch {
-        let Kept { hard_state, .. } = &mut self.kept;
+        let DurableState { hard_state, .. } = &mut self.kept;
         hard_state.term.0 += gone.min(1);
         let (commit, term) = (hard_state.commit, hard_state.term);
         let last = self.kept.last().index;
         let first = commit.max(last.saturating_sub(gone)) + 1;
-        let entry = |index: u64| Entry {
-            place: Place { index, term },
-            kind: if index.is_multiple_of(5) { Kind::Members } else { Kind::Command },
+        let entry = |index: u64| RaftEntry {
+            place: LogPosition { index, term },
+            kind: if index.is_multiple_of(5) { EntryKind::Members } else { EntryKind::Command },
             bytes: vec![index as u8; (index * 37 % 300) as usize],
         };
         self.batch(None, self.kept.base, (first..first + entries).map(entry).collect())
@@ -139,7 +139,7 @@ impl Room {
 
     /// A batch after which the log begins behind `base`, and a snapshot holds all up to `index`.
     fn compact(&mut self, index: u64, keep: u64) -> Batch {
-        let place = |index| self.kept.term(index).map(|term| Place { index, term });
+        let place = |index| self.kept.term(index).map(|term| LogPosition { index, term });
         let base = place(self.kept.base.index.max(index.saturating_sub(keep)));
         let place = place(index).expect("it is in the log");
         self.kept.hard_state.commit = self.kept.hard_state.commit.max(index);
@@ -150,12 +150,17 @@ impl Room {
     fn install(&mut self, ahead: u64) -> Batch {
         self.kept.hard_state.term.0 += 1;
         let index = self.kept.last().index + ahead;
-        let place = Place { index, term: self.kept.hard_state.term };
+        let place = LogPosition { index, term: self.kept.hard_state.term };
         self.kept.hard_state.commit = index;
         self.batch(Some(snapshot(place)), place, Vec::new())
     }
 
-    fn batch(&mut self, snapshot: Option<Snapshot>, base: Place, entries: Vec<Entry>) -> Batch {
+    fn batch(
+        &mut self,
+        snapshot: Option<Snapshot>,
+        base: LogPosition,
+        entries: Vec<RaftEntry>,
+    ) -> Batch {
         self.batches += 1;
         let (number, hard_state) = (self.batches, self.kept.hard_state);
         let batch = Batch { number, hard_state, snapshot, base, entries };
@@ -170,7 +175,7 @@ fn file(path: &Path) -> FileBackend {
     FileBackend::new(options.expect("a file")).expect("nobody else has it")
 }
 
-fn snapshot(place: Place) -> Snapshot {
+fn snapshot(place: LogPosition) -> Snapshot {
     let members = Members { voters: vec![ReplicaId(1), ReplicaId(2)], ..Members::default() };
     Snapshot { place, members, bytes: vec![place.index as u8; 1000] }
 }
@@ -339,8 +344,8 @@ fn another_owner_is_refused_in_words() {
         let opened = ReplicaStore::open(room.disk.clone(), owner).map(drop);
         opened.expect_err("it is not theirs").to_string()
     };
-    assert_eq!(words(Owner { cluster: [8; 32], ..OWNER }), "it is of another cluster");
-    let other = Owner { replica: ReplicaId(2), ..OWNER };
+    assert_eq!(words(DiskOwner { cluster: [8; 32], ..OWNER }), "it is of another cluster");
+    let other = DiskOwner { replica: ReplicaId(2), ..OWNER };
     assert_eq!(words(other), "it is replica 1's, and this is replica 2");
 }
 
@@ -348,12 +353,15 @@ fn another_owner_is_refused_in_words() {
 fn a_file_of_another_version_is_refused_in_words() {
     let mut room = Room::new();
     let mut newer = room.open();
-    newer.header.schema += 1;
+    newer.header.format += 1;
     newer.persist(&[room.append(0, 3)]).expect("written");
     drop(newer);
     let opened = ReplicaStore::open(room.disk.clone(), OWNER).map(drop);
     let words = opened.expect_err("it is a newer one's").to_string();
-    assert!(words.starts_with("it was written by another version of Everstep ("), "{words}");
+    assert!(
+        words.starts_with("it has format 3, and this build of Everstep reads formats 1 to 2"),
+        "{words}"
+    );
 }
 
 #[test]
@@ -371,7 +379,7 @@ fn a_file_of_another_kind_is_refused_in_words() {
 fn a_new_replica_that_joins_has_nothing_and_can_be_opened_in_its_file() {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path().join("replica.redb");
-    ReplicaStore::create(file(&path), OWNER, &Kept::default()).expect("created");
+    ReplicaStore::create(file(&path), OWNER, &DurableState::default()).expect("created");
     let (_, kept) = ReplicaStore::open(file(&path), OWNER).expect("a sound file");
-    assert_eq!(kept, Kept::default());
+    assert_eq!(kept, DurableState::default());
 }

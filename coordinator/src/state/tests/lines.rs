@@ -17,7 +17,7 @@ fn a_rollback_and_a_run_begin_another_history_of_lines() {
         (change.record.cause, change.record.term) = (Cause::Rollback, Term(1));
         change.rollback = Some((Step(2), "lost".into()));
     });
-    assert_eq!(state.apply(5, Term(1), &back), Verdict::Accepted);
+    assert_eq!(state.apply(5, Term(1), &back), EntryOutcome::Accepted);
     assert_eq!((state.lines().lineage, state.lines().back_to), (lineage(1, 2), Step(0)));
     assert!(
         !state.lines().admits(Step(1), Generation(1))
@@ -34,17 +34,17 @@ fn lines_are_lost_only_of_settled_steps_and_of_the_same_history() {
     let resumed = altered(2, &[2, 3], |change| {
         (change.record.resume, change.record.commit) = (Step(6), committed(6));
     });
-    assert_eq!(state.apply(5, Term(1), &resumed), Verdict::Accepted);
+    assert_eq!(state.apply(5, Term(1), &resumed), EntryOutcome::Accepted);
     let mut lose = |index, run, (from, to)| {
         let lineage = Lineage { run, ..Lineage::default() };
         let gap = Gap { from: Step(from), to: Step(to) };
         state.apply(index, Term(1), &entry(Command::LoseLines { lineage, gap }))
-            == Verdict::Accepted
+            == EntryOutcome::Accepted
     };
     assert!(!lose(6, 1, (3, 7)) && !lose(7, 2, (3, 5)) && !lose(8, 1, (5, 3)));
     assert!(lose(9, 1, (3, 5)) && !lose(10, 1, (4, 5)) && lose(11, 1, (2, 2)));
     let gaps: Vec<_> = state.lines().gaps.iter().map(|gap| (gap.from.0, gap.to.0)).collect();
     assert_eq!(gaps, [(2, 2), (3, 5)]);
     let lost = EventKind::LinesLost { from: Step(2), to: Step(2) };
-    assert!(matches!(state.news(), [News::Event(event)] if event.kind == lost));
+    assert!(matches!(state.new_events(), [HistoryEvent::Event(event)] if event.kind == lost));
 }

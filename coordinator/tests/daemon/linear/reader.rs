@@ -11,7 +11,7 @@ use super::{Client, List, RUN};
 use crate::client::try_look;
 
 /// Longer than the test stops a leader, to hear its answer afterwards.
-const CALM: Duration = Duration::from_millis(2_500);
+const READER_ANSWER_TIMEOUT: Duration = Duration::from_millis(2_500);
 
 impl Client {
     /// Reads, as often as a coordinator answers.
@@ -37,7 +37,7 @@ impl Client {
 
     async fn read_link(&mut self, place: usize, of_runs: bool) -> Option<BTreeSet<String>> {
         let question = if of_runs { Question::Runs } else { Question::Tokens };
-        match self.ask(place, Message::Ask(question), CALM).await? {
+        match self.ask(place, Message::Ask(question), READER_ANSWER_TIMEOUT).await? {
             Message::Told(Reply::Tokens(tokens)) => {
                 Some(tokens.iter().map(|token| format_token_id(&token.id)).collect())
             }
@@ -50,7 +50,8 @@ impl Client {
 
     async fn read_api(&mut self, place: usize, of_runs: bool) -> Option<BTreeSet<String>> {
         let path = if of_runs { "/api/v1/runs" } else { "/api/v1/tokens" };
-        let answer = timeout(CALM, try_look(self.place(place).api, path)).await.ok()??;
+        let answer =
+            timeout(READER_ANSWER_TIMEOUT, try_look(self.place(place).api, path)).await.ok()??;
         if answer.status != 200 {
             return None;
         }

@@ -4,27 +4,27 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use everstep_transport::identity::{AcceptedToken, JoinToken, Role, Terms};
-use everstep_transport::protocol::{Message, RequestId, Wish, exemplars};
+use everstep_transport::identity::{AcceptedToken, JoinToken, Role, TokenLimits};
+use everstep_transport::protocol::{Message, OperatorCommand, RequestId, exemplars};
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
 use super::judge::Action;
-use super::{Client, PATIENCE, RUN, TOKENS, id_of, name_of};
+use super::{Client, LINEAR_TEST_TIMEOUT, RUN, TOKENS, id_of, name_of};
 use crate::client::try_look;
 use crate::client::{Request, try_ask};
 
 /// How long a writer waits for one coordinator.
-const HASTE: Duration = Duration::from_millis(400);
+const WRITER_ANSWER_TIMEOUT: Duration = Duration::from_millis(400);
 /// The pause before it asks another coordinator.
-const PAUSE: Duration = Duration::from_millis(5);
+const WRITER_RETRY_BACKOFF: Duration = Duration::from_millis(5);
 /// The request for a token over HTTP.
 const WANTED: &str = r#"{"role": "worker"}"#;
 
 fn token(key: u8) -> AcceptedToken {
     let zeros = "A".repeat(43); // 32 bytes
     let token: JoinToken = format!("es1.{}.{zeros}.{zeros}", name_of(key)).parse().expect("one");
-    token.accepted(Terms::unlimited(Role::Worker))
+    token.accepted(TokenLimits::unlimited(Role::Worker))
 }
 
 impl Client {
@@ -35,15 +35,15 @@ impl Client {
             number += 1;
             let key = (self.number + number * 5) as u8 % TOKENS;
             let there = !(self.number + number / 3).is_multiple_of(2);
-            let wish = match there {
-                true => Wish::CreateToken(token(key)),
-                false => Wish::RevokeToken(id_of(key)),
+            let command = match there {
+                true => OperatorCommand::CreateToken(token(key)),
+                false => OperatorCommand::RevokeToken(id_of(key)),
             };
             let id = RequestId { client: self.number, number };
             let called = self.record.now();
             let refusal = loop {
-                let request = Message::Request { id, wish: wish.clone() };
-                match self.ask(place, request, HASTE).await {
+                let request = Message::Request { id, command: command.clone() };
+                match self.ask(place, request, WRITER_ANSWER_TIMEOUT).await {
                     Some(Message::Answer { id: answered, refusal, .. }) if answered == id => {
                         break Some(refusal);
                     }
@@ -51,7 +51,7 @@ impl Client {
                     _ if self.record.is_over() => break None,
                     _ => place = (place + 1) % 3,
                 }
-                sleep(PAUSE).await;
+                sleep(WRITER_RETRY_BACKOFF).await;
             };
             let answered = refusal.as_ref().map(|_| self.record.now());
             let action = match (refusal, there) {
@@ -101,7 +101,7 @@ impl Client {
         let (status, answer) = self.insist(place, number, "DELETE", &path, "").await;
         let action = match status {
             200 => Action::Swap(true, false),
-            409 => Action::Read(false),
+            404 => Action::Read(false),
             _ => panic!("{status}: {answer}"),
         };
         self.record.note(name, action, called, Some(self.record.now()));
@@ -124,7 +124,7 @@ impl Client {
         let is_another = answer["error"].as_str().is_some_and(|it| it.ends_with("the current one"));
         let action = match status {
             200 | 201 => Action::Swap(!submits, submits),
-            409 if is_another => Action::Read(true),
+            404 if is_another => Action::Read(true),
             409 => Action::Read(submits),
             _ => panic!("{status}: {answer}"),
         };
@@ -133,7 +133,11 @@ impl Client {
 
     /// The id of the newest run, under way or over.
     async fn newest_run(&self, place: usize) -> Option<u64> {
-        let told = timeout(HASTE, try_look(self.place(place).api, "/api/v1/runs?stale=true")).await;
+        let told = timeout(
+            WRITER_ANSWER_TIMEOUT,
+            try_look(self.place(place).api, "/api/v1/runs?stale=true"),
+        )
+        .await;
         told.ok()??.json()["runs"].as_array()?.last()?["id"].as_u64()
     }
 
@@ -151,15 +155,15 @@ impl Client {
             let there = self.place(*place);
             let headers = [("authorization", &*there.bearer), ("idempotency-key", &*key)];
             let request = Request { method, path, headers: &headers, body };
-            match timeout(HASTE, try_ask(there.api, request)).await {
+            match timeout(WRITER_ANSWER_TIMEOUT, try_ask(there.api, request)).await {
                 Ok(Some(answer)) if ![503, 504].contains(&answer.status) => {
                     return (answer.status, answer.json());
                 }
                 // The change may have happened, or may happen yet.
                 _ => *place = (*place + 1) % 3,
             }
-            assert!(start.elapsed() < PATIENCE, "nobody answers {method} {path}");
-            sleep(PAUSE).await;
+            assert!(start.elapsed() < LINEAR_TEST_TIMEOUT, "nobody answers {method} {path}");
+            sleep(WRITER_RETRY_BACKOFF).await;
         }
     }
 }

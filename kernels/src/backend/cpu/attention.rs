@@ -14,7 +14,7 @@ pub const BLOCK: usize = 64;
 
 /// The shape of an attention, on the host.
 #[derive(Clone, Copy)]
-pub struct Heads {
+pub struct HeadShape {
     sequences: usize,
     sequence: usize,
     heads: usize,
@@ -42,7 +42,7 @@ pub struct Scratch<'a> {
 
 /// Writes `y` and `statistics`.
 pub fn forward(
-    heads: Heads,
+    heads: HeadShape,
     qkv: &[f32],
     y: &mut [f32],
     statistics: &mut [f32],
@@ -64,7 +64,7 @@ pub fn forward(
 
 /// Writes `d_qkv`.
 pub fn backward(
-    heads: Heads,
+    heads: HeadShape,
     kept: Kept<'_>,
     dy: &[f32],
     d_qkv: &mut [f32],
@@ -86,7 +86,7 @@ pub fn backward(
             gemm.multiply((dy, rows), (qkv, v.t()), (ds, grid), false);
             let mut expected = [0.0; BLOCK];
             row_products(y, dy, rows, &mut expected);
-            let block = Block {
+            let block = BlockRows {
                 first: queries.start,
                 scale: heads.scale(),
                 statistics: &statistics[head.statistics(queries.clone())],
@@ -122,7 +122,7 @@ fn softmax(scores: &mut [f32], first: usize, scale: f32, statistics: &mut [f32])
 }
 
 /// The rows of a block of the backward pass.
-struct Block<'a> {
+struct BlockRows<'a> {
     /// The position of the first query.
     first: usize,
     scale: f32,
@@ -134,7 +134,7 @@ struct Block<'a> {
 
 /// Turns scores `p` into probabilities, and their gradient `ds` into the gradient of the products.
 #[multiversion(targets = "simd")]
-fn softmax_backward(block: Block<'_>, p: &mut [f32], ds: &mut [f32]) {
+fn softmax_backward(block: BlockRows<'_>, p: &mut [f32], ds: &mut [f32]) {
     let scale = block.scale;
     let keys = p.len() / block.statistics.len();
     let rows = p.chunks_exact_mut(keys).zip(ds.chunks_exact_mut(keys));
@@ -160,7 +160,7 @@ fn row_products(a: &[f32], b: &[f32], rows: Grid, products: &mut [f32; BLOCK]) {
     }
 }
 
-impl Heads {
+impl HeadShape {
     /// The shape of `attention`.
     pub fn of(attention: Attention) -> Self {
         let Attention { heads, sequence, qkv, y, .. } = attention;
@@ -189,7 +189,7 @@ impl Heads {
 /// One head of one sequence, with the place of its numbers.
 #[derive(Clone, Copy)]
 struct Head {
-    of: Heads,
+    of: HeadShape,
     sequence: usize,
     head: usize,
 }
@@ -214,7 +214,7 @@ impl Head {
     /// Rows of this head in a matrix that holds `parts` times the width. `part` selects one of
     /// them.
     fn grid(self, rows: Range<usize>, parts: usize, part: usize) -> Grid {
-        let Heads { sequence, heads, size, .. } = self.of;
+        let HeadShape { sequence, heads, size, .. } = self.of;
         let row = self.sequence * sequence + rows.start;
         Grid {
             offset: ((row * parts + part) * heads + self.head) * size,

@@ -4,8 +4,9 @@
 
 use std::ops::Range;
 
-use super::driver::{Address, Precision};
+use super::driver::Address;
 use crate::backend::{Arena, Indices, Sizes, View};
+use crate::precision::Precision;
 
 /// The alignment of each part, bytes: the best one for kernels, libraries and copies.
 const ALIGNMENT: usize = 256;

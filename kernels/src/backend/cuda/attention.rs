@@ -1,8 +1,9 @@
 //! The launches of attention: by the fastest of the chosen kernels that take heads of this width.
 
-use super::driver::{Argument, Driver, Kernel, Launch, Precision};
+use super::driver::{Argument, Driver, Kernel, Launch};
 use super::{Cuda, kernels, launch, long};
 use crate::backend::{Attention, View};
+use crate::precision::Precision;
 
 /// Threads of the plain kernels' blocks (`attention.cu`).
 const PLAIN_THREADS: usize = 128;
@@ -20,7 +21,7 @@ pub enum AttentionKernels {
 }
 
 /// Kernels for heads up to some width, and the shape of their launches.
-struct Plan {
+struct AttentionPlan {
     forward: &'static Kernel,
     /// One pass for the queries, one for keys and values.
     backward: [&'static Kernel; 2],
@@ -80,7 +81,7 @@ fn kernels_for<D: Driver + 'static>(
     fitting.max(cuda.attention)
 }
 
-fn plan(attention: Attention, kernels: AttentionKernels) -> Option<Plan> {
+fn plan(attention: Attention, kernels: AttentionKernels) -> Option<AttentionPlan> {
     let Attention { heads, sequence, qkv, y, statistics } = attention;
     let (rows, width) = (y.rows(), y.columns());
     assert_eq!((qkv.rows(), qkv.columns()), (rows, 3 * width), "queries, keys and values");
@@ -120,7 +121,7 @@ fn plan(attention: Attention, kernels: AttentionKernels) -> Option<Plan> {
             plain,
         ),
     };
-    Some(Plan { forward, backward, launch })
+    Some(AttentionPlan { forward, backward, launch })
 }
 
 fn sizes(attention: Attention) -> [Argument; 3] {

@@ -10,15 +10,15 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::driver::Delivered;
+use super::driver::DeliveryId;
 
 /// The deliveries without a wait of the computation, and the parameters in use.
 #[derive(Debug)]
 pub struct Deliveries {
     /// The last delivery of each range, unless some work has certainly waited for it.
-    coming: Ranges<Delivered>,
+    coming: Ranges<DeliveryId>,
     /// The last delivery that some work has waited for, and so for all before it.
-    waited: Option<Delivered>,
+    waited: Option<DeliveryId>,
     /// Ranges that enqueued work reads or writes. That work is not known to be done.
     in_use: Ranges<()>,
 }
@@ -33,7 +33,7 @@ impl Deliveries {
 
     /// Takes note that the next work reads or writes `range`. Returns the delivery that it has to
     /// wait for. Deliveries come in their order, so that is the last of those that concern it.
-    pub fn use_of(&mut self, range: Range<usize>) -> Option<Delivered> {
+    pub fn use_of(&mut self, range: Range<usize>) -> Option<DeliveryId> {
         let last = self.coming.take(&range).max().filter(|last| Some(*last) > self.waited);
         self.waited = self.waited.max(last);
         self.in_use.set(range, ());
@@ -51,7 +51,7 @@ impl Deliveries {
     }
 
     /// Takes note that a delivery is on its way to `range`, instead of the previous one there.
-    pub fn on_its_way(&mut self, range: Range<usize>, delivered: Delivered) {
+    pub fn on_its_way(&mut self, range: Range<usize>, delivered: DeliveryId) {
         self.coming.set(range, delivered);
     }
 
@@ -117,7 +117,7 @@ mod tests {
 
     fn deliver(deliveries: &mut Deliveries, range: Range<usize>, number: u64) -> bool {
         let waits = deliveries.must_wait(&range);
-        deliveries.on_its_way(range, Delivered(number));
+        deliveries.on_its_way(range, DeliveryId(number));
         waits
     }
 
@@ -133,9 +133,9 @@ mod tests {
             deliver(&mut deliveries, start..start + 30, number);
         }
         assert_eq!(deliveries.use_of(90..100), None);
-        assert_eq!(deliveries.use_of(29..31), Some(Delivered(2)), "and so for the first");
+        assert_eq!(deliveries.use_of(29..31), Some(DeliveryId(2)), "and so for the first");
         assert_eq!(deliveries.use_of(0..60), None);
-        assert_eq!(deliveries.use_of(0..61), Some(Delivered(3)));
+        assert_eq!(deliveries.use_of(0..61), Some(DeliveryId(3)));
         assert_eq!(deliveries.use_of(0..100), None);
     }
 
@@ -182,7 +182,7 @@ mod tests {
                     last[range].fill(number);
                 } else {
                     let newest = last[range.clone()].iter().copied().max().unwrap_or(0);
-                    let waits = deliveries.use_of(range).map(|Delivered(number)| number);
+                    let waits = deliveries.use_of(range).map(|DeliveryId(number)| number);
                     prop_assert_eq!(waits, (newest > waited).then_some(newest));
                     waited = waited.max(newest);
                 }

@@ -9,23 +9,11 @@
 //! work that fails cannot be undone, and on a GPU its failure ends all work after it. So a failure
 //! stays, and these two report it from then on.
 
-use std::fmt;
+use crate::precision::Precision;
 
 /// A place in a device's memory, bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Address(pub u64);
-
-/// How the device stores the numbers of parameters and activations. Gradients, statistics and all
-/// sums are always f32.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Precision {
-    /// 32 bits, IEEE single precision.
-    F32,
-    /// The upper half of an f32.
-    Bf16,
-    /// IEEE half precision.
-    Fp16,
-}
 
 /// A file of kernels, as it is embedded in the program.
 #[derive(Debug, PartialEq, Eq)]
@@ -142,7 +130,7 @@ pub struct Delivery<'a> {
 
 /// The number of a delivery. Later deliveries have greater numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Delivered(pub u64);
+pub struct DeliveryId(pub u64);
 
 /// A device that runs kernels.
 pub trait Driver: Send {
@@ -156,10 +144,10 @@ pub trait Driver: Send {
     fn write(&mut self, to: Address, bytes: &[u8]);
 
     /// Enqueues a delivery. Only later work with [`Driver::wait_for`] waits for it.
-    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered;
+    fn deliver(&mut self, delivery: Delivery<'_>) -> DeliveryId;
 
     /// Makes all later work wait for this delivery, and so for those before it.
-    fn wait_for(&mut self, delivered: Delivered);
+    fn wait_for(&mut self, delivered: DeliveryId);
 
     /// Waits for all enqueued work, and copies from the device. If this or earlier work has failed,
     /// `into` is of no use, now and in every later call. All requested copies have then been
@@ -217,15 +205,8 @@ impl Source {
     }
 }
 
+/// What a compiler of kernels needs to know of a precision.
 impl Precision {
-    /// Bytes of an element.
-    pub fn bytes(self) -> usize {
-        match self {
-            Self::F32 => 4,
-            Self::Bf16 | Self::Fp16 => 2,
-        }
-    }
-
     /// A GPU compiler's options beside the architecture, which is sm_80 or later. The compiler
     /// contracts nothing into a fused operation, so that owners' bits are the CPU's.
     pub fn options(self) -> [&'static str; 3] {
@@ -239,16 +220,6 @@ impl Precision {
             Self::Bf16 => "-DREAL=1",
             Self::Fp16 => "-DREAL=2",
         }
-    }
-}
-
-impl fmt::Display for Precision {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.pad(match self {
-            Self::F32 => "f32",
-            Self::Bf16 => "bf16",
-            Self::Fp16 => "fp16",
-        })
     }
 }
 

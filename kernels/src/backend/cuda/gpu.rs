@@ -1,9 +1,9 @@
 //! A real GPU as a [`Driver`]: one context, kernels compiled as they are first needed.
 //!
 //! All work is enqueued on one stream, so the GPU does it in order. Beside it, on streams of their
-//! own, parameters come (`gpu/arrivals.rs`) and gradients go (`gpu/fetches.rs`). Bytes to and from
-//! the host go by way of pinned memory (`gpu/staging.rs`), which the GPU copies by itself while the
-//! host goes on.
+//! own, parameters come (`gpu/delivery_stream.rs`) and gradients go (`gpu/fetches.rs`). Bytes to
+//! and from the host go by way of pinned memory (`gpu/staging.rs`), which the GPU copies by itself
+//! while the host goes on.
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -16,13 +16,12 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
 use cudarc::nvrtc::Ptx;
 
 use super::driver::{
-    Address, Argument, Delivered, Delivery, Driver, DriverError, Kernel, Launch, Precision,
-    Product, Source,
+    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Kernel, Launch, Product, Source,
 };
 
-mod arrivals;
 mod cache;
 mod cublaslt;
+mod delivery_stream;
 pub mod devices;
 mod error;
 mod fetches;
@@ -33,8 +32,9 @@ pub use cache::Cache;
 pub use devices::Device;
 pub use error::CudaError;
 
-use arrivals::Arrivals;
+use crate::precision::Precision;
 use cublaslt::Products;
+use delivery_stream::DeliveryStream;
 use devices::failed;
 use fetches::Fetches;
 use staging::Staging;
@@ -43,12 +43,12 @@ use staging::Staging;
 const ALIGNMENT: u64 = 256;
 
 /// A GPU that this process computes on.
-pub struct Gpu {
+pub struct CudaDriver {
     device: Device,
     precision: Precision,
     staging: Staging,
     fetches: Fetches,
-    arrivals: Arrivals,
+    arrivals: DeliveryStream,
     products: Option<Products>,
     functions: HashMap<(&'static str, &'static str), CudaFunction>,
     modules: HashMap<&'static str, Arc<CudaModule>>,
@@ -60,7 +60,7 @@ pub struct Gpu {
     context: Arc<CudaContext>,
 }
 
-impl Gpu {
+impl CudaDriver {
     /// Opens the GPU of this number, and compiles these kernels for it, or finds them compiled.
     ///
     /// # Errors
@@ -85,7 +85,7 @@ impl Gpu {
         let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
         let staging = Staging::new(&context)?;
         let fetches = Fetches::new(&context)?;
-        let arrivals = Arrivals::new(&context)?;
+        let arrivals = DeliveryStream::new(&context)?;
         let products = Products::new()?;
         let mut gpu = Self {
             device,
@@ -156,7 +156,7 @@ impl Gpu {
     }
 }
 
-impl Driver for Gpu {
+impl Driver for CudaDriver {
     fn precision(&self) -> Precision {
         self.precision
     }
@@ -184,7 +184,7 @@ impl Driver for Gpu {
         self.enqueue("cuMemcpyHtoDAsync", |gpu| gpu.staging.write(&stream, to.0, bytes));
     }
 
-    fn deliver(&mut self, delivery: Delivery<'_>) -> Delivered {
+    fn deliver(&mut self, delivery: Delivery<'_>) -> DeliveryId {
         let Delivery { to, values, cast, waits } = delivery;
         let stream = self.arrivals.stream();
         self.enqueue("cuMemcpyHtoDAsync", |gpu| {
@@ -198,7 +198,7 @@ impl Driver for Gpu {
         self.arrivals.last()
     }
 
-    fn wait_for(&mut self, delivered: Delivered) {
+    fn wait_for(&mut self, delivered: DeliveryId) {
         let stream = self.stream.clone();
         self.enqueue("cuStreamWaitEvent", |gpu| gpu.arrivals.wait_for(delivered, &stream));
     }
@@ -262,7 +262,7 @@ fn pointer(argument: &Argument) -> *mut c_void {
     }
 }
 
-impl Drop for Gpu {
+impl Drop for CudaDriver {
     fn drop(&mut self) {
         // A failure now is of no use to any caller: the process ends, or builds a new one.
         let _ = self.stream.synchronize();

@@ -1,6 +1,7 @@
 //! The kernels, embedded: one file an operation, each with its launchable functions.
 
-use super::driver::{Kernel, Precision, Source};
+use super::driver::{Kernel, Source};
+use crate::precision::Precision;
 
 const ANY: &[Precision] = &[Precision::F32, Precision::Bf16, Precision::Fp16];
 /// The precisions that tensor cores multiply.
@@ -17,7 +18,7 @@ macro_rules! kernels {
             $(pub(super) static $kernel: Kernel = Kernel { source: &$source, name: $name };)+
         )+
 
-        /// Every file, for builds ahead of time, each with its precisions.
+        /// Every file, each with its precisions.
         pub static SOURCES: &[&Source] = &[$(&$source),+];
 
         /// Every kernel of every file.
@@ -26,17 +27,13 @@ macro_rules! kernels {
 }
 
 kernels! {
-    ADAMW_SOURCE, "adamw.cu", ANY: ADAMW = "adamw";
     ADD_SOURCE, "add.cu", ANY: ADD = "add";
     ATTENTION_SOURCE, "attention.cu", ANY:
         ATTENTION = "attention",
         ATTENTION_BACKWARD_QUERY = "attention_backward_query",
         ATTENTION_BACKWARD_KEY = "attention_backward_key";
     BIAS_SOURCE, "bias.cu", ANY: ADD_BIAS = "add_bias", BIAS_PARTIALS = "bias_partials";
-    CAST_SOURCE, "cast.cu", ANY:
-        CAST = "cast",
-        WIDEN = "widen",
-        CAST_STOCHASTIC = "cast_stochastic";
+    CAST_SOURCE, "cast.cu", ANY: CAST = "cast", WIDEN = "widen";
     CROSS_ENTROPY_SOURCE, "cross_entropy.cu", ANY: CROSS_ENTROPY = "cross_entropy";
     EMBEDDING_SOURCE, "embedding.cu", ANY:
         EMBEDDING = "embedding",
@@ -54,12 +51,8 @@ kernels! {
         LAYER_NORM = "layer_norm",
         LAYER_NORM_BACKWARD = "layer_norm_backward",
         LAYER_NORM_PARTIALS = "layer_norm_partials";
-    LION_SOURCE, "lion.cu", ANY: LION = "lion";
     MATMUL_SOURCE, "matmul.cu", ANY: MATMUL = "matmul", MATMUL_F32 = "matmul_f32";
-    NORM_SOURCE, "norm.cu", ANY: SUM_OF_SQUARES = "sum_of_squares";
     PARTIALS_SOURCE, "partials.cu", ANY: ADD_PARTIALS = "add_partials";
-    REDUCE_SOURCE, "reduce.cu", ANY: ACCUMULATE = "accumulate", ACCUMULATE_BF16 = "accumulate_bf16";
-    SGD_SOURCE, "sgd.cu", ANY: SGD = "sgd", SGD_MOMENTUM = "sgd_momentum";
     TENSOR_SOURCE, "tensor_attention.cu", HALVES:
         TENSOR_64 = "tensor_attention_64",
         TENSOR_128 = "tensor_attention_128",
@@ -68,23 +61,6 @@ kernels! {
         TENSOR_BACKWARD_KEY_64 = "tensor_backward_key_64",
         TENSOR_BACKWARD_KEY_128 = "tensor_backward_key_128";
 }
-
-/// The files that a model computes with. The others are for owners, which compute on the CPU.
-pub static OPERATIONS: &[&Source] = &[
-    &ADD_SOURCE,
-    &ATTENTION_SOURCE,
-    &BIAS_SOURCE,
-    &CAST_SOURCE,
-    &CROSS_ENTROPY_SOURCE,
-    &EMBEDDING_SOURCE,
-    &EXPECTED_SOURCE,
-    &FLASH_SOURCE,
-    &GELU_SOURCE,
-    &LAYER_NORM_SOURCE,
-    &MATMUL_SOURCE,
-    &PARTIALS_SOURCE,
-    &TENSOR_SOURCE,
-];
 
 #[cfg(test)]
 mod tests {

@@ -18,9 +18,6 @@ const LANES: usize = 8;
 const CHUNK: usize = 64;
 /// Rows and columns of a tile of a product (`matmul.cu`).
 const TILE: usize = 64;
-/// Elements of a block of squares, and the blocks that one block of threads sums (`norm.cu`).
-pub const SQUARES: usize = 64 << 10;
-const GROUPS: usize = 8;
 
 /// One thread an element or a chunk of them. Beyond `MOST_BLOCKS` a thread takes several.
 pub fn elements(count: usize) -> Launch {
@@ -71,12 +68,6 @@ pub fn tiles(rows: usize, columns: usize) -> Launch {
 /// One block for a tile of `rows` rows of each of these sequences, with some threads a row.
 pub fn sequence_tiles(sequences: usize, length: usize, rows: usize, threads: usize) -> Launch {
     line(sequences * length.div_ceil(rows), rows * threads)
-}
-
-/// Sixteen threads a block of squares.
-pub fn squares(count: usize) -> Launch {
-    let groups = count.div_ceil(SQUARES).div_ceil(GROUPS);
-    Launch { grid: [blocks(groups), 1, 1], block: [16, GROUPS as u32, 1] }
 }
 
 /// A sum over rows in two passes: first over `length` rows at a time.
@@ -151,7 +142,6 @@ mod tests {
                 (columns_by_rows(count, other), 0, THREADS, count),
                 (segments(other, count.min(1 << 22)), 1, 128, count.min(1 << 22)),
                 (segments(count, other), 0, 1, count),
-                (squares(count), 0, GROUPS * SQUARES, count),
             ];
             for (launch, axis, each, elements) in exact {
                 prop_assert!(allowed(launch), "{launch:?}");

@@ -1,8 +1,8 @@
 //! The memory that a model takes of a GPU and of its machine. Neither is needed to know it.
 
 use super::arenas::Arenas;
-use super::driver::Precision;
 use crate::backend::Sizes;
+use crate::precision::Precision;
 
 /// The host's memory that is pinned for copies, both ways together.
 pub const PINNED_BYTES: usize = 32 << 20;

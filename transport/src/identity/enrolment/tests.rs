@@ -8,7 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::identity::{
-    Application, Credentials, EnrolmentError, JoinToken, NodeKey, Terms, renewed,
+    Application, Credentials, EnrolmentError, JoinToken, NodeKey, TokenLimits, renewed,
 };
 
 const SESSION: [u8; 32] = [7; 32];
@@ -35,8 +35,8 @@ impl Scene {
         Self { token: JoinToken::create(&authority), authority }
     }
 
-    fn enrolment(&self, terms: Terms) -> Enrolment {
-        Enrolment::new(self.authority.clone(), vec![self.token.accepted(terms)])
+    fn enrolment(&self, limits: TokenLimits) -> Enrolment {
+        Enrolment::new(self.authority.clone(), vec![self.token.accepted(limits)])
     }
 
     /// Another token with this one's id, as if its holder had copied the secret wrongly.
@@ -61,7 +61,7 @@ fn admit(enrolment: &Enrolment, request: &[u8], unix_s: u64) -> Result<Identity,
 fn a_certificate_is_for_the_tokens_role_and_no_other() {
     let scene = Scene::new();
     for admits in Role::ALL {
-        let enrolment = scene.enrolment(Terms::unlimited(admits));
+        let enrolment = scene.enrolment(TokenLimits::unlimited(admits));
         for asked in Role::ALL {
             let answer = admit(&enrolment, &request(&scene.token, asked), START);
             if admits == asked {
@@ -76,7 +76,7 @@ fn a_certificate_is_for_the_tokens_role_and_no_other() {
 #[test]
 fn an_unknown_token_and_a_wrong_secret_are_told_apart() {
     let scene = Scene::new();
-    let enrolment = scene.enrolment(Terms::unlimited(Role::Worker));
+    let enrolment = scene.enrolment(TokenLimits::unlimited(Role::Worker));
     let unknown = request(&JoinToken::create(&scene.authority), Role::Worker);
     assert_eq!(admit(&enrolment, &unknown, START), Err(Refusal::UnknownToken));
     let forged = request(&scene.forged(), Role::Worker);
@@ -86,8 +86,9 @@ fn an_unknown_token_and_a_wrong_secret_are_told_apart() {
 #[test]
 fn a_token_expires_to_the_second() {
     let scene = Scene::new();
-    let terms = Terms { expires_unix_s: Some(START), ..Terms::unlimited(Role::Worker) };
-    let enrolment = scene.enrolment(terms);
+    let limits =
+        TokenLimits { expires_unix_s: Some(START), ..TokenLimits::unlimited(Role::Worker) };
+    let enrolment = scene.enrolment(limits);
     let request = request(&scene.token, Role::Worker);
     assert!(admit(&enrolment, &request, START - 1).is_ok());
     let refusal = admit(&enrolment, &request, START).unwrap_err();
@@ -98,7 +99,8 @@ fn a_token_expires_to_the_second() {
 #[test]
 fn a_token_admits_as_many_nodes_as_it_says_and_each_as_often_as_it_asks() {
     let scene = Scene::new();
-    let enrolment = scene.enrolment(Terms { uses: Some(2), ..Terms::unlimited(Role::Worker) });
+    let enrolment =
+        scene.enrolment(TokenLimits { uses: Some(2), ..TokenLimits::unlimited(Role::Worker) });
     let [first, second, third] = [(); 3].map(|()| request(&scene.token, Role::Worker));
     for request in [&first, &first, &second, &first] {
         assert!(admit(&enrolment, request, START).is_ok());
@@ -110,7 +112,8 @@ fn a_token_admits_as_many_nodes_as_it_says_and_each_as_often_as_it_asks() {
 #[test]
 fn a_token_without_uses_admits_nobody() {
     let scene = Scene::new();
-    let enrolment = scene.enrolment(Terms { uses: Some(0), ..Terms::unlimited(Role::Worker) });
+    let enrolment =
+        scene.enrolment(TokenLimits { uses: Some(0), ..TokenLimits::unlimited(Role::Worker) });
     let request = request(&scene.token, Role::Worker);
     assert_eq!(admit(&enrolment, &request, START), Err(Refusal::UsedUp { uses: 0 }));
 }
@@ -118,8 +121,8 @@ fn a_token_without_uses_admits_nobody() {
 #[test]
 fn only_who_has_the_secret_is_told_what_became_of_a_token() {
     let scene = Scene::new();
-    let terms = Terms { role: Role::Operator, uses: Some(0), expires_unix_s: Some(0) };
-    let enrolment = scene.enrolment(terms);
+    let limits = TokenLimits { role: Role::Operator, uses: Some(0), expires_unix_s: Some(0) };
+    let enrolment = scene.enrolment(limits);
     let forged = request(&scene.forged(), Role::Worker);
     assert_eq!(admit(&enrolment, &forged, START), Err(Refusal::WrongSecret));
 }
@@ -128,22 +131,22 @@ fn only_who_has_the_secret_is_told_what_became_of_a_token() {
 fn what_was_judged_may_be_spent_by_another_meanwhile() {
     let scene = Scene::new();
     let mut tokens = Tokens::default();
-    let terms = Terms { uses: Some(1), ..Terms::unlimited(Role::Worker) };
-    tokens.accept(scene.token.accepted(terms.clone()));
+    let limits = TokenLimits { uses: Some(1), ..TokenLimits::unlimited(Role::Worker) };
+    tokens.accept(scene.token.accepted(limits.clone()));
     let read = || Applicant::read(&SESSION, &request(&scene.token, Role::Worker)).unwrap().0;
     let [one, two] = [read(), read()];
     assert_eq!([&one, &two].map(|node| tokens.judge(node, at(START))), [Ok(()), Ok(())]);
     assert_eq!(tokens.spend(&one.token, &one.identity.name, at(START)), Ok(()));
     let used_up = Err(Refusal::UsedUp { uses: 1 });
     assert_eq!(tokens.spend(&two.token, &two.identity.name, at(START)), used_up);
-    tokens.accept(scene.token.accepted(terms)); // again: its uses are not forgotten
+    tokens.accept(scene.token.accepted(limits)); // again: its uses are not forgotten
     assert_eq!(tokens.judge(&two, at(START)), used_up);
 }
 
 #[test]
 fn a_proof_is_worth_nothing_in_another_session() {
     let scene = Scene::new();
-    let enrolment = scene.enrolment(Terms::unlimited(Role::Worker));
+    let enrolment = scene.enrolment(TokenLimits::unlimited(Role::Worker));
     let request = request(&scene.token, Role::Worker);
     let replayed = now(enrolment.admit(&[8; 32], &request, at(START)));
     assert_eq!(replayed.unwrap_err(), Refusal::WrongSecret);
@@ -152,9 +155,9 @@ fn a_proof_is_worth_nothing_in_another_session() {
 #[test]
 fn what_an_issuer_keeps_makes_no_proof() {
     let scene = Scene::new();
-    let terms = Terms::unlimited(Role::Worker);
-    let kept = rkyv::to_bytes::<Failure>(&scene.token.accepted(terms.clone())).unwrap();
-    let enrolment = scene.enrolment(terms);
+    let limits = TokenLimits::unlimited(Role::Worker);
+    let kept = rkyv::to_bytes::<Failure>(&scene.token.accepted(limits.clone())).unwrap();
+    let enrolment = scene.enrolment(limits);
     let text = scene.token.to_string();
     let parts: Vec<_> = text.split('.').collect();
     for stolen in kept.windows(32) {
@@ -182,7 +185,7 @@ fn renewal(scene: &Scene) -> (Credentials, Vec<u8>) {
     let name = crate::protocol::NodeName::parse("operator").unwrap();
     let identity = Identity { role: Role::Operator, name };
     let held = scene.authority.issue_at(at(START), &identity, NODE_LIFETIME).unwrap();
-    let enrolment = scene.enrolment(Terms::unlimited(Role::Worker));
+    let enrolment = scene.enrolment(TokenLimits::unlimited(Role::Worker));
     let decision = now(enrolment.renew(&held.chain()[0], at(START + 3600)));
     (held, answer(&decision))
 }
@@ -224,7 +227,7 @@ proptest! {
 
     #[test]
     fn no_bytes_are_a_request(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
-        let enrolment = Scene::new().enrolment(Terms::unlimited(Role::Worker));
+        let enrolment = Scene::new().enrolment(TokenLimits::unlimited(Role::Worker));
         prop_assert_eq!(admit(&enrolment, &bytes, START), Err(Refusal::Garbled));
     }
 
@@ -235,7 +238,7 @@ proptest! {
         cuts in any::<bool>(),
     ) {
         let scene = Scene::new();
-        let enrolment = scene.enrolment(Terms::unlimited(Role::Worker));
+        let enrolment = scene.enrolment(TokenLimits::unlimited(Role::Worker));
         let mut request = request(&scene.token, Role::Worker);
         let place = at.index(request.len());
         if cuts {

@@ -12,16 +12,16 @@ use std::time::Duration;
 
 /// How often a check probes, and sends a datagram that a living peer acknowledges. A peer
 /// acknowledges every second packet at once, so the delay of acknowledgements does not count.
-const ROUND: Duration = Duration::from_millis(15);
+const CHECK_PROBE_INTERVAL: Duration = Duration::from_millis(15);
 /// The least length of a check. A living process may be held up for as long.
-const LEAST: Duration = Duration::from_millis(60);
+const CHECK_LENGTH_MIN: Duration = Duration::from_millis(45);
 /// The length of a check in round trips: three of QUIC's probe time-outs, of two round trips each.
-const ROUND_TRIPS: u32 = 6;
+const CHECK_ROUND_TRIPS: u32 = 6;
 /// Probes that must be refused during a check: a single refusal may be a stray. Kernels send only
 /// some six refusals in a row to one host and then one a second, so more cannot be asked for.
-const REFUSALS: u32 = 2;
+const MIN_REFUSALS: u32 = 2;
 /// A check without enough refusals ends after this time.
-const LAPSE: Duration = Duration::from_millis(1500);
+const CHECK_LENGTH_MAX: Duration = Duration::from_millis(1500);
 /// A host that refuses all probes of living links is probed up to 2 to this power times less often.
 const MAX_BACKOFF: u32 = 6;
 
@@ -75,13 +75,13 @@ impl Checks {
             return false;
         }
         // A watcher that was itself held up could not hear the peer meanwhile.
-        check.lasts += elapsed.min(2 * ROUND);
+        check.lasts += elapsed.min(2 * CHECK_PROBE_INTERVAL);
         check.refusals += u32::from(std::mem::take(&mut check.is_refused));
-        let is_over = check.lasts >= LEAST.max(ROUND_TRIPS * rtt);
-        if is_over && check.refusals >= REFUSALS {
+        let is_over = check.lasts >= CHECK_LENGTH_MIN.max(CHECK_ROUND_TRIPS * rtt);
+        if is_over && check.refusals >= MIN_REFUSALS {
             return true;
         }
-        if check.lasts >= LAPSE.max(ROUND_TRIPS * rtt) {
+        if check.lasts >= CHECK_LENGTH_MAX.max(CHECK_ROUND_TRIPS * rtt) {
             self.check = None;
         }
         false
@@ -95,7 +95,7 @@ impl Checks {
     /// How long to wait until the next probe: `interval` if the peer refuses none.
     pub(super) fn pause(&self, interval: Duration) -> Duration {
         match self.check {
-            Some(_) => ROUND.min(interval),
+            Some(_) => CHECK_PROBE_INTERVAL.min(interval),
             // The socket's buffer may still hold data of a killed process, so one check is no sign
             // yet.
             None => interval * (1 << self.passed.saturating_sub(1).min(MAX_BACKOFF)),
@@ -107,8 +107,8 @@ impl Checks {
 mod tests {
     use super::*;
 
-    const INTERVAL: Duration = Duration::from_millis(25);
-    const RTT: Duration = Duration::from_millis(1);
+    const PROBE_INTERVAL: Duration = Duration::from_millis(25);
+    const ROUND_TRIP_TIME: Duration = Duration::from_millis(1);
 
     /// Refuses every probe while the link receives `datagrams` a round. Returns how long the link
     /// took to end, if it ended within two seconds.
@@ -116,7 +116,7 @@ mod tests {
         let (mut time, mut received) = (Duration::ZERO, 7);
         while time < Duration::from_secs(2) {
             checks.refused(received);
-            let pause = checks.pause(INTERVAL);
+            let pause = checks.pause(PROBE_INTERVAL);
             (time, received) = (time + pause, received + datagrams);
             if checks.judge(pause, received, rtt) {
                 return Some(time);
@@ -127,16 +127,19 @@ mod tests {
 
     #[test]
     fn a_link_that_receives_nothing_while_its_peer_is_refused_ends_soon() {
-        let end = refuse_all(&mut Checks::default(), 0, RTT).expect("it ends");
-        assert!((LEAST..=LEAST + ROUND).contains(&end), "{end:?}");
+        let end = refuse_all(&mut Checks::default(), 0, ROUND_TRIP_TIME).expect("it ends");
+        assert!(
+            (CHECK_LENGTH_MIN..=CHECK_LENGTH_MIN + CHECK_PROBE_INTERVAL).contains(&end),
+            "{end:?}"
+        );
         let far = Duration::from_millis(50);
         let end = refuse_all(&mut Checks::default(), 0, far).expect("it ends");
-        assert!(end >= ROUND_TRIPS * far, "{end:?} is less than three probe time-outs");
+        assert!(end >= CHECK_ROUND_TRIPS * far, "{end:?} is less than three probe time-outs");
     }
 
     #[test]
     fn a_link_that_receives_anything_lives_however_often_it_is_refused() {
-        assert_eq!(refuse_all(&mut Checks::default(), 1, RTT), None);
+        assert_eq!(refuse_all(&mut Checks::default(), 1, ROUND_TRIP_TIME), None);
     }
 
     #[test]
@@ -144,7 +147,7 @@ mod tests {
         let mut checks = Checks::default();
         assert!(checks.refused(7), "a check begins");
         for _ in 0..1000 {
-            assert!(!checks.judge(checks.pause(INTERVAL), 7, RTT));
+            assert!(!checks.judge(checks.pause(PROBE_INTERVAL), 7, ROUND_TRIP_TIME));
         }
         assert!(!checks.is_open(), "a check does not go on for ever");
     }
@@ -160,9 +163,9 @@ mod tests {
                 checks.refused(7);
                 refused_at = time + Duration::from_secs(1);
             }
-            let pause = checks.pause(INTERVAL);
+            let pause = checks.pause(PROBE_INTERVAL);
             time += pause;
-            if checks.judge(pause, 7, RTT) {
+            if checks.judge(pause, 7, ROUND_TRIP_TIME) {
                 return;
             }
         }
@@ -173,10 +176,10 @@ mod tests {
     fn a_watcher_that_was_held_up_goes_on_listening() {
         let mut checks = Checks::default();
         checks.refused(7);
-        assert!(!checks.judge(Duration::from_secs(10), 7, RTT));
+        assert!(!checks.judge(Duration::from_secs(10), 7, ROUND_TRIP_TIME));
         checks.refused(7);
-        assert!(!checks.judge(Duration::ZERO, 7, RTT), "it had no time to hear");
-        assert!(!checks.judge(ROUND, 8, RTT) && !checks.is_open());
+        assert!(!checks.judge(Duration::ZERO, 7, ROUND_TRIP_TIME), "it had no time to hear");
+        assert!(!checks.judge(CHECK_PROBE_INTERVAL, 8, ROUND_TRIP_TIME) && !checks.is_open());
     }
 
     #[test]
@@ -185,12 +188,12 @@ mod tests {
         let mut pauses = Vec::new();
         for received in 0..10 {
             checks.refused(received);
-            assert!(!checks.judge(ROUND, received + 1, RTT));
-            pauses.push(checks.pause(INTERVAL));
+            assert!(!checks.judge(CHECK_PROBE_INTERVAL, received + 1, ROUND_TRIP_TIME));
+            pauses.push(checks.pause(PROBE_INTERVAL));
         }
-        assert!(pauses.is_sorted() && pauses[0] == INTERVAL, "{pauses:?}");
-        assert_eq!(pauses[9], INTERVAL * 64);
-        assert!(!checks.judge(pauses[9], 10, RTT)); // a probe that was taken
-        assert_eq!(checks.pause(INTERVAL), INTERVAL);
+        assert!(pauses.is_sorted() && pauses[0] == PROBE_INTERVAL, "{pauses:?}");
+        assert_eq!(pauses[9], PROBE_INTERVAL * 64);
+        assert!(!checks.judge(pauses[9], 10, ROUND_TRIP_TIME)); // a probe that was taken
+        assert_eq!(checks.pause(PROBE_INTERVAL), PROBE_INTERVAL);
     }
 }

@@ -42,7 +42,7 @@ impl Udp {
 
 impl AsyncUdpSocket for Udp {
     fn create_io_poller(self: Arc<Self>) -> Pin<Box<dyn UdpPoller>> {
-        Box::pin(Room { socket: self, awaited: None })
+        Box::pin(WritableWait { socket: self, awaited: None })
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
@@ -89,12 +89,12 @@ impl AsyncUdpSocket for Udp {
 }
 
 /// Waits, for one link, until a socket that was full has room.
-struct Room {
+struct WritableWait {
     socket: Arc<Udp>,
     awaited: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
 }
 
-impl UdpPoller for Room {
+impl UdpPoller for WritableWait {
     fn poll_writable(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.awaited.is_none() && !self.socket.is_full.load(Ordering::Relaxed) {
             return Poll::Ready(Ok(()));
@@ -108,7 +108,7 @@ impl UdpPoller for Room {
     }
 }
 
-impl fmt::Debug for Room {
+impl fmt::Debug for WritableWait {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.debug_struct("Room").finish_non_exhaustive()
     }

@@ -13,10 +13,10 @@ use everstep_transport::quic::{Expected, LinkError, Settings};
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use super::super::event::Ask;
+use super::super::event::AdmitChunk;
 use super::super::traffic::Traffic;
 use super::*;
-use crate::step::event::{Admission, Lane, Parcel};
+use crate::step::event::{Admission, Lane, StreamItem};
 
 /// A cluster's authority.
 struct World {
@@ -56,7 +56,7 @@ impl Shell {
         let words = match input {
             Input::Peer { from, message } => format!("{from} said {}", message.name()),
             Input::PeerLost { from, reason } => format!("{from} lost: {reason}"),
-            Input::Piece { from, chunk, .. } => {
+            Input::Chunk { from, chunk, .. } => {
                 format!("{from} sent {:?} of {}", chunk.kind, chunk.generation)
             }
             other => format!("{other:?}"),
@@ -73,29 +73,29 @@ impl Handler<Do> for Shell {
     }
 }
 
-impl Handler<Heard> for Shell {
+impl Handler<PeerInput> for Shell {
     type Result = ();
 
-    fn handle(&mut self, heard: Heard, _: &mut Self::Context) {
+    fn handle(&mut self, heard: PeerInput, _: &mut Self::Context) {
         if self.peers.hear(&heard) {
             self.note(&heard.input);
         }
     }
 }
 
-impl Handler<Arrival> for Shell {
+impl Handler<PeerConnected> for Shell {
     type Result = ();
 
-    fn handle(&mut self, Arrival(link): Arrival, _: &mut Self::Context) {
+    fn handle(&mut self, PeerConnected(link): PeerConnected, _: &mut Self::Context) {
         let told = self.peers.admit(link);
         told.iter().for_each(|input| self.note(input));
     }
 }
 
-impl Handler<Ask> for Shell {
-    type Result = MessageResult<Ask>;
+impl Handler<AdmitChunk> for Shell {
+    type Result = MessageResult<AdmitChunk>;
 
-    fn handle(&mut self, _: Ask, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, _: AdmitChunk, _: &mut Self::Context) -> Self::Result {
         MessageResult(*self.admission.lock().unwrap())
     }
 }
@@ -122,19 +122,19 @@ impl World {
         let peers = Shell::create(|context| {
             let (endpoint, heard, admission) = shell;
             let own = context.address();
-            let inlet = Inlet {
+            let reader_context = ReaderContext {
                 heard: own.clone().recipient(),
                 asks: own.clone().recipient(),
                 changed: watched,
                 pool: Pool::new(0),
                 traffic: Arc::<Traffic>::default(),
             };
-            Shell { peers: Peers::new(endpoint, inlet, own.recipient()), heard, admission }
+            Shell { peers: Peers::new(endpoint, reader_context, own.recipient()), heard, admission }
         });
         let (accepting, own) = (endpoint.clone(), peers.clone());
         actix::spawn(async move {
             while let Some(link) = accepting.accept().await {
-                own.do_send(Arrival(link));
+                own.do_send(PeerConnected(link));
             }
         });
         let name = NodeName::parse(&format!("worker-{id}")).unwrap();
@@ -153,10 +153,10 @@ impl Worker {
         self.act(move |peers| peers.enter(Some(own), &record)).await;
     }
 
-    async fn meet(&self, other: &Worker) {
+    async fn accept(&self, other: &Worker) {
         let (name, address) = (other.name.clone(), other.endpoint.local_address());
         let id = other.id;
-        self.act(move |peers| peers.meet(id, name, address)).await;
+        self.act(move |peers| peers.accept(id, name, address)).await;
     }
 
     async fn say(&self, to: &Worker, message: Message) {
@@ -179,7 +179,7 @@ impl Worker {
             };
             let values = Shared::new(Buffer::detached(vec![1.0]));
             let peer = peers.peer(to).expect("a peer");
-            peer.stream(Lane::Partials, step, Parcel::Tensor { chunk, values });
+            peer.stream(Lane::Partials, step, StreamItem::Tensor { chunk, values });
             vec![]
         })
         .await;
@@ -298,38 +298,38 @@ async fn what_waits_for_a_link_is_sent_in_its_generation_and_dropped_after_it() 
 }
 
 #[actix::test]
-async fn a_learner_waits_as_a_stranger_until_it_is_met() {
+async fn a_joiner_waits_as_a_stranger_until_it_is_met() {
     let world = World::new();
-    let (one, two, learner) = (world.worker(1), world.worker(2), world.worker(3));
+    let (one, two, joiner) = (world.worker(1), world.worker(2), world.worker(3));
     for number in [1, 2] {
         enter_all(number, &[&one, &two]).await;
-        learner.enter(&record(number, &[&one, &two])).await;
-        learner.say(&one, Message::FetchRecord).await;
+        joiner.enter(&record(number, &[&one, &two])).await;
+        joiner.say(&one, Message::FetchRecord).await;
         sleep(Duration::from_millis(200)).await;
         one.has_heard_nothing();
         for member in [&one, &two] {
-            member.meet(&learner).await;
+            member.accept(&joiner).await;
         }
         one.hears("3 said fetch_record").await;
-        talk(&two, &learner).await;
+        talk(&two, &joiner).await;
         // Its links see another generation begin.
-        assert_eq!((one.links(), learner.links()), (2, 2));
+        assert_eq!((one.links(), joiner.links()), (2, 2));
     }
-    learner.has_heard_nothing();
+    joiner.has_heard_nothing();
 }
 
 #[actix::test]
-async fn a_learner_that_was_lost_calls_again_and_is_fed_on_its_new_link() {
+async fn a_joiner_that_was_lost_calls_again_and_is_fed_on_its_new_link() {
     let world = World::new();
-    let (one, learner) = (world.worker(1), world.worker(2));
+    let (one, joiner) = (world.worker(1), world.worker(2));
     one.enter(&record(1, &[&one])).await;
-    learner.enter(&record(1, &[&one])).await;
-    one.meet(&learner).await;
-    talk(&one, &learner).await;
-    one.stream(&learner, 1).await;
-    learner.hears("1 sent Partial").await;
+    joiner.enter(&record(1, &[&one])).await;
+    one.accept(&joiner).await;
+    talk(&one, &joiner).await;
+    one.stream(&joiner, 1).await;
+    joiner.hears("1 sent Partial").await;
     let id = one.id;
-    learner
+    joiner
         .act(move |peers| {
             let link = peers.known.remove(&id).and_then(Peer::into_link);
             link.expect("there was one").close("cut");
@@ -337,11 +337,11 @@ async fn a_learner_that_was_lost_calls_again_and_is_fed_on_its_new_link() {
         })
         .await;
     one.hears("2 lost: the peer closed the link: cut").await;
-    learner.meet(&one).await;
-    talk(&one, &learner).await;
-    one.meet(&learner).await;
-    one.stream(&learner, 1).await;
-    learner.hears("1 sent Partial").await;
+    joiner.accept(&one).await;
+    talk(&one, &joiner).await;
+    one.accept(&joiner).await;
+    one.stream(&joiner, 1).await;
+    joiner.hears("1 sent Partial").await;
     one.has_heard_nothing();
 }
 
@@ -351,7 +351,7 @@ async fn a_link_to_who_is_no_peer_is_closed_after_some_generations() {
     let (one, two) = (world.worker(1), world.worker(2));
     enter_all(1, &[&one, &two]).await;
     talk(&one, &two).await;
-    for number in 2..=u64::from(MAX_WAIT) + 1 {
+    for number in 2..=u64::from(MAX_PENDING_GENERATIONS) + 1 {
         one.enter(&record(number, &[&one])).await;
         one.has_heard_nothing();
     }
@@ -369,7 +369,7 @@ async fn a_link_that_does_not_come_up_is_told_once() {
     talk(&one, &two).await;
     one.act(Peers::overdue).await;
     one.has_heard_nothing();
-    sleep(PATIENCE).await;
+    sleep(PEER_LINK_TIMEOUT).await;
     one.act(Peers::overdue).await;
     one.act(Peers::overdue).await;
     one.hears("3 lost: no link to it came up within 3s").await;

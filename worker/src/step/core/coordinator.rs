@@ -6,13 +6,15 @@ use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{Generation, Message, Record, RunSpec, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
+use super::membership::Membership;
+use super::peers::PeerInbox;
 use super::writes::Model;
 use super::{Core, Phase};
 use crate::step::event::{Effect, Exit, LinkId};
-use crate::step::learner::Learner;
+use crate::step::joiner::Joiner;
 use crate::step::member::{Feed, Member};
-use crate::step::plan::Plan;
-use crate::step::roster::Roster;
+use crate::step::plan::MemberPlan;
+use crate::step::sized_record::SizedRecord;
 
 impl Core {
     /// Handles a message of a coordinator. Terms fence the wishes of leaders. A verdict on an id is
@@ -35,15 +37,16 @@ impl Core {
                 if self.leader.link() != Some(link) => {}
             Message::Announce(record) => self.announced(now, record),
             Message::HeartbeatAnswer { generation, written, lacks_lines, retained } => {
-                (self.retained, self.lacks_lines) = (retained, lacks_lines);
+                self.departure.retained = retained;
+                self.heartbeats.answered(lacks_lines);
                 self.answered(now, generation, written);
             }
             Message::Pause { term, number } => self.pause(link, term, number),
-            Message::Feed { term, generation, learner, name, address, shards } => {
-                let feed = Feed { learner, name, address, shards };
+            Message::Feed { term, generation, learner: joiner, name, address, shards } => {
+                let feed = Feed { joiner, name, address, shards };
                 if self.obeys(term, generation) {
                     self.feed(feed);
-                    self.hear_early(now);
+                    self.replay_early(now);
                 }
             }
             Message::Hold { term, generation } => {
@@ -55,8 +58,8 @@ impl Core {
                 }
             }
             Message::Write { term, generation } => self.write(term, generation),
-            Message::Evicted { worker } if self.worker == Some(worker) => self.evicted(),
-            Message::Drain { worker } if self.worker == Some(worker) => self.end(Exit::Drained),
+            Message::Evicted { worker } if self.membership.is(worker) => self.evicted(),
+            Message::Drain { worker } if self.membership.is(worker) => self.end(Exit::Drained),
             Message::Released { term } if self.leader.hear(term) => self.released(),
             Message::Evicted { .. } | Message::Drain { .. } | Message::Released { .. } => {
                 self.greet(link);
@@ -64,7 +67,7 @@ impl Core {
             // Only this coordinator is of another build. The others still serve the worker.
             Message::Refused { .. } if self.leader.is_another_than(link) => self.refused += 1,
             Message::Refused { reason } => self.end(Exit::Refused(reason)),
-            Message::Dismiss if self.drains => self.end(Exit::Drained),
+            Message::Dismiss if self.departure.requested => self.end(Exit::Drained),
             Message::Dismiss => self.end(Exit::Dismissed),
             _ => self.refused += 1,
         }
@@ -78,16 +81,16 @@ impl Core {
         if !self.leader.follow(link, term) {
             return;
         }
-        if self.worker.is_some() {
+        if self.worker().is_some() {
             return self.greet(link); // The worker got its id after the Hello that this answers.
         }
         match &self.phase {
             Phase::Building(building) if **building == run => {} // It registers when that is done.
             Phase::Registering(setup, registration) if setup.run == run => {
                 let registration = Message::Register((**registration).clone());
-                self.tell(registration);
+                self.send_to_leader(registration);
             }
-            Phase::Unable(failed, _) if **failed == run => self.say_unable(),
+            Phase::Unable(failed, _) if **failed == run => self.report_unable(),
             _ => self.build(run),
         }
     }
@@ -101,8 +104,8 @@ impl Core {
     /// Earlier reports may not have arrived, so the worker repeats them.
     fn registered(&mut self, now: Time, link: LinkId, worker: WorkerId, term: Term) {
         let expected = match self.phase {
-            Phase::Registering(..) => self.worker.is_none_or(|known| known == worker),
-            _ => self.worker == Some(worker),
+            Phase::Registering(..) => self.worker().is_none_or(|known| known == worker),
+            _ => self.membership.is(worker),
         };
         if !expected {
             self.refused += 1;
@@ -111,17 +114,17 @@ impl Core {
         if !self.leader.follow(link, term) {
             return;
         }
-        if self.worker.replace(worker).is_none() {
+        if self.membership.registered(worker) {
             // So the next leader knows the worker's id at once.
             self.greet_all(|other| other != link);
         }
         self.heartbeat(now);
-        if let Some(result) = self.finished.clone() {
-            self.tell(Message::Finished(result));
+        if let Some(result) = self.membership.finished().cloned() {
+            self.send_to_leader(Message::Finished(result));
         }
-        self.tell_written();
-        if self.drains {
-            self.tell(Message::Leave);
+        self.report_written();
+        if self.departure.requested {
+            self.send_to_leader(Message::Leave);
         }
     }
 
@@ -149,7 +152,7 @@ impl Core {
     /// Gives up the worker's id and all its state, and returns the run. None if the worker was told
     /// to leave (then it has left now), or if it had nothing to give up.
     fn forget(&mut self) -> Option<RunSpec> {
-        if self.drains {
+        if self.departure.requested {
             self.end(Exit::Drained);
             return None;
         }
@@ -161,28 +164,25 @@ impl Core {
             },
         };
         self.leader.forget();
-        self.worker = None;
-        self.promised = (Term(0), Generation(0));
-        self.unreachable.clear();
-        self.early.clear();
-        self.finished = None;
+        self.membership = Membership::default();
+        self.peers = PeerInbox::default();
         self.model = Model::default();
-        self.told = (false, false);
-        (self.retained, self.lacks_lines) = (0, false);
+        self.heartbeats.forget();
+        self.departure.retained = 0;
         Some(run)
     }
 
     fn answered(&mut self, now: Time, generation: Generation, written: Step) {
         // The leader announced the record, but it did not arrive.
-        if generation > self.generation() && generation >= self.promised.1 {
-            self.tell(Message::FetchRecord);
+        if generation > self.generation() && generation >= self.membership.generation() {
+            self.send_to_leader(Message::FetchRecord);
         }
         match &mut self.phase {
-            Phase::Learning(learner) => learner.written(written),
+            Phase::Joining(joiner) => joiner.written(written),
             Phase::Training(member) => {
                 let before = member.written_step();
                 member.written(now, written);
-                let is_more = member.settled_lines(self.lacks_lines).next().is_some();
+                let is_more = member.settled_lines(self.heartbeats.lacks_lines()).next().is_some();
                 // A long tail of lines goes out page by page, each page with the answer to the one
                 // before.
                 if before < written && is_more {
@@ -198,26 +198,26 @@ impl Core {
     /// Promises a generation, and answers with the worker's Status (invariant I15: promises never
     /// fall).
     fn pause(&mut self, link: LinkId, term: Term, number: Generation) {
-        let fresh = number > self.generation() && number >= self.promised.1;
-        if self.worker.is_none() || !fresh || !self.leader.hear(term) {
+        let fresh = number > self.generation() && number >= self.membership.generation();
+        if self.worker().is_none() || !fresh || !self.leader.hear(term) {
             return;
         }
-        self.promised = (term, number);
+        self.membership.promise(term, number);
         self.stop();
-        let unreachable = self.unreachable.iter().copied();
+        let unreachable = self.peers.unreachable();
         let status = match &self.phase {
             Phase::Registering(..) => blank((term, number), unreachable.collect()),
-            Phase::Learning(learner) => learner.status((term, number), unreachable),
+            Phase::Joining(joiner) => joiner.status((term, number), unreachable),
             Phase::Training(member) => member.status((term, number), unreachable),
             _ => return,
         };
-        self.say(link, Message::Status(status));
+        self.send_on(link, Message::Status(status));
     }
 
     /// From now on the worker sends and takes nothing of the generation.
     fn stop(&mut self) {
         match &mut self.phase {
-            Phase::Learning(learner) => learner.promise(),
+            Phase::Joining(joiner) => joiner.promise(),
             Phase::Training(member) => member.promise(),
             _ => {}
         }
@@ -225,76 +225,77 @@ impl Core {
 
     /// Whether the worker obeys a leader's message on a generation.
     pub(super) fn obeys(&mut self, term: Term, generation: Generation) -> bool {
-        let is_current = generation == self.generation() && generation == self.promised.1;
+        let promised = self.membership.generation();
+        let is_current = generation == self.generation() && generation == promised;
         is_current && self.leader.hear(term)
     }
 
     fn announced(&mut self, now: Time, record: Record) {
-        let Some(worker) = self.worker else { return };
+        let Some(worker) = self.worker() else { return };
         // A record older than the promise is over before this worker has entered it.
-        if record.number <= self.generation() || record.number < self.promised.1 {
+        if record.number <= self.generation() || record.number < self.membership.generation() {
             return;
         }
-        let promised = std::mem::replace(&mut self.promised.1, record.number);
+        let promised = self.membership.record(record.number);
         let listed = record.rank(worker).is_some();
         if !listed && matches!(self.phase, Phase::Training(_)) {
             return self.stop(); // Its state is void. The leader will say so.
         }
-        let Some((setup, holdings)) = self.leave() else { return };
+        let Some((setup, replica)) = self.leave() else { return };
         #[cfg(feature = "planted")]
-        let holdings = self.planted(holdings);
-        self.unreachable.clear();
-        self.finished = None;
+        let replica = self.planted(replica);
+        self.membership.begin_generation();
+        self.peers.begin_generation();
         self.model.renew(record.resume.0 >= setup.run.steps);
-        self.told = (false, false);
+        self.heartbeats.begin_generation();
         let data_shards = setup.run.batch.data_shards;
         if listed {
             assert_eq!(promised, record.number, "I15: a member has promised its generation");
-            match Plan::new(record, worker, setup.parameters, data_shards) {
+            match MemberPlan::new(record, worker, setup.parameters, data_shards) {
                 Ok(plan) => {
-                    let member = Member::enter(now, setup, plan, holdings);
+                    let member = Member::enter(now, setup, plan, replica);
                     self.phase = Phase::Training(Box::new(member));
                 }
                 Err(error) => return self.fail(None, true, error.to_string()),
             }
         } else {
-            match Roster::new(record, setup.parameters, data_shards) {
-                Ok(roster) => {
-                    let learner = Learner::enter(setup, worker, roster, holdings);
-                    self.phase = Phase::Learning(Box::new(learner));
+            match SizedRecord::new(record, setup.parameters, data_shards) {
+                Ok(sized_record) => {
+                    let joiner = Joiner::enter(setup, worker, sized_record, replica);
+                    self.phase = Phase::Joining(Box::new(joiner));
                 }
                 Err(error) => return self.fail(None, true, error.to_string()),
             }
         }
-        self.hear_early(now);
+        self.replay_early(now);
     }
 
     fn feed(&mut self, feed: Feed) {
         match &mut self.phase {
-            Phase::Learning(learner) if self.worker == Some(feed.learner) => {
-                let lost = std::mem::take(&mut self.unreachable);
-                learner.feed(&feed.shards, &lost);
+            Phase::Joining(joiner) if self.membership.is(feed.joiner) => {
+                let lost = self.peers.begin_feed();
+                joiner.feed(&feed.shards, &lost);
             }
             Phase::Training(member) => {
-                if !member.plan().roster().lists(feed.learner) {
-                    self.unreachable.remove(&feed.learner); // The learner is let in again.
+                if !member.plan().sized_record().lists(feed.joiner) {
+                    self.peers.let_in(feed.joiner); // The joiner is let in again.
                 }
                 member.feed(feed);
             }
-            _ => {} // Another learner's.
+            _ => {} // Another joiner's.
         }
     }
 
     #[cfg(feature = "planted")]
     fn planted(
         &self,
-        mut holdings: crate::step::holdings::Holdings,
-    ) -> crate::step::holdings::Holdings {
-        holdings.plant = self.plant;
+        mut replica: crate::step::replica_state::ReplicaState,
+    ) -> crate::step::replica_state::ReplicaState {
+        replica.plant = self.plant;
         if self.plant == Some(crate::plant::Plant::ForgetLine) {
-            holdings.lines.clear();
+            replica.lines.clear();
         }
-        holdings
+        replica
     }
 }
 

@@ -1,11 +1,12 @@
-//! Messages and pieces of other workers: taken only in the generation that both workers are in.
+//! Messages and chunks of other workers: taken only in the generation that both workers are in.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use std::cmp::Ordering;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_transport::protocol::{Chunk, ChunkKind, Message, WorkerId};
+use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Message, WorkerId};
 use everstep_transport::time::Time;
 
 use super::{Core, Phase};
@@ -18,10 +19,73 @@ const MAX_EARLY: usize = 64;
 /// again.
 const MANY_EARLY: usize = 4;
 
+/// What a worker knows of the others beyond its generation's record.
+#[derive(Debug, Default)]
+pub(super) struct PeerInbox {
+    /// Peers to which this worker has lost the connection since the generation began.
+    unreachable: BTreeSet<WorkerId>,
+    /// Messages of peers for a generation that this worker does not know yet.
+    early: BTreeMap<WorkerId, VecDeque<Message>>,
+}
+
+impl PeerInbox {
+    /// A generation begins: each of its members has a link, or will have one.
+    pub fn begin_generation(&mut self) {
+        self.unreachable.clear();
+    }
+
+    /// The members feed this worker from now on, with links that are new. Returns the peers that it
+    /// could not reach before.
+    pub fn begin_feed(&mut self) -> BTreeSet<WorkerId> {
+        std::mem::take(&mut self.unreachable)
+    }
+
+    /// Peers to which this worker has lost the connection since the generation began.
+    pub fn unreachable(&self) -> impl Iterator<Item = WorkerId> {
+        self.unreachable.iter().copied()
+    }
+
+    /// The link to a peer is gone. Returns whether that is news.
+    fn lose(&mut self, peer: WorkerId) -> bool {
+        self.unreachable.insert(peer)
+    }
+
+    /// A peer is let in again.
+    pub fn let_in(&mut self, peer: WorkerId) {
+        self.unreachable.remove(&peer);
+    }
+
+    /// Whether no message waits.
+    fn is_empty(&self) -> bool {
+        self.early.is_empty()
+    }
+
+    /// Keeps a message until a generation begins. Returns false if there is no room.
+    fn keep(&mut self, promised: Generation, from: WorkerId, message: Message) -> bool {
+        let waiting = self.early.entry(from).or_default();
+        // Messages of a generation that is over, and that this worker never entered, take no room.
+        waiting.retain(|message| message.between_workers() >= Some(promised));
+        let room = match message {
+            Message::FetchState { .. } => MANY_EARLY,
+            _ => MAX_EARLY, // A peer never repeats a vote, or a question for parameters.
+        };
+        let kept = waiting.len() < room;
+        if kept {
+            waiting.push_back(message);
+        }
+        kept
+    }
+
+    /// All messages that wait, in the order of their senders and then of their arrival.
+    fn take(&mut self) -> BTreeMap<WorkerId, VecDeque<Message>> {
+        std::mem::take(&mut self.early)
+    }
+}
+
 impl Core {
     /// What to do with a chunk whose header has arrived from another worker.
     pub fn admit(&self, from: WorkerId, chunk: &Chunk) -> Admission {
-        if chunk.generation < self.promised.1 && !self.takes_old() {
+        if chunk.generation < self.membership.generation() && !self.takes_old() {
             return Admission::Drop;
         }
         match &self.phase {
@@ -30,15 +94,15 @@ impl Core {
             _ if chunk.kind == ChunkKind::Master && chunk.generation == self.generation() => {
                 self.admit_master(from, chunk)
             }
-            Phase::Learning(learner) => learner.admit(from, chunk),
+            Phase::Joining(joiner) => joiner.admit(from, chunk),
             Phase::Training(member) => member.admit(from, chunk),
             _ => Admission::Drop,
         }
     }
 
-    /// A piece has arrived whole. The worker may have promised, or entered, another generation
-    /// since it admitted the piece.
-    pub(super) fn piece(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
+    /// A chunk has arrived whole. The worker may have promised, or entered, another generation
+    /// since it admitted the chunk.
+    pub(super) fn on_chunk(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
         if self.admit(from, chunk) != Admission::Take {
             self.refused += 1;
             return;
@@ -47,8 +111,8 @@ impl Core {
             _ if chunk.kind == ChunkKind::Master && values.len() == chunk.count as usize => {
                 self.take_master(now, chunk.shard, Shared::new(values));
             }
-            Phase::Learning(learner) => learner.piece(from, chunk, values),
-            Phase::Training(member) => member.piece(now, from, chunk, values),
+            Phase::Joining(joiner) => joiner.on_chunk(from, chunk, values),
+            Phase::Training(member) => member.on_chunk(now, from, chunk, values),
             _ => self.refused += 1,
         }
     }
@@ -58,7 +122,7 @@ impl Core {
             self.refused += 1;
             return;
         };
-        if generation < self.promised.1 && !self.takes_late(&message) {
+        if generation < self.membership.generation() && !self.takes_late(&message) {
             self.refused += 1; // I7: a generation that is over changes nothing
             return;
         }
@@ -67,7 +131,7 @@ impl Core {
             Ordering::Greater => self.put_off(from, message),
             Ordering::Equal if self.is_unknown(from) => self.keep(from, message),
             Ordering::Equal => match &mut self.phase {
-                Phase::Learning(learner) => learner.peer(now, from, message),
+                Phase::Joining(joiner) => joiner.peer(now, from, message),
                 Phase::Training(member) => member.peer(now, from, message),
                 _ => self.refused += 1,
             },
@@ -76,60 +140,50 @@ impl Core {
 
     /// Keeps a message of a generation that this worker does not know yet, and asks for its record.
     fn put_off(&mut self, from: WorkerId, message: Message) {
-        let first = self.early.is_empty();
+        let first = self.peers.is_empty();
         self.keep(from, message);
-        if first && self.worker.is_some() {
-            self.tell(Message::FetchRecord);
+        if first && self.worker().is_some() {
+            self.send_to_leader(Message::FetchRecord);
         }
     }
 
     fn keep(&mut self, from: WorkerId, message: Message) {
-        let promised = self.promised.1;
-        let waiting = self.early.entry(from).or_default();
-        // Messages of a generation that is over, and that this worker never entered, take no room.
-        waiting.retain(|message| message.between_workers() >= Some(promised));
-        let room = match message {
-            Message::FetchState { .. } => MANY_EARLY,
-            _ => MAX_EARLY, // A peer never repeats a vote, or a question for parameters.
-        };
-        if waiting.len() < room {
-            waiting.push_back(message);
-        } else {
+        if !self.peers.keep(self.membership.generation(), from, message) {
             self.refused += 1;
         }
     }
 
-    /// Whether a worker is neither a member nor, as far as this member knows, a learner. The
+    /// Whether a worker is neither a member nor, as far as this member knows, a joiner. The
     /// leader's Feed for it may still be on its way.
     fn is_unknown(&self, from: WorkerId) -> bool {
         matches!(&self.phase, Phase::Training(member) if !member.serves(from))
     }
 
     /// A generation has begun: handles the messages that came too early for the one before.
-    pub(super) fn hear_early(&mut self, now: Time) {
-        for (from, messages) in std::mem::take(&mut self.early) {
+    pub(super) fn replay_early(&mut self, now: Time) {
+        for (from, messages) in self.peers.take() {
             for message in messages {
                 self.peer(now, from, message);
             }
         }
     }
 
-    /// A link is gone. The worker reports the loss of a member at once. The loss of a learner is
-    /// the learner's to report.
+    /// A link is gone. The worker reports the loss of a member at once. The loss of a joiner is
+    /// the joiner's to report.
     pub(super) fn peer_lost(&mut self, now: Time, from: WorkerId) {
         let (known, is_member) = match &mut self.phase {
-            Phase::Learning(learner) => {
-                learner.lost(from);
-                let listed = learner.roster().lists(from);
+            Phase::Joining(joiner) => {
+                joiner.lost(from);
+                let listed = joiner.sized_record().lists(from);
                 (listed, listed)
             }
             Phase::Training(member) => {
-                let listed = member.plan().roster().lists(from);
+                let listed = member.plan().sized_record().lists(from);
                 (member.lost(from) || listed, listed)
             }
             _ => return,
         };
-        if known && self.unreachable.insert(from) && is_member {
+        if known && self.peers.lose(from) && is_member {
             self.heartbeat(now);
         }
     }

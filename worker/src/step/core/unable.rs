@@ -16,9 +16,9 @@ use everstep_transport::time::Time;
 use super::{Core, Phase};
 
 /// The pause after the first error of the place. Each further pause is twice as long.
-const FIRST_PAUSE: Duration = Duration::from_secs(5);
+const BUILD_BACKOFF: Duration = Duration::from_secs(5);
 /// The longest pause after an error of the place, and the pause after each error of the run.
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+const BUILD_BACKOFF_MAX: Duration = Duration::from_secs(30);
 
 /// Why a worker cannot compute the run, and when it tries again.
 #[derive(Clone, Debug)]
@@ -30,21 +30,21 @@ pub(super) struct Unable {
 
 /// The pause after the next error of the place.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Pause(Duration);
+pub(super) struct BuildBackoff(Duration);
 
-impl Default for Pause {
+impl Default for BuildBackoff {
     fn default() -> Self {
-        Self(FIRST_PAUSE)
+        Self(BUILD_BACKOFF)
     }
 }
 
-impl Pause {
+impl BuildBackoff {
     /// The pause after an error of this kind.
     fn after(&mut self, inability: Inability) -> Duration {
         match inability {
-            Inability::Run => LONGEST_PAUSE,
+            Inability::Run => BUILD_BACKOFF_MAX,
             Inability::Place => {
-                let longer = Self((2 * self.0).min(LONGEST_PAUSE));
+                let longer = Self((2 * self.0).min(BUILD_BACKOFF_MAX));
                 std::mem::replace(self, longer).0
             }
         }
@@ -62,25 +62,25 @@ impl Core {
             },
         };
         self.model.renew(false);
-        let again_at = now + self.pause.after(inability);
+        let again_at = now + self.backoff.after(inability);
         self.phase = Phase::Unable(Box::new(run), Unable { inability, reason, again_at });
-        self.say_unable();
+        self.report_unable();
     }
 
     /// Tells the leader again why this worker cannot compute the run.
-    pub(super) fn say_unable(&mut self) {
+    pub(super) fn report_unable(&mut self) {
         if let Phase::Unable(_, Unable { inability, reason, .. }) = &self.phase {
             let (inability, reason) = (*inability, reason.clone());
-            self.tell(Message::Unable { inability, reason });
+            self.send_to_leader(Message::Unable { inability, reason });
         }
     }
 
     /// Time passes: the worker may be able to compute the run by now. If a worker with an id has
     /// said that the run itself cannot be computed, the run is about to end, and the worker does
     /// not try.
-    pub(super) fn try_again(&mut self, now: Time) {
+    pub(super) fn retry_build(&mut self, now: Time) {
         let Phase::Unable(run, Unable { inability, again_at, .. }) = &self.phase else { return };
-        match (inability, self.worker) {
+        match (inability, self.worker()) {
             _ if now < *again_at => {}
             (_, None) => {
                 let run = (**run).clone();

@@ -15,8 +15,8 @@ use everstep_transport::time::Time;
 
 use super::{Core, Phase};
 use crate::step::event::{Admission, Effect, Job, Report};
-use crate::step::roster::Roster;
-use crate::step::writing::{Due, Writing};
+use crate::step::model_writer::{ModelWriter, WriterAction};
+use crate::step::sized_record::SizedRecord;
 
 /// The core's account of the model's file.
 #[derive(Debug, Default)]
@@ -24,9 +24,9 @@ pub(super) struct Model {
     /// Where this worker would write it. None if it has no directory.
     place: Option<ModelPlace>,
     /// The leader has told this worker to write it, in this generation.
-    told: bool,
+    is_requested: bool,
     /// The file under way, if any.
-    writing: Option<Writing>,
+    writer: Option<ModelWriter>,
     /// The file is durable. It stays so in generations that begin after the last step.
     written: bool,
 }
@@ -40,13 +40,13 @@ impl Model {
     /// Another generation begins. The leader tells its writer again. A durable file counts only in
     /// a generation that begins after the last step.
     pub(super) fn renew(&mut self, is_last: bool) {
-        (self.told, self.writing) = (false, None);
+        (self.is_requested, self.writer) = (false, None);
         self.written &= is_last;
     }
 
     /// Why the file cannot be written. None while it can.
     pub(super) fn error(&self) -> Option<String> {
-        self.writing.as_ref()?.error().map(str::to_string)
+        self.writer.as_ref()?.error().map(str::to_string)
     }
 
     /// The place of the durable file. None before it is durable.
@@ -59,49 +59,53 @@ impl Core {
     /// The leader asks this worker to write the model's file.
     pub(super) fn write(&mut self, term: Term, generation: Generation) {
         if self.obeys(term, generation) {
-            self.model.told = true;
-            self.tell_written();
+            self.model.is_requested = true;
+            self.report_written();
         }
     }
 
     /// Tells the leader where the model is durable, if it is.
-    pub(super) fn tell_written(&mut self) {
+    pub(super) fn report_written(&mut self) {
         if let Some(place) = self.model.durable().cloned() {
-            self.tell(Message::Written(place));
+            self.send_to_leader(Message::Written(place));
         }
     }
 
     /// Opens the file, once the leader has asked for it and the last step is trained.
     pub(super) fn begin_to_write(&mut self) {
-        let Model { told, writing, written, .. } = &self.model;
-        if !told || *written || writing.is_some() || self.promised.1 != self.generation() {
+        let Model { is_requested, writer, written, .. } = &self.model;
+        if !is_requested
+            || *written
+            || writer.is_some()
+            || self.membership.generation() != self.generation()
+        {
             return;
         }
         let is_due = match &self.phase {
             Phase::Training(member) => member.has_finished(),
-            Phase::Learning(_) => true,
+            Phase::Joining(_) => true,
             _ => false,
         };
-        if let Some(roster) = self.roster().filter(|_| is_due) {
-            self.model.writing = Some(Writing::begin(roster.shards()));
+        if let Some(sized_record) = self.sized_record().filter(|_| is_due) {
+            self.model.writer = Some(ModelWriter::begin(sized_record.shards()));
             self.out.push_back(Effect::Device(Job::Open));
         }
     }
 
     /// Handles the device's reports on the file. Returns any other report.
     pub(super) fn follow_file(&mut self, now: Time, report: Report) -> Option<Report> {
-        let Some(writing) = &mut self.model.writing else { return Some(report) };
+        let Some(writer) = &mut self.model.writer else { return Some(report) };
         match report {
             Report::Opened => {
-                writing.opened(now);
+                writer.opened(now);
                 self.ask_for_masters(now);
             }
-            Report::Unwritten(reason) => writing.failed(now, reason),
+            Report::Unwritten(reason) => writer.failed(now, reason),
             Report::Written => {
-                (self.model.written, self.model.writing) = (true, None);
-                self.tell_written();
+                (self.model.written, self.model.writer) = (true, None);
+                self.report_written();
             }
-            Report::Exported { to, shard, values } if Some(to) == self.worker => {
+            Report::Exported { to, shard, values } if self.membership.is(to) => {
                 self.take_master(now, shard, values);
             }
             other => return Some(other),
@@ -112,61 +116,63 @@ impl Core {
     /// Whether this worker asked for a chunk of master weights. After an error of the file some
     /// chunks are still on their way: the worker takes and discards them.
     pub(super) fn admit_master(&self, from: WorkerId, chunk: &Chunk) -> Admission {
-        let asked = self.model.writing.is_some() || self.model.written;
-        let planned = |roster: &Roster| {
-            roster.is_primary(from, chunk.shard)
-                && chunk.count as usize == roster.length(chunk.shard)
+        let asked = self.model.writer.is_some() || self.model.written;
+        let planned = |sized_record: &SizedRecord| {
+            sized_record.is_primary(from, chunk.shard)
+                && chunk.count as usize == sized_record.length(chunk.shard)
         };
         let last = self.last_step() == Some(chunk.step);
-        let taken = asked && last && self.roster().is_some_and(planned);
+        let taken = asked && last && self.sized_record().is_some_and(planned);
         if taken { Admission::Take } else { Admission::Drop }
     }
 
     /// Master weights have arrived.
     pub(super) fn take_master(&mut self, now: Time, shard: Shard, values: Shared) {
-        if self.model.writing.as_mut().is_some_and(|writing| writing.takes(now, shard)) {
+        if self.model.writer.as_mut().is_some_and(|writer| writer.takes(now, shard)) {
             self.out.push_back(Effect::Device(Job::Write { shard, values }));
         }
     }
 
     /// Time passes: opens the file again after a pause, or asks the owners again.
-    pub(super) fn go_on_writing(&mut self, now: Time) {
-        match self.model.writing.as_mut().and_then(|writing| writing.tick(now)) {
-            Some(Due::Open) => self.out.push_back(Effect::Device(Job::Open)),
-            Some(Due::Ask) => self.ask_for_masters(now),
+    pub(super) fn continue_writing(&mut self, now: Time) {
+        match self.model.writer.as_mut().and_then(|writer| writer.tick(now)) {
+            Some(WriterAction::Open) => self.out.push_back(Effect::Device(Job::Open)),
+            Some(WriterAction::Ask) => self.ask_for_masters(now),
             None => {}
         }
     }
 
     fn ask_for_masters(&mut self, now: Time) {
-        let (Some(writing), Some(roster)) = (&self.model.writing, self.roster()) else { return };
-        let generation = roster.generation();
-        let missing = writing.missing();
+        let (Some(writer), Some(sized_record)) = (&self.model.writer, self.sized_record()) else {
+            return;
+        };
+        let generation = sized_record.generation();
+        let missing = writer.missing();
         let owners: BTreeSet<WorkerId> =
-            missing.iter().map(|shard| roster.primary(*shard)).collect();
-        if self.promised.1 != generation {
+            missing.iter().map(|shard| sized_record.primary(*shard)).collect();
+        if self.membership.generation() != generation {
             return; // I15: the worker sends nothing of the generation after a promise.
         }
         for to in owners {
             let message = Message::FetchMasters { generation };
             match &mut self.phase {
-                Phase::Training(member) if self.worker == Some(to) => member.peer(now, to, message),
-                _ => self.out.push_back(Effect::Send { to, message }),
+                Phase::Training(member) if self.membership.is(to) => member.peer(now, to, message),
+                _ => self.out.push_back(Effect::SendToPeer { to, message }),
             }
         }
     }
 
-    fn roster(&self) -> Option<&Roster> {
+    fn sized_record(&self) -> Option<&SizedRecord> {
         match &self.phase {
-            Phase::Learning(learner) => Some(learner.roster()),
-            Phase::Training(member) => Some(member.plan().roster()),
+            Phase::Joining(joiner) => Some(joiner.sized_record()),
+            Phase::Training(member) => Some(member.plan().sized_record()),
             _ => None,
         }
     }
 
     fn last_step(&self) -> Option<Step> {
         match &self.phase {
-            Phase::Learning(learner) => Some(Step(learner.setup().run.steps)),
+            Phase::Joining(joiner) => Some(Step(joiner.setup().run.steps)),
             Phase::Training(member) => Some(Step(member.setup().run.steps)),
             _ => None,
         }

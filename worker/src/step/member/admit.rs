@@ -3,15 +3,15 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_kernels::buffer::Buffer;
-use everstep_kernels::reduce::Operand;
+use everstep_kernels::reduce::Addend;
 use everstep_transport::protocol::codec::MAX_CONTROL;
 use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
 use super::Member;
+use crate::step::catch_up::StateHeader;
 use crate::step::event::{Admission, Gradient};
-use crate::step::holdings::Reduced;
-use crate::step::learning::Head;
+use crate::step::replica_state::ReducedShard;
 
 impl Member {
     /// What to do with a chunk from `from` whose header has arrived. A receiver never allocates for
@@ -33,7 +33,7 @@ impl Member {
         if chunk.count as usize != self.plan.length(chunk.shard) {
             return Admission::Drop;
         }
-        let Some(due) = self.due(from, chunk) else { return self.admit_lesson(from, chunk) };
+        let Some(due) = self.due(from, chunk) else { return self.admit_to_catch_up(from, chunk) };
         match chunk.step.cmp(&due) {
             #[cfg(feature = "planted")]
             Less if self.has_plant(crate::plant::Plant::AcceptOld) => Admission::Take,
@@ -65,37 +65,39 @@ impl Member {
     /// Whether a chunk's content is here already.
     fn has(&self, chunk: &Chunk) -> bool {
         match chunk.kind {
-            ChunkKind::Reduced => self.holdings.prepared.contains_key(&chunk.shard),
-            ChunkKind::Parameters => !self.gathering.contains(&chunk.shard),
+            ChunkKind::Reduced => self.replica.prepared.contains_key(&chunk.shard),
+            ChunkKind::Parameters => !self.all_gather.expects(chunk.shard),
             _ => false, // The sum itself knows its parts.
         }
     }
 
-    fn admit_lesson(&self, from: WorkerId, chunk: &Chunk) -> Admission {
-        let Some(learning) = &self.learning else { return Admission::Drop };
-        learning.admit(from, chunk, self.plan.roster(), &self.holdings)
+    fn admit_to_catch_up(&self, from: WorkerId, chunk: &Chunk) -> Admission {
+        let Some(catch_up) = &self.catch_up else { return Admission::Drop };
+        catch_up.admit(from, chunk, self.plan.sized_record(), &self.replica)
     }
 
-    /// A piece that was admitted has arrived whole.
-    pub fn piece(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
+    /// A chunk that was admitted has arrived whole.
+    pub fn on_chunk(&mut self, now: Time, from: WorkerId, chunk: &Chunk, values: Buffer) {
         // The member may have moved on while the body was on its way.
         if self.admit(from, chunk) != Admission::Take || values.len() != chunk.count as usize {
             return self.refuse();
         }
+        self.check_taken(chunk);
         let (shard, generation) = (chunk.shard, self.plan.generation());
         match chunk.kind {
-            ChunkKind::Partial => self.add(shard, Self::node(chunk), Operand::Owned(values)),
+            ChunkKind::Partial => self.add(shard, Self::node(chunk), Addend::Owned(values)),
             ChunkKind::Reduced if self.plan.owned().contains_key(&shard) => {
-                let reduced = Reduced { generation, gradient: Gradient::received(chunk, values) };
-                self.holdings.prepared.insert(shard, reduced);
+                let reduced =
+                    ReducedShard { generation, gradient: Gradient::received(chunk, values) };
+                self.replica.prepared.insert(shard, reduced);
             }
             ChunkKind::Reduced => {
                 let gradient = Gradient::received(chunk, values);
-                self.learn_with(|learning, scene| learning.reduced(chunk, gradient, scene));
+                self.with_catch_up(|catch_up, context| catch_up.reduced(chunk, gradient, context));
             }
             ChunkKind::Parameters => self.gather(shard, values),
             ChunkKind::State => {
-                self.learn_with(|learning, scene| learning.part(shard, values, scene));
+                self.with_catch_up(|catch_up, context| catch_up.part(shard, values, context));
             }
             ChunkKind::Master | ChunkKind::Message => self.refuse(),
         }
@@ -109,8 +111,10 @@ impl Member {
         shard: Shard,
         (version, digest): (Step, u64),
     ) {
-        let head = Head { shard, version, digest };
-        if self.learn_with(|learning, scene| learning.head(from, head, scene)) != Some(true) {
+        let header = StateHeader { shard, version, digest };
+        if self.with_catch_up(|catch_up, context| catch_up.header(from, header, context))
+            != Some(true)
+        {
             self.refuse();
         }
     }

@@ -1,7 +1,7 @@
 //! Votes and commits: how a round ends.
 //!
 //! A vote says that a member's whole part is done. The step leader commits when every member has
-//! voted. A member that learns of the commit applies it and begins the next round.
+//! voted. A member that hears of the commit applies it and begins the next round.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -13,23 +13,58 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
-use super::{Member, Pace, Round};
+use super::{Member, Round};
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
-use crate::step::ballot::{Ballot, Broken, Tally};
 use crate::step::event::{Effect, Job};
-use crate::step::holdings::MAX_LINES;
+use crate::step::plan::MemberPlan;
+use crate::step::replica_state::MAX_LINES;
 use crate::step::version::Version;
+use crate::step::vote_tally::{Divergence, StepTotals, VoteTally};
+
+/// The votes of the generation, as this member counts and compares them.
+#[derive(Debug)]
+pub(super) struct Voting {
+    /// The votes on the step under way, if this member is the step leader.
+    tally: Option<VoteTally>,
+    /// Seconds from the vote for the step before to its commit. 0 in a generation's first step.
+    commit_seconds: f64,
+    /// The reason why this history must not go on. None if there is none.
+    divergence: Option<Divergence>,
+}
+
+impl Voting {
+    /// A generation begins. The step leader has a tally.
+    pub fn new(tally: Option<VoteTally>) -> Self {
+        Self { tally, commit_seconds: 0.0, divergence: None }
+    }
+
+    /// The votes on the step under way, if this member is the step leader.
+    pub fn tally(&self) -> Option<&VoteTally> {
+        self.tally.as_ref()
+    }
+
+    /// The reason why this history must not go on. None if there is none.
+    pub fn divergence(&self) -> Option<&Divergence> {
+        self.divergence.as_ref()
+    }
+
+    /// Takes a vote. Returns false if it does not count.
+    fn cast(&mut self, plan: &MemberPlan, from: WorkerId, vote: Prepared) -> bool {
+        self.tally.as_mut().is_some_and(|tally| tally.cast(plan, from, vote).is_ok())
+    }
+}
 
 impl Member {
-    /// Votes when the member can vote. As step leader, commits when the ballot is complete.
+    /// Votes when the member can vote. As step leader, commits when the tally is complete.
     pub(super) fn advance(&mut self, now: Time) {
-        if matches!(self.pace, Pace::Promised | Pace::Waiting) {
+        if self.control.is_at_rest() {
             return;
         }
         if self.may_vote() {
             self.round.voted = Some(now);
             let vote = self.vote();
+            self.check_vote(&vote);
             let to = self.plan.record().step_leader();
             if self.plan.leads() {
                 self.cast(to, vote);
@@ -43,8 +78,8 @@ impl Member {
             #[cfg(feature = "planted")]
             self.update_early();
         }
-        let complete = self.ballot.as_ref().is_some_and(|ballot| ballot.is_complete(&self.plan));
-        if complete && self.holdings.lines.len() < MAX_LINES {
+        let complete = self.voting.tally().is_some_and(|tally| tally.is_complete(&self.plan));
+        if complete && self.replica.lines.len() < MAX_LINES {
             self.decide(now);
         }
         #[cfg(feature = "planted")]
@@ -56,13 +91,13 @@ impl Member {
     /// Whether to vote. A vote also says that every shard of the version before is here. A member
     /// that computes has needed them all. A spare member waits for them.
     fn may_vote(&self) -> bool {
-        let entered = self.holdings.device.entering.is_none();
-        let current = entered && self.updating.is_empty() && self.gathering.is_empty();
+        let entered = self.replica.device.entering.is_none();
+        let current = entered && self.all_gather.is_complete();
         let current = current && self.round.kept.is_empty();
-        let computed = self.holdings.gradients.contributions().len();
+        let computed = self.replica.gradients.contributions().len();
         let done = self.is_over()
             || computed == self.plan.data_shards().len()
-                && self.holdings.prepared.len() == self.plan.owned().len();
+                && self.replica.prepared.len() == self.plan.owned().len();
         current && done && self.round.voted.is_none()
     }
 
@@ -72,56 +107,56 @@ impl Member {
     }
 
     fn vote(&self) -> Prepared {
-        let gradients = &self.holdings.gradients;
+        let gradients = &self.replica.gradients;
         Prepared {
             generation: self.plan.generation(),
             step: self.step(),
             squares: self.round.squares.iter().map(|(shard, sum)| (*shard, *sum)).collect(),
             contributions: gradients.contributions().values().cloned().collect(),
-            digests: self.digests.iter().map(|(shard, digest)| (*shard, *digest)).collect(),
+            digests: self.all_gather.digests().collect(),
             compute_seconds: gradients.seconds(),
-            commit_seconds: self.commit_seconds,
+            commit_seconds: self.voting.commit_seconds,
         }
     }
 
     pub(super) fn cast(&mut self, from: WorkerId, vote: Prepared) {
-        let Some(ballot) = &mut self.ballot else { return self.refuse() };
-        if ballot.cast(&self.plan, from, vote).is_err() {
+        if !self.voting.cast(&self.plan, from, vote) {
             self.refuse();
         }
     }
 
     fn decide(&mut self, now: Time) {
         let over = self.is_over();
-        let Some(ballot) = self.ballot.take() else { return };
-        let agreed = ballot.agree();
+        let Some(tally) = self.voting.tally.take() else { return };
+        let agreed = tally.agree();
         #[cfg(feature = "planted")]
         let agreed = if self.has_plant(Plant::TrustDigests) { Ok(()) } else { agreed };
-        if let Err(diverged) = agreed {
-            self.broken = Some(Broken::Diverged(diverged));
+        if let Err(mismatch) = agreed {
+            self.voting.divergence = Some(Divergence::Digests(mismatch));
             return;
         }
         // All members have voted for this step, so no failure can undo the one before.
-        let settled = Step(ballot.step().0 - 1);
+        let settled = Step(tally.step().0 - 1);
         assert!(settled >= self.settled(), "I5: settled steps never go backwards");
-        self.holdings.settled = settled;
+        self.replica.settled = settled;
         if over {
             return;
         }
-        let commit = self.commit_of(now, ballot.tally(self.plan.worker()));
-        let strangers = self.feeds.strangers(commit.step);
-        let others: Vec<_> = self.plan.others().chain(strangers).collect();
+        let commit = self.commit_of(now, tally.totals(self.plan.worker()));
+        self.check_commit(&commit, &tally);
+        let joiners = self.serving.feeds.joiners(commit.step);
+        let others: Vec<_> = self.plan.others().chain(joiners).collect();
         for to in others {
             self.send(to, Message::Commit(commit.clone()));
         }
         let last = commit.step.0 == self.setup.run.steps;
-        self.ballot = Some(Ballot::new(commit.step.next(), last));
+        self.voting.tally = Some(VoteTally::new(commit.step.next(), last));
         self.adopt(now, commit);
     }
 
-    fn commit_of(&self, now: Time, tally: Tally) -> Commit {
+    fn commit_of(&self, now: Time, totals: StepTotals) -> Commit {
         let step = self.step();
-        let finite = tally.norm.is_finite() && tally.loss.is_finite();
+        let finite = totals.norm.is_finite() && totals.loss.is_finite();
         let before = self.commit().map_or(0, |commit| commit.updates);
         let decision = if finite { Decision::Apply } else { Decision::Skip };
         let scale = self.loss_scale();
@@ -129,33 +164,33 @@ impl Member {
             step,
             generation: self.plan.generation(),
             world_size: self.plan.record().world_size(),
-            loss: tally.loss,
-            grad_norm: tally.norm,
+            loss: totals.loss,
+            grad_norm: totals.norm,
             decision,
             loss_scale: scale.factor(),
             learning_rate: f64::from(self.setup.schedule.rate(step.0)),
             tokens: self.setup.tokens_per_step,
-            seconds: self.holdings.committed_at.map_or(0.0, |at| now.since(at).as_secs_f64()),
+            seconds: self.replica.committed_at.map_or(0.0, |at| now.since(at).as_secs_f64()),
             unix_ms: self.setup.unix_ms_at_zero + now.0 / 1_000_000,
-            compute_seconds: tally.compute_seconds,
-            commit_seconds: tally.commit_seconds,
-            samples_lost: tally.samples_lost,
-            samples_repeated: tally.samples_repeated,
+            compute_seconds: totals.compute_seconds,
+            commit_seconds: totals.commit_seconds,
+            samples_lost: totals.samples_lost,
+            samples_repeated: totals.samples_repeated,
         };
         Commit {
             generation: self.plan.generation(),
             step,
-            norm: tally.norm,
-            loss: tally.loss,
+            norm: totals.norm,
+            loss: totals.loss,
             decision,
             updates: before + u64::from(finite),
             loss_scale: self.setup.scaling.next(scale, decision),
-            hold: self.hold,
+            hold: self.control.holds_next(),
             line,
         }
     }
 
-    pub(super) fn learn(&mut self, now: Time, from: WorkerId, commit: Commit) {
+    pub(super) fn on_commit(&mut self, now: Time, from: WorkerId, commit: Commit) {
         if commit.generation == self.plan.generation() && commit.step <= self.committed() {
             return self.compare(from, &commit); // The commit came on another lane first.
         }
@@ -166,7 +201,7 @@ impl Member {
             return self.refuse();
         }
         if commit.loss_scale != self.setup.scaling.next(self.loss_scale(), commit.decision) {
-            self.broken = Some(Broken::Unscaled { step: commit.step, from });
+            self.voting.divergence = Some(Divergence::Unscaled { step: commit.step, from });
             return;
         }
         self.adopt(now, commit);
@@ -189,22 +224,22 @@ impl Member {
         };
         let known = self.commit().filter(|known| known.step == commit.step);
         if known.is_some_and(|known| verdict(known) != verdict(commit)) {
-            self.broken = Some(Broken::Contradiction { step: commit.step, from });
+            self.voting.divergence = Some(Divergence::Contradiction { step: commit.step, from });
         }
     }
 
     /// The step under way has committed: applies the commit and begins the next round.
     fn adopt(&mut self, now: Time, commit: Commit) {
-        assert_eq!(commit.step, self.step(), "I5: commits come one by one");
+        let before = self.committed();
+        assert_eq!(commit.step, before.next(), "I5: commits come one by one");
         let voted = self.round.voted.expect("I19: nobody commits without this member's vote");
-        self.commit_seconds = now.since(voted).as_secs_f64();
+        self.voting.commit_seconds = now.since(voted).as_secs_f64();
         assert!(self.keeps_promise(), "I15: nothing is committed after a promise");
+        self.check_round();
         self.round = Round::default();
-        self.hold = false;
-        self.updating = self.plan.owned().keys().copied().collect();
-        let reduced = std::mem::take(&mut self.holdings.prepared);
+        let reduced = std::mem::take(&mut self.replica.prepared);
         for (shard, reduced) in reduced {
-            let update = self.holdings.update(&commit, shard, Some(reduced.gradient));
+            let update = self.replica.update(&commit, shard, Some(reduced.gradient));
             #[cfg(feature = "planted")]
             if self.has_plant(Plant::UpdateEarly) {
                 continue;
@@ -214,22 +249,23 @@ impl Member {
         match commit.decision {
             Decision::Apply => {
                 let shards = (0..self.plan.shards()).map(Shard);
-                self.gathering =
-                    shards.filter(|shard| !self.plan.owned().contains_key(shard)).collect();
+                let others = shards.filter(|shard| !self.plan.owned().contains_key(shard));
+                self.all_gather.begin(self.plan.owned().keys().copied(), others);
                 self.head_streams(&commit);
             }
             Decision::Skip => {
-                self.gathering.clear();
-                let skip = self.holdings.skip(&commit);
+                let owned = self.plan.owned().keys().copied();
+                self.all_gather.begin(owned, std::iter::empty());
+                let skip = self.replica.skip(&commit);
                 self.out.extend(skip.map(Effect::Device));
             }
         }
-        self.holdings.gradients.begin(Version::of(&commit));
-        self.holdings.commit(now, commit.clone());
-        self.learn_with(|learning, scene| learning.commit(&commit, scene));
-        if commit.hold {
-            self.pace = Pace::Holding { since: now };
-        } else {
+        self.replica.gradients.begin(Version::of(&commit));
+        self.replica.commit(now, commit.clone());
+        self.with_catch_up(|catch_up, context| catch_up.commit(&commit, context));
+        self.control.committed(now, commit.hold);
+        self.check_adopted(before);
+        if !commit.hold {
             self.begin_compute();
         }
     }
@@ -240,7 +276,7 @@ impl Member {
             return;
         }
         let assigned: BTreeSet<u32> = self.plan.data_shards().iter().map(|it| it.0).collect();
-        let work = self.holdings.gradients.assign(self.plan.tree(), &assigned);
+        let work = self.replica.gradients.assign(self.plan.tree(), &assigned);
         if let Some(work) = work {
             let (step, scale) = (self.step(), self.loss_scale());
             self.device(Job::Gradient { step, scale, work: Arc::new(work) });
@@ -249,6 +285,6 @@ impl Member {
 
     #[cfg(not(feature = "planted"))]
     fn keeps_promise(&self) -> bool {
-        !self.pace.is_promised()
+        !self.control.is_promised()
     }
 }

@@ -3,50 +3,49 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use everstep_transport::protocol::{Message, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
-use super::{Feeds, Member, Pace, Questions, Round};
-use crate::step::ballot::Ballot;
+use super::{AllGather, Member, Round, Serving, StepControl, Voting};
 use crate::step::event::{Effect, Report};
 use crate::step::finish::Finish;
-use crate::step::holdings::{Holdings, Reduced};
-use crate::step::plan::Plan;
+use crate::step::plan::MemberPlan;
+use crate::step::replica_state::{ReducedShard, ReplicaState};
 use crate::step::setup::Setup;
 use crate::step::version::Version;
+use crate::step::vote_tally::VoteTally;
 
 impl Member {
     /// Enters a generation with the worker's state.
     ///
     /// # Panics
     /// If the record asks for what the worker cannot have: see invariants I16 and I17.
-    pub fn enter(now: Time, setup: Arc<Setup>, plan: Plan, mut holdings: Holdings) -> Self {
+    pub fn enter(
+        now: Time,
+        setup: Arc<Setup>,
+        plan: MemberPlan,
+        mut replica: ReplicaState,
+    ) -> Self {
         let mut out = VecDeque::from([Effect::Enter(plan.record().clone())]);
-        out.extend(holdings.enter(plan.record(), plan.owned()).into_iter().map(Effect::Device));
-        holdings.was_member = true;
-        holdings.committed_at.get_or_insert(now);
-        let first = holdings.committed().next();
+        out.extend(replica.enter(plan.record(), plan.owned()).into_iter().map(Effect::Device));
+        replica.was_member = true;
+        replica.committed_at.get_or_insert(now);
+        let first = replica.committed().next();
         let over = first.0 > setup.run.steps;
         let mut member = Self {
-            pace: if plan.record().waiting { Pace::Waiting } else { Pace::Stepping },
+            control: StepControl::new(plan.record().waiting),
             round: Round::default(),
-            updating: plan.owned().keys().copied().collect(),
-            digests: BTreeMap::new(),
-            gathering: BTreeSet::new(),
-            ballot: plan.leads().then(|| Ballot::new(first, over)),
-            commit_seconds: 0.0,
-            hold: false,
-            feeds: Feeds::default(),
-            questions: Questions::default(),
-            learning: None,
+            all_gather: AllGather::new(plan.owned().keys().copied()),
+            voting: Voting::new(plan.leads().then(|| VoteTally::new(first, over))),
+            serving: Serving::default(),
+            catch_up: None,
             finish: Finish::default(),
             refused: 0,
-            broken: None,
             out,
-            holdings,
+            replica,
             setup,
             plan,
         };
@@ -60,28 +59,28 @@ impl Member {
     }
 
     /// The state that outlives the generation.
-    pub(in crate::step) fn into_holdings(mut self) -> Holdings {
+    pub(in crate::step) fn into_replica_state(mut self) -> ReplicaState {
         let generation = self.plan.generation();
-        let learned = self.learning.map_or_else(Vec::new, |it| it.prepared(&self.holdings));
-        for (shard, gradient) in learned {
-            self.holdings.prepared.insert(shard, Reduced { generation, gradient });
+        let syncing = self.catch_up.map_or_else(Vec::new, |it| it.prepared(&self.replica));
+        for (shard, gradient) in syncing {
+            self.replica.prepared.insert(shard, ReducedShard { generation, gradient });
         }
-        self.holdings
+        self.replica
     }
 
     /// Asks primaries for the parameters of the resume version that this member lacks.
     fn fetch(&mut self) {
         let resume = Version::resumed(self.plan.record());
-        let mut questions: BTreeMap<WorkerId, Vec<Shard>> = BTreeMap::new();
-        for (index, version) in self.holdings.computing.iter().enumerate() {
+        let mut requests: BTreeMap<WorkerId, Vec<Shard>> = BTreeMap::new();
+        for (index, version) in self.replica.computing.iter().enumerate() {
             let shard = Shard(index as u32);
             if *version != resume {
-                self.gathering.insert(shard);
-                questions.entry(self.plan.primary(shard)).or_default().push(shard);
+                self.all_gather.expect(shard);
+                requests.entry(self.plan.primary(shard)).or_default().push(shard);
             }
         }
         let generation = self.plan.generation();
-        for (to, shards) in questions {
+        for (to, shards) in requests {
             self.send(to, Message::FetchParameters { generation, shards });
         }
     }
@@ -89,7 +88,7 @@ impl Member {
     /// Takes up the sums that the worker kept of an aborted try, as this generation's plan needs
     /// them.
     fn take_up_kept(&mut self) {
-        let kept = self.holdings.gradients.partials();
+        let kept = self.replica.gradients.partials();
         self.round.kept = kept.map(|(shard, node, sum)| (shard, node, sum.clone())).collect();
         self.merge_kept();
     }
@@ -107,14 +106,14 @@ impl Member {
             self.merge(shard, node, sum);
         }
         if !self.round.kept.is_empty() {
-            self.out.push_back(Effect::GoOn);
+            self.out.push_back(Effect::Yield);
         }
     }
 
     /// Does more of the work that an earlier input put off. A promise voids it: kept sums stay kept
     /// for the next generation.
-    pub fn go_on(&mut self, now: Time) {
-        if self.pace.is_promised() {
+    pub fn after_yield(&mut self, now: Time) {
+        if self.control.is_promised() {
             self.round.kept.clear();
         }
         self.merge_kept();
@@ -123,12 +122,12 @@ impl Member {
 
     /// Keeps account of the device's reports. Returns a report if it is of this generation.
     pub(super) fn follow_device(&mut self, report: Report) -> Option<Report> {
-        let device = &mut self.holdings.device;
+        let device = &mut self.replica.device;
         match report {
             Report::Entered { generation, owned } => {
                 device.entered(generation);
                 if generation == self.plan.generation() {
-                    self.holdings.progress.entered();
+                    self.replica.progress.entered();
                     #[cfg(feature = "planted")]
                     self.measure_anew();
                     for (shard, version, digest) in owned {
@@ -136,6 +135,11 @@ impl Member {
                     }
                 }
                 Some(Report::Entered { generation, owned: Vec::new() })
+            }
+            // It holds for the device, whatever generation its work is of.
+            Report::LoadStalled(is_stalled) => {
+                self.replica.progress.load_stalled(is_stalled);
+                None
             }
             _ if device.void_until.is_some() => None,
             Report::Partial { .. }
@@ -150,7 +154,6 @@ impl Member {
     fn entered(&mut self, shard: Shard, version: Step, digest: u64) {
         let resume = self.plan.record().resume;
         assert_eq!(version, resume, "I16: an owner holds its shards at the resume version");
-        self.updating.remove(&shard);
-        self.digests.insert(shard, digest);
+        self.all_gather.updated(shard, digest);
     }
 }

@@ -12,12 +12,12 @@ use crate::step::event::Job;
 
 impl Member {
     pub(super) fn has_plant(&self, plant: Plant) -> bool {
-        self.holdings.has_plant(plant)
+        self.replica.has_plant(plant)
     }
 
     /// Whether the worker has promised nothing newer. A bug forgets that.
     pub(super) fn keeps_promise(&self) -> bool {
-        !self.pace.is_promised() || self.has_plant(Plant::BreakPromise)
+        !self.control.is_promised() || self.has_plant(Plant::BreakPromise)
     }
 
     /// Whether the step under way is the first of its generation, and the bug forgets its scale.
@@ -28,7 +28,7 @@ impl Member {
     /// The bug forgets the usual time. The true code keeps it across generations.
     pub(super) fn measure_anew(&mut self) {
         if self.has_plant(Plant::MeasureAnew) {
-            self.holdings.progress = Default::default();
+            self.replica.progress = Default::default();
         }
     }
 
@@ -61,13 +61,13 @@ impl Member {
 
     /// Whether only the vote of one other member is missing, with the bug planted.
     pub(super) fn commits_early(&self) -> bool {
-        let missing_one = |ballot: &crate::step::ballot::Ballot| {
-            ballot.count() + 1 == self.plan.record().members.len()
+        let missing_one = |tally: &crate::step::vote_tally::VoteTally| {
+            tally.count() + 1 == self.plan.record().members.len()
         };
         self.has_plant(Plant::CommitEarly)
             && self.round.voted.is_some()
             && !self.is_over()
-            && self.ballot.as_ref().is_some_and(missing_one)
+            && self.voting.tally().is_some_and(missing_one)
     }
 
     pub(super) fn update_early(&mut self) {
@@ -76,7 +76,7 @@ impl Member {
         }
         let norm = self.round.squares.values().sum::<f64>().sqrt();
         let (step, update) = (self.step(), self.step().0);
-        for (shard, reduced) in self.holdings.prepared.clone() {
+        for (shard, reduced) in self.replica.prepared.clone() {
             let gradient = Some(reduced.gradient);
             self.device(Job::Update { shard, step, norm, update, gradient });
         }

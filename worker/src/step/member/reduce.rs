@@ -3,19 +3,19 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_kernels::buffer::Shared;
-use everstep_kernels::reduce::{self, Node, Operand, Sum};
+use everstep_kernels::reduce::{self, Addend, Node, Sum};
 use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step};
 
 use super::Member;
 use crate::step::event::{Gradient, Lane};
-use crate::step::holdings::Reduced;
+use crate::step::replica_state::ReducedShard;
 
 impl Member {
     /// The device has a sum. A worker that has promised another generation keeps it for that one.
     pub(super) fn partial(&mut self, step: Step, shard: Shard, node: Node, sum: Shared) {
-        let counts = self.holdings.gradients.partial(step, shard, node, &sum);
+        let counts = self.replica.gradients.partial(step, shard, node, &sum);
         // In a generation that waits, the worker keeps the sum for the next one.
-        if counts && !self.pace.is_promised() && !self.plan.record().waiting {
+        if counts && !self.control.is_promised() && !self.plan.record().waiting {
             self.merge(shard, node, sum);
         }
     }
@@ -36,7 +36,7 @@ impl Member {
     }
 
     /// Adds a member's subtree into a shard of which this member is primary.
-    pub(super) fn add(&mut self, shard: Shard, node: Node, partial: Operand) {
+    pub(super) fn add(&mut self, shard: Shard, node: Node, partial: Addend) {
         #[cfg(feature = "planted")]
         let node = self.place_of_partial(shard, node);
         let (tree, length) = (self.plan.tree(), self.plan.length(shard));
@@ -51,19 +51,20 @@ impl Member {
     }
 
     fn reduced(&mut self, shard: Shard, gradient: Shared) {
-        self.round.squares.insert(shard, reduce::sum_of_squares(&gradient));
+        let before = self.round.squares.insert(shard, reduce::sum_of_squares(&gradient));
+        self.check_reduced(shard, before.is_some());
         let digest = reduce::digest(0, &gradient);
         #[cfg(feature = "planted")]
         let digest = self.misstated(shard, digest);
         let backups = self.plan.backups(shard).map(|to| (to, Lane::Reduced));
-        let learners = self.feeds.reduced(shard, self.step()).map(|to| (to, Lane::Learned));
-        let receivers: Vec<_> = backups.chain(learners).collect();
+        let joiners = self.serving.feeds.reduced(shard, self.step()).map(|to| (to, Lane::CatchUp));
+        let receivers: Vec<_> = backups.chain(joiners).collect();
         let chunk = Chunk { digest, ..self.chunk(ChunkKind::Reduced, shard) };
         for (to, lane) in receivers {
             self.stream(to, lane, chunk, gradient.clone());
         }
         let gradient = Gradient { values: gradient, digest };
-        let reduced = Reduced { generation: self.plan.generation(), gradient };
-        self.holdings.prepared.insert(shard, reduced);
+        let reduced = ReducedShard { generation: self.plan.generation(), gradient };
+        self.replica.prepared.insert(shard, reduced);
     }
 }

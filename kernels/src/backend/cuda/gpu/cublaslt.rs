@@ -24,10 +24,11 @@ use cudarc::driver::CudaStream;
 use cudarc::driver::result as driver;
 use tracing::{debug, warn};
 
-use super::super::driver::{Address, Epilogue, Matrix, Precision, Product};
+use super::super::driver::{Address, Epilogue, Matrix, Product};
 use super::super::memory::WORKSPACE_BYTES;
 use super::devices;
 use super::error::CudaError;
+use crate::precision::Precision;
 
 /// The oldest version with the calls that this code knows, in the library's count.
 const OLDEST: usize = 130_000;
@@ -43,7 +44,7 @@ const INPUT_COLUMNS: usize = 8;
 pub struct Products {
     handle: cublasLtHandle_t,
     workspace: u64,
-    plans: HashMap<Shape, Option<Plan>>,
+    plans: HashMap<Shape, Option<MatmulPlan>>,
 }
 
 // SAFETY: any thread may use a handle, one thread at a time.
@@ -52,9 +53,9 @@ unsafe impl Send for Products {}
 /// The properties of a product that decide the plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Shape {
-    left: Operand,
-    right: Operand,
-    result: Operand,
+    left: MatmulOperand,
+    right: MatmulOperand,
+    result: MatmulOperand,
     accumulate: bool,
     epilogue: cublasLtEpilogue_t,
     /// The alignment of the bias and of GELU's input, if the epilogue has them.
@@ -62,7 +63,7 @@ struct Shape {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-struct Operand {
+struct MatmulOperand {
     element: Precision,
     rows: usize,
     columns: usize,
@@ -72,7 +73,7 @@ struct Operand {
 }
 
 /// Everything that the library wants to know of a product, except the addresses.
-struct Plan {
+struct MatmulPlan {
     product: cublasLtMatmulDesc_t,
     /// Of the first, the second and the resulting matrix, as the library counts them.
     layouts: [cublasLtMatrixLayout_t; 3],
@@ -119,7 +120,7 @@ impl Products {
                 debug!(?shape, "cuBLASLt is not asked for this product");
                 place.insert(None)
             }
-            Entry::Vacant(place) => place.insert(match Plan::new(self.handle, &shape) {
+            Entry::Vacant(place) => place.insert(match MatmulPlan::new(self.handle, &shape) {
                 Ok(plan) => Some(plan),
                 Err(CublasError(cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => {
                     debug!(?shape, "cuBLASLt has no algorithm for this product");
@@ -138,7 +139,7 @@ fn failed(call: &'static str, error: CublasError) -> CudaError {
     CudaError::Failed { call, why: error.to_string() }
 }
 
-impl Plan {
+impl MatmulPlan {
     fn new(handle: cublasLtHandle_t, shape: &Shape) -> Result<Self, CublasError> {
         let float = cudaDataType::CUDA_R_32F;
         // Exact products of f32, with no shorter format on the way.
@@ -193,7 +194,7 @@ impl Plan {
     fn choose(
         &self,
         handle: cublasLtHandle_t,
-        operands: [Operand; 3],
+        operands: [MatmulOperand; 3],
     ) -> Result<cublasLtMatmulAlgo_t, CublasError> {
         use cublasLtMatmulPreferenceAttributes_t::*;
         let preference = Preference(result::create_matmul_pref()?);
@@ -267,7 +268,7 @@ impl Preference {
 impl Shape {
     fn of(product: &Product) -> Self {
         let Product { a, b, c, accumulate, epilogue } = *product;
-        let [left, right, result] = [a, b, c].map(|matrix| Operand::of(&matrix));
+        let [left, right, result] = [a, b, c].map(|matrix| MatmulOperand::of(&matrix));
         let vectors = epilogue.addresses().map(|address| address.map(alignment));
         let epilogue = match epilogue {
             Epilogue::None => cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT,
@@ -291,7 +292,7 @@ fn alignment(Address(address): Address) -> u32 {
     1 << (address | WIDEST).trailing_zeros()
 }
 
-impl Operand {
+impl MatmulOperand {
     fn of(matrix: &Matrix) -> Self {
         let Matrix { address, element, rows, columns, transposed } = *matrix;
         Self { element, rows, columns, transposed, alignment: alignment(address) }
@@ -318,23 +319,21 @@ impl Operand {
     }
 }
 
-// The values freed here were created, and nothing uses them any more: enqueued work has its own
-// copies.
-
-impl Drop for Plan {
+impl Drop for MatmulPlan {
     fn drop(&mut self) {
         for layout in self.layouts.into_iter().filter(|layout| !layout.is_null()) {
-            // SAFETY: as said above.
+            // SAFETY: the plan created this layout, and destroys it once. Enqueued work has copies.
             let _ = unsafe { result::destroy_matrix_layout(layout) };
         }
-        // SAFETY: as said above.
+        // SAFETY: the plan created this descriptor, and destroys it once. Enqueued work has copies.
         let _ = unsafe { result::destroy_matmul_desc(self.product) };
     }
 }
 
 impl Drop for Preference {
     fn drop(&mut self) {
-        // SAFETY: as said above.
+        // SAFETY: this value owns the preference, and destroys it once. Only the search for an
+        // algorithm reads it, which has returned.
         let _ = unsafe { result::destroy_matmul_pref(self.0) };
     }
 }
@@ -344,7 +343,8 @@ impl Drop for Products {
         self.plans.clear();
         // SAFETY: freeing waits for the work that uses the memory.
         let _ = unsafe { driver::free_sync(self.workspace) };
-        // SAFETY: as said above.
+        // SAFETY: this value created the handle, and destroys it once. Its plans are gone, and no
+        // work is under way: freeing the workspace has waited for it.
         let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
@@ -402,8 +402,8 @@ mod tests {
 
     #[test]
     fn a_row_of_the_memory_is_a_column_of_the_library() {
-        assert_eq!(Operand::of(&matrix(0, 2, 3, false)).stored(), (3, 2));
+        assert_eq!(MatmulOperand::of(&matrix(0, 2, 3, false)).stored(), (3, 2));
         // The memory holds the transpose: three rows of two.
-        assert_eq!(Operand::of(&matrix(0, 2, 3, true)).stored(), (2, 3));
+        assert_eq!(MatmulOperand::of(&matrix(0, 2, 3, true)).stored(), (2, 3));
     }
 }

@@ -7,9 +7,10 @@ use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys::{self, nvrtcProgram};
 use tracing::{debug, warn};
 
-use super::super::driver::{Precision, Source};
+use super::super::driver::Source;
 use super::cache::{Cache, Found};
 use super::error::CudaError;
+use crate::precision::Precision;
 
 /// A kind of GPU, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

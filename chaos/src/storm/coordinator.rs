@@ -1,0 +1,179 @@
+//! The coordinator's side: its core, its queue, and a log that agrees after a while.
+
+use std::collections::VecDeque;
+
+use everstep_coordinator::core::{CoreEffect, CoreInput, LinkEnd, ShellEffect, ShellInput};
+use everstep_coordinator::lines::{LinesFound, PAGE};
+use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::{Lineage, MetricsLine, Step, Term};
+
+use super::worker::WorkerEvent;
+use super::{
+    Arc, Core, LinkId, Message, OPERATOR, StormEvent, StormFailure, StormLane, StormSim, Time,
+};
+
+/// The only term of the only coordinator.
+pub(super) const TERM: Term = Term(1);
+/// Wall clock at time zero: the simulation is of no day in particular.
+const UNIX_MS_AT_ZERO: u64 = 1_700_000_000_000;
+
+pub(super) struct StormCoordinator {
+    core: Core,
+    waiting: VecDeque<CoreInput>,
+    /// The coordinator works on an input, or is about to take one.
+    busy: bool,
+    /// The file of the run's lines, and its history.
+    lines: Vec<MetricsLine>,
+    lineage: Lineage,
+    /// Index of the newest entry of the log, applied or not.
+    index: u64,
+}
+
+impl StormCoordinator {
+    pub(super) fn new() -> Self {
+        let core = Core::new(Time(0), UNIX_MS_AT_ZERO);
+        let (lines, lineage) = Default::default();
+        Self { core, waiting: VecDeque::new(), busy: false, lines, lineage, index: 0 }
+    }
+
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+}
+
+impl StormSim {
+    pub(super) fn arrive(&mut self, input: CoreInput) -> Result<(), StormFailure> {
+        if let CoreInput::Shell(ShellInput::Message { from, .. }) = &input {
+            self.checks.waits(*from)?;
+        }
+        self.coordinator.waiting.push_back(input);
+        let waiting = self.coordinator.waiting.len() as u64;
+        self.report.longest_queue = self.report.longest_queue.max(waiting);
+        if !std::mem::replace(&mut self.coordinator.busy, true) {
+            self.put(self.now, StormEvent::Serve);
+        }
+        Ok(())
+    }
+
+    pub(super) fn serve(
+        &mut self,
+        handle: &mut impl FnMut(&mut Core, Time, CoreInput),
+    ) -> Result<(), StormFailure> {
+        let Some(input) = self.coordinator.waiting.pop_front() else {
+            self.coordinator.busy = false;
+            return Ok(());
+        };
+        self.put(self.now + self.scenario.service, StormEvent::Serve);
+        self.report.inputs += 1;
+        match &input {
+            CoreInput::Shell(ShellInput::Message { from, message }) => {
+                self.report.heartbeats += u64::from(matches!(message, Message::Heartbeat(_)));
+                self.checks.taken(*from);
+                self.note(message.name(), from.0);
+            }
+            CoreInput::Applied { index, .. } => self.note("entry", *index),
+            CoreInput::Shell(ShellInput::Connected { link, .. }) => self.note("up", link.0),
+            CoreInput::Shell(ShellInput::Disconnected { link, .. }) => self.note("gone", link.0),
+            CoreInput::Elected { .. } => self.note("elected", 0),
+            CoreInput::Tick => self.note("tick", 0),
+            _ => self.note("other", 0),
+        }
+        handle(&mut self.coordinator.core, self.now, input);
+        self.report.lost += self.checks.events(self.coordinator.core.events_after(0))?;
+        let mut effects = 0;
+        while let Some(effect) = self.coordinator.core.poll_effect() {
+            effects += 1;
+            self.effect(effect)?;
+        }
+        self.report.most_effects = self.report.most_effects.max(effects);
+        Ok(())
+    }
+
+    fn effect(&mut self, effect: CoreEffect) -> Result<(), StormFailure> {
+        match effect {
+            CoreEffect::Shell(ShellEffect::Send { to, message }) => self.send(&[to], message)?,
+            CoreEffect::Shell(ShellEffect::Broadcast { to, message }) => self.send(&to, message)?,
+            CoreEffect::Propose(entry) => {
+                self.coordinator.index += 1;
+                self.report.entries += 1;
+                let index = self.coordinator.index;
+                self.bring(
+                    StormLane::Log,
+                    StormEvent::Arrive(CoreInput::Applied { index, term: TERM, entry }),
+                );
+            }
+            // There is no other coordinator.
+            CoreEffect::Confirm { ticket } => {
+                self.bring(StormLane::Log, StormEvent::Arrive(CoreInput::Confirmed { ticket }));
+            }
+            CoreEffect::Shell(ShellEffect::OpenLines(history)) => {
+                self.coordinator.lines.clear();
+                let (lineage, found) = (history.lineage, LinesFound::default());
+                self.coordinator.lineage = lineage;
+                self.bring(
+                    StormLane::Log,
+                    StormEvent::Arrive(CoreInput::Shell(ShellInput::LinesOpened {
+                        lineage,
+                        found,
+                    })),
+                );
+            }
+            CoreEffect::Shell(ShellEffect::AppendLines(records)) => {
+                self.coordinator.lines.extend(records.into_iter().map(|record| record.line));
+                let reach = Step(self.coordinator.lines.len() as u64);
+                let durable = CoreInput::Shell(ShellInput::LinesDurable {
+                    lineage: self.coordinator.lineage,
+                    reach,
+                });
+                self.bring(StormLane::Log, StormEvent::Arrive(durable));
+            }
+            CoreEffect::Shell(ShellEffect::Update { to, after, update }) => {
+                let rest = after.map(|after| self.coordinator.lines.iter().skip(after.0 as usize));
+                let lines = rest.into_iter().flatten().take(PAGE).cloned().collect();
+                self.send(&[to], Message::Update(Update { lines, ..*update }))?;
+            }
+            // No line is lost, and no other coordinator asks for one.
+            CoreEffect::Shell(ShellEffect::SkipLines(_))
+            | CoreEffect::Shell(ShellEffect::TellLines { .. }) => {}
+            // Another simulation covers its disk.
+            CoreEffect::Shell(ShellEffect::History(_))
+            | CoreEffect::Shell(ShellEffect::Admitted { .. })
+            | CoreEffect::Shell(ShellEffect::ReadReady(_)) => {}
+            // No operator asks for it here.
+            CoreEffect::Describe { .. } | CoreEffect::Transfer { .. } => {}
+            CoreEffect::Shell(ShellEffect::Close { to, reason }) => {
+                self.tell(to, WorkerEvent::Closed);
+                let closed = CoreInput::Shell(ShellInput::Disconnected {
+                    link: to,
+                    end: LinkEnd::Lost,
+                    reason,
+                });
+                self.bring(StormLane::Up(to), StormEvent::Arrive(closed));
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, to: &[LinkId], message: Message) -> Result<(), StormFailure> {
+        self.report.sent += to.len() as u64;
+        match &message {
+            Message::Announce(_) => self.report.record_bytes = self.checks.fits(&message)?,
+            Message::Update(_) => {
+                let bytes = self.checks.fits(&message)?;
+                self.report.update_bytes = self.report.update_bytes.max(bytes);
+                self.report.told_bytes += bytes;
+            }
+            _ => {}
+        }
+        if to == [OPERATOR] {
+            self.bring(StormLane::Down(OPERATOR), StormEvent::Told(message));
+            return Ok(());
+        }
+        let message = Arc::new(message);
+        for link in to {
+            self.checks.sent(*link)?;
+            self.tell(*link, WorkerEvent::Hear(message.clone()));
+        }
+        Ok(())
+    }
+}

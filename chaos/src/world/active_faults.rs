@@ -1,0 +1,259 @@
+//! The faults that last, and those that wait for their moment, by machine or process.
+//!
+//! This table does not inflict anything. The world asks it where a fault changes what happens.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use everstep_transport::time::Time;
+
+use super::Node;
+use super::types::Event;
+use crate::fault::DuplicateKind;
+
+/// All faults that are not over.
+#[derive(Debug)]
+pub struct ActiveFaults {
+    paused: BTreeMap<Node, PausedProcess>,
+    /// How fast each machine's clock runs, in thousandths of true time.
+    drifts: BTreeMap<Node, u32>,
+    /// By machine, the other machine whose address its workers state.
+    misstated: BTreeMap<Node, Node>,
+    /// Until when a firewall refuses machines to the coordinators.
+    refused_until: BTreeMap<Node, Time>,
+    /// Until when the stores of workers' machines are full, by slot.
+    full_stores: BTreeMap<usize, Time>,
+    /// Faults that wait for their moment.
+    pub armed: ArmedFaults,
+    /// When faults end.
+    end: Time,
+}
+
+/// A process that stands still.
+#[derive(Debug, Default)]
+pub struct PausedProcess {
+    /// Since when the process stands still. None before the world has set it.
+    pub since: Option<Time>,
+    until: Time,
+    /// Events that wait until the process goes on.
+    pub held: Vec<Event>,
+}
+
+/// Faults that wait for their moment.
+#[derive(Debug, Default)]
+pub struct ArmedFaults {
+    duplicates: Vec<Duplicate>,
+    /// A coordinator crashes at its next proposal, and starts again after this time.
+    proposing: Option<Duration>,
+    /// A coordinator crashes when it next shuts another one out, and starts again after this time.
+    expelling: Option<Duration>,
+    /// Slots of workers whose next reduced gradient the world will garble in memory.
+    garbles: BTreeSet<usize>,
+    /// Slots of workers that will err in an update.
+    mistakes: BTreeSet<usize>,
+    /// Slots of workers whose next chunk of a shard's state the world will garble in memory.
+    states: BTreeSet<usize>,
+}
+
+/// A message or item that will arrive twice.
+#[derive(Debug)]
+pub struct Duplicate {
+    /// The machine that sends, and the one that receives.
+    pub way: (Node, Node),
+    pub what: DuplicateKind,
+    /// How long after the first the second one arrives.
+    pub after: Duration,
+}
+
+impl ActiveFaults {
+    /// No fault yet, and no end of them.
+    pub fn new() -> Self {
+        Self {
+            paused: BTreeMap::new(),
+            drifts: BTreeMap::new(),
+            misstated: BTreeMap::new(),
+            refused_until: BTreeMap::new(),
+            full_stores: BTreeMap::new(),
+            armed: ArmedFaults::default(),
+            end: Time(u64::MAX),
+        }
+    }
+
+    /// All processes are new. Faults of machines go on.
+    pub fn begin_anew(&mut self) {
+        (self.armed, self.paused) = Default::default();
+    }
+
+    /// When faults end.
+    pub fn end(&self) -> Time {
+        self.end
+    }
+
+    /// Faults end at this time.
+    pub fn end_at(&mut self, end: Time) {
+        self.end = end;
+    }
+
+    /// Ends firewalls, and disarms the faults that wait.
+    pub fn calm_down(&mut self) {
+        self.refused_until.clear();
+        self.armed = ArmedFaults::default();
+    }
+
+    // Processes that stand still.
+
+    /// Whether a process stands still.
+    pub fn is_paused(&self, node: Node) -> bool {
+        self.paused.contains_key(&node)
+    }
+
+    /// Keeps an event of a process that stands still. Returns the event of any other process.
+    pub fn hold(&mut self, event: Event) -> Option<Event> {
+        match event.owner().and_then(|node| self.paused.get_mut(&node)) {
+            Some(pause) => {
+                pause.held.push(event);
+                None
+            }
+            None => Some(event),
+        }
+    }
+
+    /// A process stands still until `until`, or longer if it does so already.
+    pub fn pause(&mut self, now: Time, node: Node, until: Time) {
+        let pause = self.paused.entry(node).or_default();
+        pause.since.get_or_insert(now);
+        pause.until = pause.until.max(until);
+    }
+
+    /// At `until` a pause is over. Returns it, unless the process stands still for longer or does
+    /// not stand still.
+    pub fn resume(&mut self, node: Node, until: Time) -> Option<PausedProcess> {
+        let is_over = self.paused.get(&node).is_some_and(|pause| pause.until <= until);
+        if is_over { self.paused.remove(&node) } else { None }
+    }
+
+    /// A process ends, with all events that it has not handled.
+    pub fn forget(&mut self, node: Node) {
+        self.paused.remove(&node);
+    }
+
+    // Machines.
+
+    /// A machine's clock runs at this rate, in thousandths of true time.
+    pub fn drift(&mut self, machine: Node, permille: u32) {
+        self.drifts.insert(machine, permille);
+    }
+
+    /// The rate of a machine's clock, in thousandths of true time.
+    pub fn permille(&self, machine: Node) -> u32 {
+        self.drifts.get(&machine).copied().unwrap_or(1000)
+    }
+
+    /// Workers on one machine state the address of another.
+    pub fn misstate(&mut self, machine: Node, of: Node) {
+        self.misstated.insert(machine, of);
+    }
+
+    /// The slot whose address the workers in a slot state.
+    pub fn stated_slot(&self, slot: usize) -> usize {
+        match self.misstated.get(&Node::Worker(slot)) {
+            Some(Node::Worker(other)) => *other,
+            _ => slot,
+        }
+    }
+
+    /// A firewall refuses a machine to the coordinators. A longer refusal stays.
+    pub fn refuse(&mut self, machine: Node, until: Time) {
+        let refused = self.refused_until.entry(machine).or_default();
+        *refused = until.max(*refused);
+    }
+
+    /// Whether a firewall refuses a machine to the coordinators.
+    pub fn is_refused(&self, machine: Node, now: Time) -> bool {
+        self.refused_until.get(&machine).is_some_and(|until| *until > now)
+    }
+
+    /// The store of a slot's machine is full.
+    pub fn fill_store(&mut self, slot: usize, until: Time) {
+        self.full_stores.insert(slot, until);
+    }
+
+    /// Until when the store of a slot's machine is full. Time zero if it never was.
+    pub fn store_full_until(&self, slot: usize) -> Time {
+        self.full_stores.get(&slot).copied().unwrap_or_default()
+    }
+}
+
+impl ArmedFaults {
+    /// A leader will crash at its next proposal, and start again after `restart`.
+    pub fn crash_proposing(&mut self, restart: Duration) {
+        self.proposing = Some(restart);
+    }
+
+    /// A leader has proposed a generation. If it is to crash, returns when it starts again.
+    pub fn proposing(&mut self) -> Option<Duration> {
+        self.proposing.take()
+    }
+
+    /// A coordinator will crash when it next shuts another one out, and start again after
+    /// `restart`.
+    pub fn crash_expelling(&mut self, restart: Duration) {
+        self.expelling = Some(restart);
+    }
+
+    /// A coordinator shuts another one out. If it is to crash, returns when it starts again.
+    pub fn expelling(&mut self) -> Option<Duration> {
+        self.expelling.take()
+    }
+
+    /// Something will arrive twice.
+    pub fn repeat(&mut self, duplicate: Duplicate) {
+        self.duplicates.push(duplicate);
+    }
+
+    /// Whether anything will arrive twice.
+    pub fn repeats(&self) -> bool {
+        !self.duplicates.is_empty()
+    }
+
+    /// The duplicate of one of these kinds that waits for something to go this way.
+    pub fn take_duplicate(
+        &mut self,
+        way: (Node, Node),
+        kinds: &[DuplicateKind],
+    ) -> Option<Duplicate> {
+        let fits = |duplicate: &Duplicate| duplicate.way == way && kinds.contains(&duplicate.what);
+        let found = self.duplicates.iter().position(fits)?;
+        Some(self.duplicates.remove(found))
+    }
+
+    /// The next reduced gradient of a slot's worker will be garbled in its memory.
+    pub fn garble(&mut self, slot: usize) {
+        self.garbles.insert(slot);
+    }
+
+    /// Whether a slot's reduced gradient is to be garbled now.
+    pub fn garbles(&mut self, slot: usize) -> bool {
+        self.garbles.remove(&slot)
+    }
+
+    /// A slot's worker will err in an update.
+    pub fn mistake(&mut self, slot: usize) {
+        self.mistakes.insert(slot);
+    }
+
+    /// Whether a slot's worker is to err now.
+    pub fn mistakes(&mut self, slot: usize) -> bool {
+        self.mistakes.remove(&slot)
+    }
+
+    /// The next chunk of a state that a slot's worker receives will be garbled.
+    pub fn garble_state(&mut self, slot: usize) {
+        self.states.insert(slot);
+    }
+
+    /// Whether a chunk of a state is to be garbled now in a slot.
+    pub fn garbles_state(&mut self, slot: usize) -> bool {
+        self.states.remove(&slot)
+    }
+}

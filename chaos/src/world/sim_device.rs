@@ -1,0 +1,302 @@
+//! A worker's device on virtual time: it does one job after the other, each at once, and reports
+//! later.
+//!
+//! The device is that of production. There it waits for parameters on its own thread. Here a
+//! gradient begins only when the queue has all that it waits for, or a job that ends it. Jobs that
+//! overtake a waiting gradient do so here, too.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use everstep_transport::protocol::{Generation, LossScale, Shard, Step};
+use everstep_transport::time::Time;
+use everstep_worker::device::{Device, DeviceChannel};
+use everstep_worker::registry::BuildError;
+use everstep_worker::step::event::{Built, Job, Origin, Report};
+
+use crate::random::Random;
+
+/// A gradient takes this long, and up to twice as long again.
+const COMPUTE_TIME: Duration = Duration::from_millis(80);
+const COMPUTE_SPREAD_NS: u64 = 160_000_000;
+
+/// A result of a device, or of its construction.
+#[derive(Debug)]
+pub enum DeviceOutput {
+    /// The model and the data, or the error of their construction.
+    Built(Box<Result<Built, BuildError>>),
+    /// A report of the device in this generation.
+    Report(Generation, Report),
+}
+
+/// A device and its jobs.
+pub struct SimDevice {
+    device: Device,
+    /// Jobs in the order of their delivery.
+    jobs: VecDeque<Job>,
+    /// The version of each shard of the computing parameters.
+    versions: Vec<Step>,
+    /// The generation that the device has entered.
+    generation: Generation,
+    busy: bool,
+    /// Whether a bit has flipped in its memory.
+    flipped: bool,
+    store: Store,
+}
+
+/// The directory of a worker. It takes the model's file, or is full.
+#[derive(Debug, Default)]
+struct Store {
+    /// The shards that the open file lacks. None while no file is open.
+    missing: Option<BTreeSet<Shard>>,
+    full_until: Time,
+}
+
+impl Store {
+    /// Does a job that concerns the file. Returns any other job.
+    fn perform(&mut self, job: Job, now: Time, shards: u32) -> Result<Option<Report>, Job> {
+        match &job {
+            Job::Enter { .. } => {
+                self.missing = None;
+                return Err(job);
+            }
+            Job::Open | Job::Write { .. } if now < self.full_until => {
+                let tries = matches!(job, Job::Open) || self.missing.is_some();
+                self.missing = None;
+                return Ok(tries.then(|| Report::Unwritten("no space left".into())));
+            }
+            _ => {}
+        }
+        match job {
+            Job::Open => {
+                self.missing = Some((0..shards).map(Shard).collect());
+                Ok(Some(Report::Opened))
+            }
+            Job::Write { shard, .. } => {
+                let Some(missing) = &mut self.missing else { return Ok(None) };
+                missing.remove(&shard);
+                if !missing.is_empty() {
+                    return Ok(None);
+                }
+                self.missing = None;
+                Ok(Some(Report::Written))
+            }
+            job => Err(job),
+        }
+    }
+}
+
+/// A finished job.
+pub struct FinishedJob {
+    /// For a gradient: the generation of the device, the step, and the loss scale.
+    pub gradient: Option<(Generation, Step, LossScale)>,
+    /// The device's reports, each with its time.
+    pub reports: Vec<(Time, DeviceOutput)>,
+    /// When the device is free again. The caller calls [`SimDevice::release`] then.
+    pub until: Time,
+}
+
+impl SimDevice {
+    /// A device with no jobs, for a model of `shards` parameter shards. Its store is full until
+    /// `full_until`.
+    pub fn new(device: Device, shards: u32, full_until: Time) -> Self {
+        Self {
+            device,
+            jobs: VecDeque::new(),
+            versions: vec![Step(0); shards as usize],
+            generation: Generation(0),
+            busy: false,
+            flipped: false,
+            store: Store { missing: None, full_until },
+        }
+    }
+
+    /// The store refuses writes until `until`.
+    pub fn fill_store(&mut self, until: Time) {
+        self.store.full_until = until;
+    }
+
+    /// How many jobs wait.
+    pub fn waiting(&self) -> usize {
+        self.jobs.len()
+    }
+
+    /// Delivers a job.
+    pub fn push(&mut self, job: Job) {
+        self.jobs.push_back(job);
+    }
+
+    /// Marks the device as free.
+    pub fn release(&mut self) {
+        self.busy = false;
+    }
+
+    /// Flips a bit in the device's memory. The device compares digests before the next update.
+    pub fn flip(&mut self) {
+        self.flipped = true;
+    }
+
+    /// Does the next job, if the device is free and there is one that can be done.
+    pub fn work(&mut self, now: Time, random: &mut Random) -> Option<FinishedJob> {
+        if self.busy {
+            return None;
+        }
+        let place = self.next()?;
+        let job = self.jobs.remove(place)?;
+        self.busy = true;
+        let gradient = match &job {
+            Job::Gradient { step, scale, .. } => Some((self.generation, *step, *scale)),
+            _ => None,
+        };
+        let changed = self.flipped && matches!(job, Job::Update { .. });
+        note(&mut self.versions, &job);
+        let shards = self.versions.len() as u32;
+        let Self { device, jobs, versions, generation, store, .. } = self;
+        let mut channel =
+            DeliveredJobs { jobs, versions, random, now, generation, reports: vec![] };
+        if gradient.is_some() {
+            // The gradient's time passes at once. Reports of that time come a little later than
+            // they would.
+            channel.now = channel.now
+                + COMPUTE_TIME
+                + Duration::from_nanos(channel.random.below(COMPUTE_SPREAD_NS));
+        }
+        let done = match store.perform(job, now, shards) {
+            Ok(report) => {
+                report.into_iter().for_each(|report| channel.report(report));
+                Ok(())
+            }
+            Err(_) if changed => Err("a parameter shard changed in memory".to_string().into()),
+            Err(job) => device.handle(job, &mut channel),
+        };
+        if let Err(error) = done {
+            channel.report(error.into());
+        }
+        let until = channel.now + channel.random.delay();
+        Some(FinishedJob { gradient, reports: channel.reports, until })
+    }
+
+    /// The place of the next job that can be done without waiting.
+    fn next(&self) -> Option<usize> {
+        let first = self.jobs.front()?;
+        match first {
+            Job::Gradient { step, .. } if !self.comes_to_an_end(*step) => self.overtaking(),
+            _ => Some(0),
+        }
+    }
+
+    /// Whether the queue has all that the gradient of this step waits for, or a job that ends it.
+    /// The gradient is the first job in the queue.
+    fn comes_to_an_end(&self, step: Step) -> bool {
+        let mut versions = self.versions.clone();
+        let mut deferred = false;
+        for job in self.jobs.iter().skip(1) {
+            if is_complete(&versions, step) {
+                return true;
+            }
+            match job {
+                Job::Enter { origin: Origin::Seed, .. } => return true,
+                Job::Load { version: made, .. }
+                | Job::Update { step: made, .. }
+                | Job::Skip { step: made }
+                    if *made >= step =>
+                {
+                    return true;
+                }
+                Job::Load { .. } => note(&mut versions, job),
+                Job::Update { .. } if !deferred => note(&mut versions, job),
+                Job::Restore { .. } | Job::Share { .. } | Job::Export { .. } if !deferred => {}
+                Job::Share { .. } | Job::Export { .. } => {}
+                _ => deferred = true,
+            }
+        }
+        is_complete(&versions, step)
+    }
+
+    /// The place of a job that the device does while the gradient before it waits.
+    fn overtaking(&self) -> Option<usize> {
+        let mut deferred: Vec<&Job> = Vec::new();
+        for (place, job) in self.jobs.iter().enumerate().skip(1) {
+            let changes = |wanted: &Shard| {
+                deferred.iter().any(|job| {
+                    matches!(job, Job::Update { shard, .. } | Job::Restore { shard, .. }
+                        if shard == wanted)
+                })
+            };
+            match job {
+                Job::Share { shards, .. } | Job::Export { shards, .. }
+                    if !shards.iter().any(changes) =>
+                {
+                    return Some(place);
+                }
+                Job::Update { .. } | Job::Restore { .. } if deferred.is_empty() => {
+                    return Some(place);
+                }
+                Job::Load { .. } => {}
+                _ => deferred.push(job),
+            }
+        }
+        None
+    }
+}
+
+/// Whether a gradient of `step` can be computed with these versions.
+fn is_complete(versions: &[Step], step: Step) -> bool {
+    versions.iter().all(|version| version.next() == step)
+}
+
+/// Notes the parameters that a job brings for the next gradient.
+fn note(versions: &mut [Step], job: &Job) {
+    match job {
+        Job::Load { shard, version, .. } => versions[shard.0 as usize] = *version,
+        Job::Update { shard, step, .. } => follow(versions, *shard, *step),
+        Job::Skip { step } => {
+            let before = versions.iter_mut().filter(|version| version.next() == *step);
+            before.for_each(|version| *version = *step);
+        }
+        Job::Enter { origin: Origin::Seed, .. } => versions.fill(Step(0)),
+        _ => {}
+    }
+}
+
+/// The computing parameters follow a copy that is as new.
+fn follow(versions: &mut [Step], shard: Shard, version: Step) {
+    let known = &mut versions[shard.0 as usize];
+    *known = version.max(*known);
+}
+
+/// A job's view of the device: the jobs delivered so far, and a clock that advances with every
+/// report.
+struct DeliveredJobs<'a> {
+    jobs: &'a mut VecDeque<Job>,
+    versions: &'a mut Vec<Step>,
+    random: &'a mut Random,
+    now: Time,
+    generation: &'a mut Generation,
+    reports: Vec<(Time, DeviceOutput)>,
+}
+
+impl DeviceChannel for DeliveredJobs<'_> {
+    fn report(&mut self, report: Report) {
+        match &report {
+            Report::Entered { generation, .. } => *self.generation = *generation,
+            Report::Restored { version, shard, intact: true } => {
+                follow(self.versions, *shard, *version);
+            }
+            _ => {}
+        }
+        self.now = self.now + self.random.delay();
+        self.reports.push((self.now, DeviceOutput::Report(*self.generation, report)));
+    }
+
+    /// The next job. A gradient under way takes the jobs that it waits for, and defers all others.
+    fn wait(&mut self) -> Option<Job> {
+        let job = self.jobs.pop_front()?;
+        note(self.versions, &job);
+        Some(job)
+    }
+
+    fn now(&self) -> Time {
+        self.now
+    }
+}

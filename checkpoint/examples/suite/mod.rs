@@ -1,0 +1,154 @@
+//! What every store must do. The tests run it on a directory and on an object store in memory.
+//! `examples/store_suite.rs` runs it on any URL.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use everstep_checkpoint::claims::{self, Claim};
+use everstep_checkpoint::names::{ObjectName, PartName};
+use everstep_checkpoint::store::probe::probe;
+use everstep_checkpoint::store::{Created, ErrorKind, Store, UploadSize};
+use everstep_transport::protocol::{Generation, Step, WorkerId};
+
+/// Opens the same place again, as another process does.
+pub type Open<'a> = &'a (dyn Fn() -> Box<dyn Store> + Sync);
+
+/// Runs everything on an empty place. Panics at the first promise that is not kept. `told` is
+/// called with each step in words.
+pub fn run(open: Open<'_>, told: &dyn Fn(&str)) {
+    let store = open();
+    assert_eq!(store.list().expect("listed"), [], "the suite needs an empty place");
+    told("probe");
+    probe(&*store).expect("a store that keeps checkpoints");
+    assert_eq!(store.list().expect("listed"), [], "the probe left nothing");
+    told("create once, whoever is first");
+    creates_once(&*store);
+    told("one winner of eight creators");
+    has_one_winner(open);
+    told("claims of eight clusters");
+    claims_are_apart(open);
+    told("a large object in parts, with the head last");
+    uploads(&*store);
+    told("an upload that is given up");
+    gives_up(&*store);
+    told("ranges, sizes, and what is missing");
+    reads(&*store);
+    told("list and delete");
+    lists_and_deletes(&*store);
+}
+
+fn part(worker: u64) -> ObjectName {
+    let name = PartName { generation: Generation(1), worker: WorkerId(worker) };
+    ObjectName::Part(Step(5), name)
+}
+
+/// Bytes that differ everywhere, so that a part in a wrong place is noticed.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8).collect()
+}
+
+fn creates_once(store: &dyn Store) {
+    let name = ObjectName::Manifest(Step(5));
+    assert_eq!(store.put_new(&name, b"mine"), Ok(Created::Mine));
+    assert_eq!(store.put_new(&name, b"theirs"), Ok(Created::Theirs));
+    assert_eq!(store.put_new(&name, b"mine"), Ok(Created::Mine), "the bytes decide");
+    assert_eq!(store.put_new(&name, b""), Ok(Created::Theirs));
+    assert_eq!(store.read_whole(&name, 100).expect("read"), b"mine");
+    store.delete(&name).expect("deleted");
+    assert_eq!(store.put_new(&name, b""), Ok(Created::Mine), "it is free again");
+    assert_eq!(store.read_whole(&name, 100).expect("read"), b"");
+    store.delete(&name).expect("deleted");
+}
+
+fn has_one_winner(open: Open<'_>) {
+    let winners = AtomicU64::new(0);
+    let create = |index: u64| {
+        let created = open().put_new(&ObjectName::Manifest(Step(6)), &index.to_le_bytes());
+        if created.expect("an answer") == Created::Mine {
+            winners.fetch_add(1, Ordering::Relaxed);
+        }
+    };
+    std::thread::scope(|scope| {
+        (0..8).for_each(|index| drop(scope.spawn(move || create(index))));
+    });
+    assert_eq!(winners.into_inner(), 1);
+    open().delete(&ObjectName::Manifest(Step(6))).expect("deleted");
+}
+
+fn claims_are_apart(open: Open<'_>) {
+    let take = |index: u64| {
+        let claim = Claim::new("r", &index.to_string(), Step(0), 0).expect("a claim");
+        claims::take(&*open(), &claim).expect("taken")
+    };
+    let mut numbers: Vec<u64> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|index| scope.spawn(move || take(index))).collect();
+        threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
+    });
+    numbers.sort_unstable();
+    assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8]);
+    let store = open();
+    let listing = store.list().expect("listed");
+    assert!(claims::is_outdone(&listing, 7) && !claims::is_outdone(&listing, 8));
+    (1..=8).for_each(|it| store.delete(&ObjectName::Claim(it)).expect("deleted"));
+}
+
+fn uploads(store: &dyn Store) {
+    // Nothing after the head, less than a part, exactly two parts, and a part that is cut short.
+    for length in [0, 1_000, (16 << 20) - 99, (20 << 20) + 12_345] {
+        let (head, data) = (vec![b'h'; 99], pattern(length));
+        let size = UploadSize { head: 99, total: 99 + data.len() as u64 };
+        let mut upload = store.upload(&part(1), size).expect("begun");
+        data.chunks(3 << 20).for_each(|piece| upload.write(piece).expect("written"));
+        upload.finish(&head).expect("finished");
+        assert_eq!(store.size(&part(1)), Ok(size.total));
+        let whole = store.read(&part(1), 0..size.total).expect("read");
+        assert!(whole == [head, data].concat(), "{length} bytes after the head");
+    }
+}
+
+fn gives_up(store: &dyn Store) {
+    let size = UploadSize { head: 8, total: 100 };
+    let mut upload = store.upload(&part(2), size).expect("begun");
+    upload.write(&[1; 50]).expect("written");
+    drop(upload);
+    let error = store.size(&part(2)).expect_err("nothing remains");
+    assert_eq!(error.kind, ErrorKind::Missing, "{error}");
+}
+
+fn reads(store: &dyn Store) {
+    let name = part(3);
+    let data = pattern(10_000);
+    let size = UploadSize { head: 0, total: 10_000 };
+    let mut upload = store.upload(&name, size).expect("begun");
+    upload.write(&data).expect("written");
+    upload.finish(&[]).expect("finished");
+    for range in [0..10_000, 0..1, 9_999..10_000, 1_234..5_678, 7..7] {
+        let read = store.read(&name, range.clone()).expect("read");
+        assert_eq!(read, data[range.start as usize..range.end as usize], "{range:?}");
+    }
+    for range in [0..10_001, 9_999..10_001, 20_000..20_010] {
+        let error = store.read(&name, range.clone()).expect_err("beyond the end");
+        assert_eq!(error.kind, ErrorKind::Damaged, "{range:?}: {error}");
+    }
+    let error = store.read_whole(&name, 9_999).expect_err("larger than expected");
+    assert_eq!(error.kind, ErrorKind::Damaged, "{error}");
+    for error in [
+        store.read(&part(4), 0..1).expect_err("not there"),
+        store.read_whole(&part(4), 10).expect_err("not there"),
+        store.size(&part(4)).expect_err("not there"),
+    ] {
+        assert_eq!(error.kind, ErrorKind::Missing, "{error}");
+    }
+}
+
+fn lists_and_deletes(store: &dyn Store) {
+    let manifest = ObjectName::Manifest(Step(5));
+    store.put_new(&manifest, b"{}").expect("put");
+    let listed: Vec<_> =
+        store.list().expect("listed").into_iter().map(|it| (it.name, it.bytes)).collect();
+    let (first, third) = (99 + (20 << 20) + 12_345, 10_000);
+    assert_eq!(listed, [(manifest.clone(), 2), (part(1), first), (part(3), third)]);
+    for name in [&manifest, &part(1), &part(3), &part(3), &part(9)] {
+        store.delete(name).expect("deleted, or gone already");
+    }
+    assert_eq!(store.list().expect("listed"), []);
+}

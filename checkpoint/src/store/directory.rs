@@ -1,0 +1,292 @@
+//! A directory as a store: on a disk, or on a file system that several machines share.
+
+use std::fs::{self, DirEntry, File, OpenOptions};
+use std::io::{self, ErrorKind as IoKind};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use rustix::fs::OFlags;
+
+use super::durable::{PartialFile, StageHook, sync_folder};
+use super::{
+    Created, ErrorKind, MAX_OBJECTS, MAX_SMALL_BYTES, Store, StoreError, StoredObject, Upload,
+    UploadSize,
+};
+use crate::names::{ObjectName, PARTIAL};
+
+/// A store in a directory.
+pub struct DirectoryStore {
+    root: PathBuf,
+    place: String,
+    hook: StageHook,
+}
+
+impl DirectoryStore {
+    /// The store in this directory, which is created if it is not there.
+    ///
+    /// # Errors
+    /// If the directory cannot be created.
+    pub fn open(root: &Path) -> Result<Self, StoreError> {
+        Self::with_hook(root, Arc::new(|_| Ok(())))
+    }
+
+    /// The same, with a hook that is called at each stage of each file. Tests end the process
+    /// there.
+    ///
+    /// # Errors
+    /// If the directory cannot be created.
+    pub fn with_hook(root: &Path, hook: StageHook) -> Result<Self, StoreError> {
+        let place = root.display().to_string();
+        let store = Self { root: root.into(), place, hook };
+        // A folder of weights may be one that this process can only read.
+        if !root.is_dir() {
+            let made = fs::create_dir_all(root).and_then(|()| sync_folder(root));
+            made.map_err(|error| store.error(None, &error))?;
+        }
+        Ok(store)
+    }
+
+    fn path(&self, name: &ObjectName) -> PathBuf {
+        self.root.join(name.to_string())
+    }
+
+    /// Begins a file, and makes its folder if need be.
+    fn begin(&self, name: &ObjectName, bytes: u64) -> io::Result<PartialFile> {
+        let (path, nonce) = (self.path(name), nonce()?);
+        let begin = || PartialFile::create(&path, nonce, bytes, self.hook.clone());
+        match begin() {
+            Err(error) if error.kind() == IoKind::NotFound => {
+                let folder = self.root.join(name.folder());
+                fs::create_dir_all(&folder)?;
+                sync_folder(&folder)?;
+                begin()
+            }
+            begun => begun,
+        }
+    }
+
+    /// An object to read. A pipe or a device of that name is none, and would never end.
+    fn file(&self, name: &ObjectName) -> Result<(File, u64), StoreError> {
+        let error = |error: io::Error| self.error(Some(name), &error);
+        let flags = OFlags::NONBLOCK.bits() as i32;
+        let opened = OpenOptions::new().read(true).custom_flags(flags).open(self.path(name));
+        let file = opened.map_err(error)?;
+        let metadata = file.metadata().map_err(error)?;
+        if !metadata.is_file() {
+            let why = "it is not a regular file";
+            return Err(StoreError::new(ErrorKind::Damaged, &self.place, name, why));
+        }
+        Ok((file, metadata.len()))
+    }
+
+    fn put(&self, name: &ObjectName, bytes: &[u8]) -> io::Result<Created> {
+        let mut file = self.begin(name, bytes.len() as u64)?;
+        file.write(bytes)?;
+        match file.create_new() {
+            Ok(()) => Ok(Created::Mine),
+            Err(error) if error.kind() == IoKind::AlreadyExists => Ok(Created::Theirs),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All entries of the root and of the folders of objects.
+    fn entries(&self) -> io::Result<Vec<DirEntry>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(&self.root)? {
+            let entry = entry?;
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let holds = name.starts_with("step-") || name == "claims" || name == "probes";
+            if !(holds && entry.file_type()?.is_dir()) {
+                found.push(entry);
+                continue;
+            }
+            match fs::read_dir(entry.path()) {
+                Ok(inside) => found.extend(inside.collect::<io::Result<Vec<_>>>()?),
+                // Another process has just removed the folder.
+                Err(error) if error.kind() == IoKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            if found.len() > MAX_OBJECTS {
+                let many = format!("it has more than {MAX_OBJECTS} files; use another directory");
+                return Err(io::Error::other(many));
+            }
+        }
+        Ok(found)
+    }
+
+    fn object(&self, entry: &DirEntry) -> Option<StoredObject> {
+        let path = entry.path();
+        let name = path.strip_prefix(&self.root).ok()?.to_str()?.parse().ok()?;
+        let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
+        Some(StoredObject { name, bytes: metadata.len(), changed: changed(&metadata) })
+    }
+
+    fn error(&self, name: Option<&ObjectName>, error: &io::Error) -> StoreError {
+        let kind = match error.kind() {
+            // A directory that is gone, as an unmounted one is, says nothing of its objects.
+            IoKind::NotFound if name.is_none() || !self.root.exists() => ErrorKind::Retry,
+            IoKind::NotFound => ErrorKind::Missing,
+            IoKind::PermissionDenied
+            | IoKind::AlreadyExists
+            | IoKind::Unsupported
+            | IoKind::NotADirectory
+            | IoKind::IsADirectory
+            | IoKind::InvalidInput
+            | IoKind::Other => ErrorKind::Refuse,
+            IoKind::UnexpectedEof => ErrorKind::Damaged,
+            // A full disk, a disk that went read-only, a network's disk that is away.
+            _ => ErrorKind::Retry,
+        };
+        let object = name.map_or_else(|| "the store".into(), ObjectName::to_string);
+        StoreError { kind, place: self.place.clone(), object, why: error.to_string() }
+    }
+}
+
+impl Store for DirectoryStore {
+    fn place(&self) -> &str {
+        &self.place
+    }
+
+    fn put_new(&self, name: &ObjectName, bytes: &[u8]) -> Result<Created, StoreError> {
+        assert!(bytes.len() as u64 <= MAX_SMALL_BYTES, "only small objects are put");
+        match self.put(name, bytes) {
+            Ok(Created::Theirs) => super::compare(self, name, bytes),
+            Ok(Created::Mine) => Ok(Created::Mine),
+            Err(error) => Err(self.write_error(name, &error)),
+        }
+    }
+
+    fn upload(&self, name: &ObjectName, size: UploadSize) -> Result<Box<dyn Upload>, StoreError> {
+        let error = |error: io::Error| self.write_error(name, &error);
+        let mut file = self.begin(name, size.total).map_err(error)?;
+        file.skip(size.head).map_err(error)?;
+        let (place, name) = (self.place.clone(), name.clone());
+        Ok(Box::new(DirectoryUpload { file, size, written: size.head, place, name }))
+    }
+
+    fn read(&self, name: &ObjectName, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+        let (file, bytes) = self.file(name)?;
+        if range.end > bytes {
+            return Err(super::too_short(&self.place, name, bytes, range.end));
+        }
+        let mut read = vec![0; (range.end.saturating_sub(range.start)) as usize];
+        let filled = file.read_exact_at(&mut read, range.start);
+        filled.map(|()| read).map_err(|error| self.error(Some(name), &error))
+    }
+
+    fn read_whole(&self, name: &ObjectName, most: u64) -> Result<Vec<u8>, StoreError> {
+        let bytes = self.size(name)?;
+        if bytes > most {
+            return Err(super::too_large(&self.place, name, bytes, most));
+        }
+        self.read(name, 0..bytes)
+    }
+
+    fn size(&self, name: &ObjectName) -> Result<u64, StoreError> {
+        self.file(name).map(|(_, bytes)| bytes)
+    }
+
+    fn list(&self) -> Result<Vec<StoredObject>, StoreError> {
+        let entries = self.entries().map_err(|error| self.error(None, &error))?;
+        let mut found: Vec<_> = entries.iter().filter_map(|entry| self.object(entry)).collect();
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(found)
+    }
+
+    fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
+        let path = self.path(name);
+        match fs::remove_file(&path).and_then(|()| sync_folder(&path)) {
+            Err(error) if error.kind() != IoKind::NotFound => Err(self.write_error(name, &error)),
+            _ => {
+                // A folder that still has files stays, which is no error.
+                if !name.folder().is_empty() {
+                    let _ = fs::remove_dir(self.root.join(name.folder()));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn sweep(&self, before: u64) -> Result<u64, StoreError> {
+        let mut removed = 0;
+        for entry in self.entries().map_err(|error| self.error(None, &error))? {
+            let is_partial = is_of_an_object(&entry.path(), &self.root);
+            let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
+            let is_old = metadata.is_some_and(|metadata| changed(&metadata) < before);
+            if is_partial && is_old && fs::remove_file(entry.path()).is_ok() {
+                removed += 1;
+            }
+        }
+        Ok(removed)
+    }
+}
+
+impl DirectoryStore {
+    /// The error of a write. A folder that is gone is a place that is away, not a missing object.
+    fn write_error(&self, name: &ObjectName, error: &io::Error) -> StoreError {
+        match error.kind() {
+            IoKind::NotFound => {
+                let why = format!("{error}: the directory is gone; bring it back");
+                StoreError::new(ErrorKind::Retry, &self.place, name, why)
+            }
+            _ => self.error(Some(name), error),
+        }
+    }
+}
+
+/// A file of a directory under way.
+struct DirectoryUpload {
+    file: PartialFile,
+    size: UploadSize,
+    written: u64,
+    place: String,
+    name: ObjectName,
+}
+
+impl DirectoryUpload {
+    fn error(place: &str, name: &ObjectName, error: &io::Error) -> StoreError {
+        let kind = match error.kind() {
+            IoKind::PermissionDenied | IoKind::Unsupported => ErrorKind::Refuse,
+            _ => ErrorKind::Retry,
+        };
+        StoreError::new(kind, place, name, error.to_string())
+    }
+}
+
+impl Upload for DirectoryUpload {
+    fn write(&mut self, bytes: &[u8]) -> Result<(), StoreError> {
+        self.written += bytes.len() as u64;
+        let written = self.file.write(bytes);
+        written.map_err(|error| Self::error(&self.place, &self.name, &error))
+    }
+
+    fn finish(self: Box<Self>, head: &[u8]) -> Result<(), StoreError> {
+        let Self { mut file, size, written, place, name } = *self;
+        assert_eq!((head.len() as u64, written), (size.head, size.total), "as many as announced");
+        let placed = file.write_head(head).and_then(|()| file.replace());
+        placed.map_err(|error| Self::error(&place, &name, &error))
+    }
+}
+
+/// Whether this is the unfinished file of an object: an object's name, a nonce and an ending.
+fn is_of_an_object(path: &Path, root: &Path) -> bool {
+    let relative = path.strip_prefix(root).ok().and_then(Path::to_str);
+    let object = relative.and_then(|name| name.strip_suffix(PARTIAL)?.rsplit_once('.'));
+    object.is_some_and(|(name, nonce)| {
+        nonce.len() == 16
+            && u64::from_str_radix(nonce, 16).is_ok()
+            && name.parse::<ObjectName>().is_ok()
+    })
+}
+
+fn changed(metadata: &fs::Metadata) -> u64 {
+    let changed = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
+    changed.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+fn nonce() -> io::Result<u64> {
+    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
+}

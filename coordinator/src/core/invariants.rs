@@ -1,0 +1,52 @@
+//! Assertions of a leader before it proposes the end of a run, and of a coordinator before it
+//! writes metrics lines. Each names its invariant, and a broken one stops the process.
+//!
+//! Results, lines and messages of workers have been checked before. A core with a planted bug
+//! asserts nothing here: the simulator's checks are to find the bug.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use everstep_transport::protocol::Step;
+use everstep_transport::protocol::outcome::Outcome;
+
+use super::Core;
+use crate::lines::LineRecord;
+use crate::state::State;
+
+impl Core {
+    /// The end of the run is about to be proposed.
+    pub(super) fn check_end(&self, outcome: &Outcome) {
+        let Outcome::Complete(results) = outcome else { return };
+        if is_exempt(&self.state) {
+            return;
+        }
+        assert!(
+            self.completion.model.durable().is_some(),
+            "I22: a complete run has a durable model"
+        );
+        let steps = self.state.run().map_or(0, |run| run.steps);
+        assert!(self.written() >= Step(steps), "I13: a complete run has the line of every step");
+        let members = self.state.record().map_or(0, |record| record.members.len());
+        assert_eq!(results.len(), members, "I3: a complete run has every member's result");
+    }
+}
+
+/// Lines are about to be written: they end with the newest that this coordinator knows.
+pub(super) fn check_lines(state: &State, fresh: &[LineRecord], reach: Step) {
+    if is_exempt(state) {
+        return;
+    }
+    let steps = fresh.iter().map(|record| record.line.step.0);
+    let first = reach.0 + 1 - fresh.len() as u64;
+    assert!(steps.eq(first..=reach.0), "I13: each step has one line, in order");
+}
+
+#[cfg(not(feature = "planted"))]
+fn is_exempt(_: &State) -> bool {
+    false
+}
+
+#[cfg(feature = "planted")]
+fn is_exempt(state: &State) -> bool {
+    state.plant.is_some()
+}

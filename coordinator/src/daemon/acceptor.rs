@@ -1,0 +1,90 @@
+//! Admits links, and takes peers' messages.
+//!
+//! Every link has a task, which carries the peer's messages to the actor, one at a time. So a peer
+//! that sends too much waits on its own link.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use actix::Addr;
+use everstep_transport::identity::Role;
+use everstep_transport::quic::{Link, LinkError};
+use tokio::sync::watch;
+
+use super::actor::{CoordinatorActor, Expelled, NewLink, PeerEvent};
+use crate::core::{LinkEnd, LinkId, ShellInput};
+use crate::node::NodeInput;
+
+/// While this many entries wait for the disk, messages wait too, since they would bring more.
+/// Messages of coordinators do not wait: the log has bounds of its own, and takes silence for
+/// death.
+const MAX_BACKLOG: usize = 4096;
+
+/// Carries links and their messages to the actor. See the module.
+#[derive(Clone)]
+pub(super) struct Acceptor {
+    coordinator: Addr<CoordinatorActor>,
+    /// How many entries wait for the disk.
+    backlog: watch::Receiver<usize>,
+    /// How many links the process has had.
+    count: Arc<AtomicU64>,
+}
+
+impl Acceptor {
+    pub(super) fn new(
+        coordinator: Addr<CoordinatorActor>,
+        backlog: watch::Receiver<usize>,
+    ) -> Self {
+        Self { coordinator, backlog, count: Arc::default() }
+    }
+
+    pub(super) fn coordinator(&self) -> Addr<CoordinatorActor> {
+        self.coordinator.clone()
+    }
+
+    /// Takes a new link. If the actor is gone, the task that ticks it will hear of that.
+    pub(super) async fn admit(&self, link: Link) {
+        let id = LinkId(1 + self.count.fetch_add(1, Ordering::Relaxed));
+        let new_link = NewLink { id, link: link.clone() };
+        if self.coordinator.send(new_link).await.is_ok() {
+            tokio::spawn(self.clone().listen_to(id, link));
+        }
+    }
+
+    /// Another coordinator refuses links with this one.
+    pub(super) fn expelled(&self) {
+        self.coordinator.do_send(Expelled);
+    }
+
+    async fn listen_to(mut self, id: LinkId, link: Link) {
+        let waits = link.identity().role != Role::Coordinator;
+        loop {
+            let (input, over) = match link.receive().await {
+                Ok(message) => (NodeInput::Shell(ShellInput::Message { from: id, message }), false),
+                Err(error) => {
+                    if error.is_expulsion() && !waits {
+                        self.expelled();
+                    }
+                    let (end, reason) = (end_of(&error), error.to_string());
+                    (NodeInput::Shell(ShellInput::Disconnected { link: id, end, reason }), true)
+                }
+            };
+            if waits && self.backlog.wait_for(|waiting| *waiting < MAX_BACKLOG).await.is_err() {
+                return;
+            }
+            if self.coordinator.send(PeerEvent(input)).await.is_err() || over {
+                return;
+            }
+        }
+    }
+}
+
+/// What a link's error says about the peer's process. Only the process itself can prove that it
+/// ends.
+fn end_of(error: &LinkError) -> LinkEnd {
+    match error {
+        LinkError::Gone { .. } => LinkEnd::Goodbye,
+        LinkError::Unreachable { .. } => LinkEnd::Refused,
+        _ => LinkEnd::Lost,
+    }
+}

@@ -1,0 +1,52 @@
+//! Logs the events: a sentence for people, and its parts as fields for machines.
+//!
+//! Trouble becomes a warning, and every other event information.
+
+use everstep_transport::protocol::outcome::{Event, EventKind};
+use tracing::{info, warn};
+
+use crate::event_sentences::{is_trouble, sentence};
+use crate::state::State;
+
+/// Logs an event that the state has just taken.
+pub(super) fn log(state: &State, event: &Event) {
+    let (number, words) = (event.number, sentence(state, &event.kind));
+    match &event.kind {
+        EventKind::Lost { worker, reason, detect_ms, pause_ms } => {
+            let worker = worker.0;
+            warn!(event = "lost", number, worker, reason, detect_ms, pause_ms, "{words}");
+        }
+        EventKind::Rollback { from, to, reason } => {
+            let (from, to) = (from.0, to.0);
+            warn!(event = "rollback", number, from, to, reason, "{words}");
+        }
+        EventKind::Unreachable { workers: (one, other) } => {
+            let (one, other) = (one.0, other.0);
+            warn!(event = "unreachable", number, one, other, "{words}");
+        }
+        EventKind::Refused { name, reason } => {
+            warn!(event = "refused", number, %name, reason, "{words}");
+        }
+        EventKind::Failed { reason } => warn!(event = "failed", number, reason, "{words}"),
+        EventKind::Generation { generation, workers, at_step, redone, .. } => {
+            let (generation, members, at_step) = (generation.0, workers.len(), at_step.0);
+            info!(event = "generation", number, generation, members, at_step, redone, "{words}");
+        }
+        EventKind::Leading { term, coordinator } => {
+            let term = term.0;
+            info!(event = "leading", number, term, coordinator, "{words}");
+        }
+        EventKind::Registered { worker, name, .. } => {
+            let worker = worker.0;
+            info!(event = "registered", number, worker, %name, "{words}");
+        }
+        EventKind::Joined { worker }
+        | EventKind::Draining { worker }
+        | EventKind::Left { worker } => {
+            let worker = worker.0;
+            info!(number, worker, "{words}");
+        }
+        other if is_trouble(other) => warn!(number, "{words}"),
+        _ => info!(number, "{words}"),
+    }
+}

@@ -1,0 +1,256 @@
+//! Golden files: a coordinator's files of each format, as a build of that format wrote them.
+//! Today's build reads them, and writes the newest format byte by byte as its golden files have it.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use everstep_transport::protocol::figures::RunFigures;
+use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
+use everstep_transport::protocol::{
+    CoordinatorView, Generation, HistoryEntry, HistoryEvent, Lineage, Message, NodeName,
+    OperatorCommand, RequestId, Step, Term, WorkerId, exemplars,
+};
+
+use super::history_file::HistoryFile;
+use super::membership_file::{Membership, MembershipFile};
+use crate::format;
+use crate::line_file::LineFiles;
+use crate::lines::LineRecord;
+use crate::log::Log;
+use crate::log::replica::DiskOwner;
+use crate::raft::{
+    self, DurableState, EntryKind, HardState, LogPosition, Members, ReplicaId, Snapshot,
+};
+use crate::state::tests::rich;
+use crate::state::{
+    AwaitedOwner, Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory,
+    Loss, State,
+};
+
+/// Writes the golden files of the newest format anew instead of comparing with them.
+const WRITE: &str = "EVERSTEP_WRITE_GOLDEN";
+const CLUSTER: [u8; 32] = [7; 32];
+const OWNER: DiskOwner = DiskOwner { cluster: CLUSTER, replica: ReplicaId(1) };
+
+/// The folder with the golden files of a format.
+fn folder(format: u64) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/format-{format}"))
+}
+
+fn name() -> NodeName {
+    NodeName::parse("node-7").expect("a valid name")
+}
+
+fn address() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, 40_001).into()
+}
+
+/// One entry of each kind.
+fn entries() -> Vec<CommandEntry> {
+    let coordinator = CoordinatorInfo {
+        name: name(),
+        incarnation: 4,
+        address: address(),
+        api: Some(address()),
+        log_format: *LOG_FORMATS.start(),
+    };
+    let mut messages = exemplars::all().into_iter();
+    let registration = messages.find_map(|message| match message {
+        Message::Register(registration) => Some(registration),
+        _ => None,
+    });
+    let record = messages.find_map(|message| match message {
+        Message::Announce(record) => Some(record),
+        _ => None,
+    });
+    let loss = Loss { worker: WorkerId(7), reason: "gone".into(), detect_ms: 60, pause_ms: 5 };
+    let change = Change {
+        record: record.expect("an example of a record"),
+        lost: vec![loss.clone()],
+        left: vec![WorkerId(8)],
+        redone: true,
+        unreachable: vec![(WorkerId(2), WorkerId(3))],
+        rollback: Some((Step(9), "all owners".into())),
+    };
+    let unable =
+        EventKind::Unable { name: name(), reason: "no data".into(), inability: Inability::Run };
+    let outcome = Outcome::Failed { name: Some(name()), reason: "no data".into() };
+    let id = RequestId { client: 1, number: 2 };
+    let owners = vec![AwaitedOwner { worker: WorkerId(7), waited_ms: 3 }];
+    let registration = registration.expect("an example of a registration");
+    let commands = [
+        Command::Register { run: 1, name: name(), registration },
+        Command::Lead { coordinator: 1 },
+        Command::Lose { worker: WorkerId(7), reason: "gone".into() },
+        Command::Drain { worker: WorkerId(7) },
+        Command::Generation(change),
+        Command::LoseLines {
+            lineage: Lineage { run: 1, rollback: Generation(2) },
+            gap: Gap { from: Step(3), to: Step(4) },
+        },
+        Command::Note { run: 1, kind: unable },
+        Command::End { run: 1, outcome, figures: RunFigures::default(), steps: Step(5) },
+        Command::Request {
+            id,
+            command: OperatorCommand::Submit(exemplars::run().into()),
+            steps: Step(5),
+        },
+        Command::Found {
+            ephemeral: false,
+            founder: coordinator.clone(),
+            tokens: vec![exemplars::token()],
+        },
+        Command::Coordinator { id: Some(1), coordinator },
+        Command::ShutOut { coordinator: 3 },
+        Command::Recover { survivor: 1 },
+        Command::SpendToken { token: [6; 9], node: name() },
+        Command::Died(loss),
+        Command::AwaitOwners { generation: Generation(3), owners },
+    ];
+    let entry = |(unix_ms, command)| CommandEntry { unix_ms, command };
+    (1_700_000_000_000..).zip(commands).map(entry).collect()
+}
+
+/// A log with a snapshot of a rich state, and these entries behind it.
+fn kept() -> DurableState {
+    let state = rich();
+    let place = LogPosition { index: state.index(), term: Term(1) };
+    let members = Members { voters: vec![ReplicaId(1)], ..Members::default() };
+    let entry = |(index, entry): (u64, CommandEntry)| raft::RaftEntry {
+        place: LogPosition { index, term: Term(2) },
+        kind: EntryKind::Command,
+        bytes: entry.encode(*LOG_FORMATS.start()),
+    };
+    let entries = (place.index + 1..).zip(entries()).map(entry).collect();
+    let commit = place.index + self::entries().len() as u64;
+    DurableState {
+        hard_state: HardState { term: Term(2), vote: Some(ReplicaId(1)), commit },
+        snapshot: Snapshot { place, members, bytes: state.encode() },
+        base: place,
+        entries,
+    }
+}
+
+fn membership() -> Membership {
+    let view = CoordinatorView { id: 1, name: name(), address: address(), api: Some(address()) };
+    Membership {
+        name: name(),
+        incarnation: 4,
+        id: Some(1),
+        founds: Some(false),
+        seals: [[7; 32]; 3],
+        revision: 2,
+        members: vec![view],
+    }
+}
+
+fn history_entries() -> Vec<HistoryEntry> {
+    let events = rich().events().to_vec();
+    let alone = |event| vec![HistoryEvent::Run(1), HistoryEvent::Event(event)];
+    (1..).zip(events).map(|(index, event)| HistoryEntry { index, events: alone(event) }).collect()
+}
+
+fn history() -> LineHistory {
+    let lineage = Lineage { run: 1, rollback: Generation(0) };
+    LineHistory { lineage, back_to: Step(0), gaps: Default::default() }
+}
+
+fn lines() -> Vec<LineRecord> {
+    let heartbeat = exemplars::all().into_iter().find_map(|message| match message {
+        Message::Heartbeat(heartbeat) => heartbeat.lines.first().cloned(),
+        _ => None,
+    });
+    let line = heartbeat.expect("an example of a line");
+    let record = |step| LineRecord {
+        line: everstep_transport::protocol::MetricsLine { step: Step(step), ..line.clone() },
+        ..LineRecord::default()
+    };
+    (1..=3).map(record).collect()
+}
+
+/// Writes a coordinator's files into a folder.
+fn write(folder: &Path) {
+    fs::create_dir_all(folder).expect("a folder");
+    Log::create(&folder.join("log.redb"), OWNER, &kept()).expect("a log");
+    MembershipFile::create(&folder.join("coordinators"), membership()).expect("a book");
+    let path = folder.join("history.log");
+    HistoryFile::create(&path, CLUSTER).expect("a history");
+    let mut history_file = HistoryFile::open(&path, CLUSTER, 0).expect("the history").0;
+    for entry in history_entries() {
+        history_file.take(entry).expect("written");
+    }
+    let mut files = LineFiles::new(folder.join("metrics"), CLUSTER);
+    files.open(&history()).expect("a file of lines");
+    files.append(&lines()).expect("written");
+}
+
+/// Reads a coordinator's files, which have the content that [`write`] writes.
+fn read(folder: &Path) {
+    let (_, found) = Log::open(&folder.join("log.redb"), OWNER).expect("the log");
+    assert_eq!(found, kept(), "the log");
+    let state = State::decode(&found.snapshot.bytes, *LOG_FORMATS.end()).expect("a snapshot");
+    assert_eq!(state.encode(), rich().encode(), "the snapshot");
+    let decoded =
+        found.entries.iter().map(|it| CommandEntry::decode(&it.bytes, *LOG_FORMATS.end()));
+    assert_eq!(decoded.collect::<Result<Vec<_>, _>>().expect("entries"), entries());
+    let file = MembershipFile::load(&folder.join("coordinators")).expect("the book");
+    assert_eq!(*file.membership(), membership());
+    let (_, found) =
+        HistoryFile::open(&folder.join("history.log"), CLUSTER, 0).expect("the history");
+    assert_eq!(found, history_entries());
+    let mut files = LineFiles::new(folder.join("metrics"), CLUSTER);
+    assert_eq!(files.open(&history()).expect("the lines").reach, Step(3));
+    let expected: Vec<_> = lines().into_iter().map(|record| record.line).collect();
+    assert_eq!(files.page(Step(0), 9).expect("the lines"), expected);
+    let entries = fs::read_dir(folder.join("metrics")).expect("a folder");
+    assert_eq!(entries.count(), 1, "no file was set aside");
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to.join("metrics")).expect("a folder");
+    for file in ["log.redb", "coordinators", "history.log", "metrics/1.log"] {
+        fs::copy(from.join(file), to.join(file)).expect("a copy");
+    }
+}
+
+#[test]
+fn i23_files_of_the_format_before_are_read_and_are_of_the_newest_format_from_then_on() {
+    let dir = tempfile::tempdir().expect("a directory");
+    copy(&folder(1), dir.path());
+    read(dir.path());
+    let head = fs::read(dir.path().join("history.log")).expect("the history");
+    assert_eq!(head[8..16], format::HISTORY_FILE_FORMAT.newest.to_le_bytes());
+    let head = fs::read(dir.path().join("metrics/1.log")).expect("the lines");
+    assert_eq!(head[8..16], format::LINES_FILE_FORMAT.newest.to_le_bytes());
+    read(dir.path());
+}
+
+#[test]
+fn i23_files_of_the_newest_format_have_the_bytes_of_its_golden_files() {
+    let formats = [
+        format::LOG_FILE_FORMAT,
+        format::MEMBERSHIP_FILE_FORMAT,
+        format::HISTORY_FILE_FORMAT,
+        format::LINES_FILE_FORMAT,
+    ];
+    let newest = formats[0].newest;
+    assert!(formats.iter().all(|format| format.newest == newest), "each has a golden folder");
+    if std::env::var_os(WRITE).is_some() {
+        write(&folder(newest));
+    }
+    let dir = tempfile::tempdir().expect("a directory");
+    write(dir.path());
+    for file in ["coordinators", "history.log", "metrics/1.log"] {
+        let bytes = |folder: &Path| fs::read(folder.join(file)).expect("a file");
+        assert!(
+            bytes(dir.path()) == bytes(&folder(newest)),
+            "the bytes of {file} have changed: give its format the next number, and read the old \
+             one. If no release has written format {newest}, run this test once with {WRITE}=1"
+        );
+    }
+    // The database has its own bytes. Its content is the log's format.
+    let dir = tempfile::tempdir().expect("a directory");
+    copy(&folder(newest), dir.path());
+    read(dir.path());
+}

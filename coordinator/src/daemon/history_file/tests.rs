@@ -1,0 +1,171 @@
+use everstep_transport::protocol::HistoryEvent;
+use proptest::prelude::*;
+use std::error::Error;
+
+use super::*;
+
+const CLUSTER: [u8; 32] = [7; 32];
+
+/// A history file in a directory of its own.
+struct Room {
+    _dir: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Room {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = dir.path().join("history.log");
+        HistoryFile::create(&path, CLUSTER).expect("a history file");
+        Self { _dir: dir, path }
+    }
+
+    fn open(&self) -> (HistoryFile, Vec<u64>) {
+        let (history_file, entries) =
+            HistoryFile::open(&self.path, CLUSTER, 0).expect("a sound history file");
+        (history_file, indices(&entries))
+    }
+
+    fn words(&self, log_begins: u64) -> String {
+        let opened = HistoryFile::open(&self.path, CLUSTER, log_begins);
+        opened.map(drop).expect_err("no history file").to_string()
+    }
+}
+
+fn entry(index: u64) -> HistoryEntry {
+    HistoryEntry { index, events: vec![HistoryEvent::Run(index)] }
+}
+
+fn indices(entries: &[HistoryEntry]) -> Vec<u64> {
+    entries.iter().map(|entry| entry.index).collect()
+}
+
+fn take(history_file: &mut HistoryFile, indices: impl IntoIterator<Item = u64>) {
+    indices.into_iter().for_each(|index| history_file.take(entry(index)).expect("written"));
+}
+
+#[test]
+fn what_is_there_is_left_out_when_the_log_is_gone_through_again() {
+    let room = Room::new();
+    let (mut history_file, none) = room.open();
+    assert!(none.is_empty());
+    take(&mut history_file, [2, 5]);
+    // The first `HistoryFile` still holds the file, as a killed process did.
+    let (mut next, found) = room.open();
+    assert_eq!(found, [2, 5]);
+    take(&mut next, [2, 5, 9]);
+    assert_eq!(room.open().1, [2, 5, 9]);
+}
+
+#[test]
+fn a_file_that_is_cut_anywhere_keeps_every_whole_frame() {
+    let room = Room::new();
+    let (mut history_file, _) = room.open();
+    let mut ends = vec![history_file.length];
+    for index in 1..=4 {
+        take(&mut history_file, [index]);
+        ends.push(history_file.length);
+    }
+    let whole = std::fs::read(&room.path).expect("a file");
+    for length in HEAD..=whole.len() {
+        std::fs::write(&room.path, &whole[..length]).expect("written");
+        let (mut history_file, found) = room.open();
+        let kept = ends.iter().filter(|end| **end <= length as u64).count() as u64 - 1;
+        assert_eq!(found.len() as u64, kept, "cut at {length}");
+        take(&mut history_file, [kept + 1]);
+        assert_eq!(room.open().1.len() as u64, kept + 1, "the torn tail is gone");
+    }
+}
+
+/// The log repeats what it has. A gap in the rest shows.
+#[test]
+fn every_flipped_bit_is_an_error_or_takes_only_what_the_log_has() {
+    let room = Room::new();
+    let (mut history_file, _) = room.open();
+    take(&mut history_file, [1, 3]);
+    history_file.seal(4).expect("written");
+    let sealed = history_file.length as usize;
+    take(&mut history_file, [6]);
+    let whole = std::fs::read(&room.path).expect("a file");
+    for bit in 0..whole.len() * 8 {
+        let mut flipped = whole.clone();
+        flipped[bit / 8] ^= 1 << (bit % 8);
+        std::fs::write(&room.path, &flipped).expect("written");
+        match HistoryFile::open(&room.path, CLUSTER, 4) {
+            Ok((_, entries)) => assert!(bit / 8 >= sealed && indices(&entries) == [1, 3]),
+            Err(_) => assert!(bit / 8 < sealed, "bit {bit}"),
+        }
+    }
+}
+
+#[test]
+fn who_lacks_a_part_is_told_it_page_by_page() {
+    let (whole, lacking) = (Room::new(), Room::new());
+    let (mut teller, mut asker) = (whole.open().0, lacking.open().0);
+    take(&mut asker, 1..=9);
+    take(&mut teller, 1..=3_000);
+    asker.lack(2_000).expect("written");
+    take(&mut asker, 2_001..=2_500);
+    let mut pages = 0;
+    while let Some(from) = asker.wanted() {
+        let page = teller.page(from, 3_007).expect("sound");
+        asker.fill(page).expect("written");
+        pages += 1;
+    }
+    assert!(pages > 2, "{pages}");
+    take(&mut asker, (2_501..=3_000).chain([3_008]));
+    let expected: Vec<u64> = (1..=3_000).chain([3_008]).collect();
+    assert!(indices(&asker.all().expect("sound")) == expected);
+    drop(asker);
+    assert!(lacking.open().1 == expected);
+}
+
+#[test]
+fn who_lacks_a_part_remembers_it_and_tells_no_more_than_it_has() {
+    let room = Room::new();
+    let (mut history_file, _) = room.open();
+    take(&mut history_file, [2]);
+    history_file.lack(50).expect("written");
+    take(&mut history_file, [60]);
+    history_file.seal(61).expect("written");
+    assert_eq!(history_file.page(1, 70).expect("sound").last().map(|entry| entry.index), Some(2));
+    assert!(history_file.page(3, 70).expect("sound").is_empty());
+    assert_eq!(indices(&history_file.page(0, 70).expect("sound")), [2, 2]);
+    let (history_file, entries) =
+        HistoryFile::open(&room.path, CLUSTER, 61).expect("it knows what it lacks");
+    assert_eq!((history_file.wanted(), indices(&entries)), (Some(3), vec![2, 60]));
+}
+
+#[test]
+fn what_is_wrong_is_said_in_words() {
+    let room = Room::new();
+    take(&mut room.open().0, [1, 2]);
+    let words = room.words(3);
+    assert!(words.ends_with("damaged: it ends after entry 2, and the log begins at 3"), "{words}");
+    let mut other = head(CLUSTER);
+    other[8..16].copy_from_slice(&9_u64.to_le_bytes());
+    std::fs::write(&room.path, other).expect("written");
+    let words = room.words(0);
+    assert!(words.contains("it has format 9, and this build of Everstep reads"), "{words}");
+    std::fs::write(&room.path, head([8; 32])).expect("written");
+    assert!(room.words(0).ends_with("history.log: it is of another cluster"));
+    std::fs::write(&room.path, [7; HEAD]).expect("written");
+    assert!(
+        room.words(0).ends_with("history.log: the file is damaged: it does not begin as it should")
+    );
+    std::fs::remove_file(&room.path).expect("removed");
+    assert!(room.words(0).contains("No such file"));
+    let error = HistoryFile::open(&room.path, CLUSTER, 0).map(drop).expect_err("removed");
+    let cause = error.source().and_then(|problem| problem.source());
+    assert!(cause.is_some_and(|cause| cause.is::<io::Error>()), "the disk is known to be at fault");
+}
+
+proptest! {
+    #[test]
+    fn bytes_that_are_no_journal_never_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
+        let room = Room::new();
+        std::fs::write(&room.path, [&head(CLUSTER)[..], &tail].concat()).expect("written");
+        let (_, entries) = HistoryFile::open(&room.path, CLUSTER, 0).expect("nothing is missed");
+        prop_assert!(entries.is_empty());
+    }
+}

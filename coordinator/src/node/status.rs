@@ -1,0 +1,56 @@
+//! How the coordinators stand: their votes, the leader, their share of the log, and silent ones.
+//!
+//! A leader hears every replica many times a second. Any other coordinator hears the leader alone,
+//! and knows its own state.
+
+use everstep_transport::protocol::question::CoordinatorStatus;
+use everstep_transport::protocol::{Message, Reply};
+use everstep_transport::time::Time;
+
+use super::Node;
+use crate::core::{LinkId, ShellEffect};
+use crate::raft::ReplicaId;
+
+impl Node {
+    /// Since when this leader has not heard a replica. None if it hears it.
+    pub(super) fn silent_since(&self, now: Time, id: ReplicaId) -> Option<Time> {
+        self.peers.silent_since(now, self.replica.members(), id)
+    }
+
+    /// All coordinators, as far as the log has come here. Leaving coordinators come last.
+    pub fn coordinator_statuses(&self, now: Time) -> Vec<CoordinatorStatus> {
+        let (members, leads) = (self.replica.members(), self.leadership.leads());
+        let state = self.core.state();
+        let views = state.coordinators().into_iter().map(|view| (view, false));
+        let leaving = state.leaving().into_iter().map(|view| (view, true));
+        let coordinator_statuses = views.chain(leaving).map(|(view, leaves)| {
+            let id = ReplicaId(view.id);
+            let silent = leads.then(|| self.silent_since(now, id)).flatten();
+            CoordinatorStatus {
+                votes: members.voters.contains(&id) || members.outgoing.contains(&id),
+                leads: self.leadership.leader() == Some(id),
+                leaves,
+                matched: self.replica.matched(id),
+                silent_since_unix_ms: silent.map(|at| self.core.unix_ms(at)),
+                view,
+            }
+        });
+        coordinator_statuses.collect()
+    }
+
+    pub(super) fn describe(&mut self, now: Time, to: LinkId) {
+        let Some(term) = self.leadership.term() else { return };
+        let (applied, coordinators) = (self.replica.applied(), self.coordinator_statuses(now));
+        let message = Message::Told(Reply::Coordinators { term, applied, coordinators });
+        self.push(ShellEffect::Send { to, message });
+    }
+
+    /// How many voting coordinators this one can reach, itself included, and how many there are.
+    pub fn reachable(&self) -> (usize, usize) {
+        let (own, voters) = (self.peers.own(), &self.replica.members().voters);
+        let linked = |id: &&ReplicaId| {
+            **id == own || self.peers.link_of(self.replica.members(), **id).is_some()
+        };
+        (voters.iter().filter(linked).count(), voters.len())
+    }
+}

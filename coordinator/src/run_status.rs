@@ -1,0 +1,224 @@
+//! The state of the run and what it waits for, in one word and in one plain sentence.
+
+use std::time::Duration;
+
+use everstep_transport::protocol::outcome::{Inability, WorkerState};
+use everstep_transport::protocol::{Step, WorkerId};
+
+use crate::core::{ClusterView, RunEnd, UnableReason};
+
+/// A word for scripts, and a sentence for people.
+pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
+    let Some(run) = &view.run else {
+        return match view.leads {
+            Some(_) => ("idle", "idle: no run was submitted yet".into()),
+            None => ("following", "following: this coordinator does not lead".into()),
+        };
+    };
+    let (step, steps) = (grouped(view.step().0), grouped(run.steps));
+    if let Some(end) = &view.end {
+        return ended(end, Step(run.steps));
+    }
+    if let Some(awaited) = &view.owners_awaited {
+        let waited = seconds(view.since(awaited.since_unix_ms));
+        return ("waiting", format!("waiting for {waited}: {awaited}"));
+    }
+    if let Some(waiting) = view.waiting {
+        let (members, wanted) = (waiting.members, waiting.wanted);
+        let unable = unable(view);
+        let words = format!("waiting: {members} of at least {}{unable}", workers(wanted));
+        return ("waiting", words);
+    }
+    if let Some(awaited) = &view.model_awaited {
+        let waited = seconds(view.since(awaited.since_unix_ms));
+        return ("waiting", format!("waiting for {waited}: {awaited}"));
+    }
+    if let Some((silent, span)) = view.outage {
+        let words = format!(
+            "cut off: {silent} of {} have been silent for {}; they may train on, and the \
+             coordinator waits to hear of them",
+            workers(view.world_size),
+            seconds(span),
+        );
+        return ("cut_off", words);
+    }
+    if let Some(standstill) = &view.standstill {
+        let waited = seconds(view.since(standstill.since_unix_ms));
+        let words = format!(
+            "waiting for {waited}: no device gets on; step {step} of {steps} was the last; {}",
+            standstill.reason
+        );
+        return ("waiting", words);
+    }
+    // Generation numbers go on from run to run. So only the lack of members shows a run that has
+    // not begun.
+    if view.world_size == 0 {
+        let gone = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
+        let there = view.workers.iter().filter(|worker| !gone(worker.state)).count();
+        let wanted = workers(run.start_workers);
+        let unable = unable(view);
+        return ("starting", format!("starting: {there} of {wanted} registered{unable}"));
+    }
+    if let Some((one, other)) = view.unreachable.first() {
+        let (one, other) = (called(view, *one), called(view, *other));
+        let words = format!(
+            "cut off: {one} and {other} cannot reach each other, and neither can be left out; step \
+             {step} of {steps} was the last"
+        );
+        return ("cut_off", words);
+    }
+    if view.changing {
+        let next = view.generation.next();
+        let words = format!("changing: generation {next} begins after step {step} of {steps}");
+        return ("changing", words);
+    }
+    let (with, unable) = (workers(view.world_size), unable(view));
+    ("training", format!("training: step {step} of {steps} with {with}{unable}"))
+}
+
+/// Why a worker cannot compute the run, as the end of a sentence. Empty where all can.
+fn unable(view: &ClusterView) -> String {
+    let Some((name, UnableReason { inability, words })) = view.unable.first() else {
+        return String::new();
+    };
+    match inability {
+        Inability::Run => format!("; {name} cannot compute the run: {words}"),
+        Inability::Place => format!("; {name} cannot compute yet: {words}"),
+    }
+}
+
+/// The same for a run that is over. `last` is its last step.
+pub(crate) fn ended(end: &RunEnd, Step(last): Step) -> (&'static str, String) {
+    match end {
+        RunEnd::Complete(None) => ("complete", format!("complete: all {} steps", grouped(last))),
+        RunEnd::Complete(Some(place)) => {
+            ("complete", format!("complete: all {} steps; the model is {place}", grouped(last)))
+        }
+        RunEnd::Failed(reason) => ("failed", format!("failed: {reason}")),
+    }
+}
+
+fn called(view: &ClusterView, id: WorkerId) -> String {
+    let known = view.workers.iter().find(|known| known.worker == id);
+    known.map_or_else(|| format!("the worker with id {id}"), |known| known.label().to_string())
+}
+
+fn seconds(span: Duration) -> String {
+    format!("{} s", grouped(span.as_secs()))
+}
+
+fn workers(count: u32) -> String {
+    format!("{} worker{}", grouped(u64::from(count)), if count == 1 { "" } else { "s" })
+}
+
+/// A number with its thousands set apart: 1,000,000.
+fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::outcome::{OwnersAwaited, Waiting};
+    use everstep_transport::protocol::{
+        HostName, MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerLabel, WriteFailure,
+    };
+
+    use super::*;
+    use crate::core::Standstill;
+    use crate::http::tests::view;
+
+    fn place() -> ModelPlace {
+        ModelPlace { host: "node-7".into(), path: "/runs/model.safetensors".into() }
+    }
+
+    fn at_step(step: u64) -> Option<MetricsLine> {
+        Some(MetricsLine { step: Step(step), ..MetricsLine::default() })
+    }
+
+    #[test]
+    fn every_status_has_a_word_and_a_sentence() {
+        let none = ClusterView { run: None, ..view() };
+        assert_eq!(run_status(&none).1, "idle: no run was submitted yet");
+        let follows = ClusterView { leads: None, ..none };
+        assert_eq!(run_status(&follows).0, "following");
+        let started = ClusterView { world_size: 0, ..view() };
+        assert_eq!(run_status(&started).1, "starting: 2 of 3 workers registered");
+        let name = NodeName::parse("worker-c").expect("a valid name");
+        let why = UnableReason { inability: Inability::Run, words: "no such file".into() };
+        let unable = ClusterView { unable: vec![(name.clone(), why)], ..started };
+        let words = "starting: 2 of 3 workers registered; worker-c cannot compute the run: no such \
+                     file";
+        assert_eq!(run_status(&unable).1, words);
+        let why = UnableReason { inability: Inability::Place, words: "no memory".into() };
+        let one_waits = ClusterView { unable: vec![(name, why)], ..view() };
+        let words = "training: step 812 of 1,000 with 2 workers; worker-c cannot compute yet: no \
+                     memory";
+        assert_eq!(run_status(&one_waits).1, words);
+        assert_eq!(run_status(&view()).1, "training: step 812 of 1,000 with 2 workers");
+        let alone = ClusterView { world_size: 1, line: at_step(1_000), ..view() };
+        assert_eq!(run_status(&alone).1, "training: step 1,000 of 1,000 with 1 worker");
+        let changing = ClusterView { changing: true, line: None, leads: Some(Term(3)), ..view() };
+        let words = "changing: generation 5 begins after step 0 of 1,000";
+        assert_eq!(run_status(&changing), ("changing", words.into()));
+        let waiting = Waiting { members: 1, wanted: 2, since_unix_ms: 0 };
+        let waiting = ClusterView { waiting: Some(waiting), changing: true, ..view() };
+        assert_eq!(run_status(&waiting).1, "waiting: 1 of at least 2 workers");
+        let label = WorkerLabel { number: 2, worker: WorkerId(4), host: HostName::of("b") };
+        let (owners, workers) = (vec![WorkerId(4)], vec![label]);
+        let awaited = OwnersAwaited { shards: 3, owners, since_unix_ms: 78_000, workers };
+        let owners = ClusterView { owners_awaited: Some(awaited), changing: true, ..view() };
+        let words = "waiting for 12 s: worker 2 (id 4, on b) is silent, and no other worker holds \
+                     3 parameter shards; if it has ended for good, `everstep run rollback --step \
+                     0` gives up what it held";
+        assert_eq!(run_status(&owners), ("waiting", words.into()));
+        let silent = ClusterView { outage: Some((2, Duration::from_millis(14_900))), ..view() };
+        let words = "cut off: 2 of 2 workers have been silent for 14 s; they may train on, and \
+                     the coordinator waits to hear of them";
+        assert_eq!(run_status(&silent), ("cut_off", words.into()));
+        let cut_off = ClusterView { unreachable: vec![(WorkerId(3), WorkerId(9))], ..view() };
+        let words = "cut off: the worker with id 3 and worker 2 (id 9) cannot reach each other, \
+                     and neither can be left out; step 812 of 1,000 was the last";
+        assert_eq!(run_status(&cut_off).1, words);
+        let (worker, number, reason) = (WorkerId(4), 2, "full".into());
+        let failed = WriteFailure { worker, number, place: place(), reason };
+        let full = ModelAwaited { failed: Some(failed), since_unix_ms: 78_000 };
+        let unwritten = ClusterView { model_awaited: Some(full), ..view() };
+        let words = "waiting for 12 s: all steps are trained, and the model cannot be written: \
+                     worker 2 (id 4), node-7:/runs/model.safetensors: full; make room there, or \
+                     start a worker with another --dir";
+        assert_eq!(run_status(&unwritten), ("waiting", words.into()));
+        let nowhere = ModelAwaited { failed: None, since_unix_ms: 78_000 };
+        let nowhere = ClusterView { model_awaited: Some(nowhere), ..view() };
+        let words = "waiting for 12 s: all steps are trained, and no worker has a directory to \
+                     write the model to; start a worker with --dir (`everstep worker add` prints \
+                     the command)";
+        assert_eq!(run_status(&nowhere), ("waiting", words.into()));
+        let reason = "worker 2 (id 5, on b): its device hangs".into();
+        let standstill = Some(Standstill { since_unix_ms: 78_000, reason });
+        let still = ClusterView { standstill, ..view() };
+        let words = "waiting for 12 s: no device gets on; step 812 of 1,000 was the last; worker 2 \
+                     (id 5, on b): its device hangs";
+        assert_eq!(run_status(&still), ("waiting", words.into()));
+        let complete = ClusterView { end: Some(RunEnd::Complete(Some(place()))), ..waiting };
+        let words = "complete: all 1,000 steps; the model is node-7:/runs/model.safetensors";
+        assert_eq!(run_status(&complete).1, words);
+        let failed = ClusterView { end: Some(RunEnd::Failed("no disk".into())), ..view() };
+        assert_eq!(run_status(&failed), ("failed", "failed: no disk".into()));
+    }
+
+    #[test]
+    fn thousands_are_set_apart() {
+        for (number, text) in [(0, "0"), (999, "999"), (1_000, "1,000"), (12_345_678, "12,345,678")]
+        {
+            assert_eq!(grouped(number), text);
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The log's formats: each entry, and each snapshot of the state, begins with the number of its
+//! format.
+//!
+//! The state knows the newest format of each coordinator's build. The state's own format is the
+//! newest that all of them read, and never goes back: entries of it may be in the log. Leaders
+//! propose entries, and all coordinators take snapshots, in the state's format. So a cluster is
+//! upgraded one coordinator after the other, and the new format begins with the last of them.
+
+use std::ops::RangeInclusive;
+
+use everstep_transport::protocol::format::LogFormat;
+use rkyv::rancor;
+use rkyv::util::AlignedVec;
+
+use super::{CommandEntry, State};
+
+/// The formats of the log that this build reads and writes. The log's file may also hold format 1,
+/// which is converted when the file is opened.
+pub const LOG_FORMATS: RangeInclusive<LogFormat> = LogFormat(2)..=LogFormat(2);
+
+/// Bytes that are not an entry.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum EntryError {
+    /// A later build wrote the entry.
+    #[error(
+        "it has format {found}, and this build of Everstep reads formats {} to {newest}: start a \
+         later build", LOG_FORMATS.start()
+    )]
+    OtherFormat {
+        /// The entry's format.
+        found: LogFormat,
+        /// The newest format that this build reads.
+        newest: LogFormat,
+    },
+    /// The bytes have no such layout.
+    #[error("it cannot be read: {0}")]
+    Garbled(String),
+}
+
+impl CommandEntry {
+    /// The entry as bytes of this format.
+    ///
+    /// # Panics
+    /// If this build does not write the format.
+    pub fn encode(&self, format: LogFormat) -> Vec<u8> {
+        assert!(format >= *LOG_FORMATS.start(), "this build writes no entries of format {format}");
+        let entry = rkyv::to_bytes::<rancor::Error>(self);
+        let entry = entry.expect("an entry is finite and needs no shared pointers");
+        [&format.0.to_le_bytes(), entry.as_slice()].concat()
+    }
+
+    /// The entry in these bytes. `newest` is the newest format that the reader knows.
+    ///
+    /// # Errors
+    /// [`EntryError`].
+    pub fn decode(bytes: &[u8], newest: LogFormat) -> Result<Self, EntryError> {
+        let short = || EntryError::Garbled("it is too short".into());
+        let (format, entry) = bytes.split_first_chunk().ok_or_else(short)?;
+        let found = LogFormat(u16::from_le_bytes(*format));
+        if !(*LOG_FORMATS.start()..=newest).contains(&found) {
+            return Err(EntryError::OtherFormat { found, newest });
+        }
+        let mut aligned = AlignedVec::<16>::with_capacity(entry.len());
+        aligned.extend_from_slice(entry);
+        let entry = rkyv::from_bytes::<Self, rancor::Error>(&aligned);
+        entry.map_err(|error| EntryError::Garbled(error.to_string()))
+    }
+}
+
+impl State {
+    /// The format in which leaders propose entries: the newest that all coordinators read.
+    pub fn log_format(&self) -> LogFormat {
+        self.log_format
+    }
+
+    /// Raises the format to the newest that all coordinators read, those included whose votes the
+    /// log may still need.
+    pub(super) fn raise_format(&mut self) {
+        let all = self.coordinators.values().chain(self.leaving.values());
+        let least = all.map(|coordinator| coordinator.log_format).min();
+        self.log_format = self.log_format.max(least.unwrap_or(self.log_format));
+    }
+}

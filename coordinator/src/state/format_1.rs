@@ -1,0 +1,270 @@
+//! Format 1 of the log, as development builds without format numbers wrote it, for the log's file.
+//!
+//! In: entries and snapshots of format 1. Out: the same of the oldest format that this build
+//! writes. Coordinators of format 1 did not state a format. All of them are taken to read that one,
+//! since no other coordinators are left: the builds of format 1 speak no protocol of today.
+
+// The types mirror those of that build. Their docs are at today's types.
+#![allow(missing_docs)]
+
+mod run;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::SocketAddr;
+
+use everstep_transport::identity::{AcceptedToken, TokenId, Tokens};
+use everstep_transport::protocol::figures::RunFigures;
+use everstep_transport::protocol::message::Registration;
+use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::{
+    CoordinatorId, Generation, Lineage, NodeName, OperatorCommand, Record, RequestId, RunId,
+    RunSpec, Step, WorkerId,
+};
+use rkyv::util::AlignedVec;
+use rkyv::{Archive, Deserialize, Serialize, rancor};
+use run::{OperatorCommandV1, RunSpecV1};
+
+use super::access::Revocations;
+use super::awaited::{AwaitedOwner, AwaitedOwners};
+use super::fingerprint::RunFingerprint;
+use super::lines::{Gap, LineHistory};
+use super::probes::Probes;
+use super::requests;
+use super::runs::PastRun;
+use super::snapshot;
+use super::{Change, LOG_FORMATS, Loss, Worker};
+
+/// What snapshots of format 1 state in place of the number: a digest of message layouts.
+const LAYOUT: u64 = 0x6a0d_789b_10cd_dee0;
+
+/// The entry of format 1 in these bytes, as bytes of today.
+///
+/// # Errors
+/// In words, if the bytes are no such entry.
+pub(crate) fn entry(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let read = rkyv::from_bytes::<EntryV1, rancor::Error>(&aligned(bytes));
+    let EntryV1 { unix_ms, command } = read.map_err(words)?;
+    let entry = super::CommandEntry { unix_ms, command: command.into() };
+    Ok(entry.encode(*LOG_FORMATS.start()))
+}
+
+/// The snapshot of format 1 in these bytes, as bytes of today.
+///
+/// # Errors
+/// In words, if the bytes are no such snapshot.
+pub(crate) fn snapshot(bytes: &[u8]) -> Result<Vec<u8>, String> {
+    let (layout, state) = snapshot::opened(bytes).map_err(|error| error.to_string())?;
+    if layout != LAYOUT {
+        return Err(format!("a snapshot has layout {layout:016x}, and not that of format 1"));
+    }
+    let state = rkyv::from_bytes::<StateV1, rancor::Error>(&aligned(state)).map_err(words)?;
+    Ok(super::State::from(state).encode())
+}
+
+/// The bytes at an address from which an archive can be read.
+fn aligned(bytes: &[u8]) -> AlignedVec {
+    let mut aligned = AlignedVec::with_capacity(bytes.len());
+    aligned.extend_from_slice(bytes);
+    aligned
+}
+
+fn words(error: rancor::Error) -> String {
+    error.to_string()
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+struct EntryV1 {
+    unix_ms: u64,
+    command: CommandV1,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+enum CommandV1 {
+    Register { run: u64, name: NodeName, registration: Registration },
+    Lead { coordinator: CoordinatorId },
+    Lose { worker: WorkerId, reason: String },
+    Drain { worker: WorkerId },
+    Generation(Change),
+    LoseLines { lineage: Lineage, gap: Gap },
+    Note { run: u64, kind: EventKind },
+    End { run: u64, outcome: Outcome, figures: RunFigures, steps: Step },
+    Request { id: RequestId, command: OperatorCommandV1, steps: Step },
+    Found { ephemeral: bool, founder: CoordinatorV1, tokens: Vec<AcceptedToken> },
+    Coordinator { id: Option<CoordinatorId>, coordinator: CoordinatorV1 },
+    ShutOut { coordinator: CoordinatorId },
+    Recover { survivor: CoordinatorId },
+    SpendToken { token: TokenId, node: NodeName },
+    Died(Loss),
+    AwaitOwners { generation: Generation, owners: Vec<AwaitedOwner> },
+}
+
+impl From<CommandV1> for super::Command {
+    fn from(command: CommandV1) -> Self {
+        match command {
+            CommandV1::Register { run, name, registration } => {
+                Self::Register { run, name, registration }
+            }
+            CommandV1::Lead { coordinator } => Self::Lead { coordinator },
+            CommandV1::Lose { worker, reason } => Self::Lose { worker, reason },
+            CommandV1::Drain { worker } => Self::Drain { worker },
+            CommandV1::Generation(it) => Self::Generation(it),
+            CommandV1::LoseLines { lineage, gap } => Self::LoseLines { lineage, gap },
+            CommandV1::Note { run, kind } => Self::Note { run, kind },
+            CommandV1::End { run, outcome, figures, steps } => {
+                Self::End { run, outcome, figures, steps }
+            }
+            CommandV1::Request { id, command, steps } => {
+                Self::Request { id, command: command.into(), steps }
+            }
+            CommandV1::Found { ephemeral, founder, tokens } => {
+                Self::Found { ephemeral, founder: founder.into(), tokens }
+            }
+            CommandV1::Coordinator { id, coordinator } => {
+                Self::Coordinator { id, coordinator: coordinator.into() }
+            }
+            CommandV1::ShutOut { coordinator } => Self::ShutOut { coordinator },
+            CommandV1::Recover { survivor } => Self::Recover { survivor },
+            CommandV1::SpendToken { token, node } => Self::SpendToken { token, node },
+            CommandV1::Died(it) => Self::Died(it),
+            CommandV1::AwaitOwners { generation, owners } => {
+                Self::AwaitOwners { generation, owners }
+            }
+        }
+    }
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+struct CoordinatorV1 {
+    name: NodeName,
+    incarnation: u64,
+    address: SocketAddr,
+    api: Option<SocketAddr>,
+}
+
+impl From<CoordinatorV1> for super::CoordinatorInfo {
+    fn from(known: CoordinatorV1) -> Self {
+        let CoordinatorV1 { name, incarnation, address, api } = known;
+        Self { name, incarnation, address, api, log_format: *LOG_FORMATS.start() }
+    }
+}
+
+/// The coordinators, by id.
+type CoordinatorsV1 = BTreeMap<CoordinatorId, CoordinatorV1>;
+
+fn updated(coordinators: CoordinatorsV1) -> super::Coordinators {
+    coordinators.into_iter().map(|(id, known)| (id, known.into())).collect()
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+struct OutcomesV1 {
+    clients: BTreeMap<u64, OutcomeV1>,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+struct OutcomeV1 {
+    number: u64,
+    command: u64,
+    refusal: Option<String>,
+    run: Option<RunId>,
+    index: u64,
+}
+
+impl From<OutcomesV1> for requests::RequestOutcomes {
+    fn from(outcomes: OutcomesV1) -> Self {
+        let updated = |kept: OutcomeV1| {
+            let OutcomeV1 { number, command, refusal, run, index } = kept;
+            requests::RequestOutcome {
+                number,
+                command,
+                refusal: refusal.map(Rejection::Words),
+                run,
+                index,
+            }
+        };
+        let clients = outcomes.clients.into_iter();
+        Self { clients: clients.map(|(client, kept)| (client, updated(kept))).collect() }
+    }
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+struct StateV1 {
+    applied: u64,
+    ephemeral: bool,
+    coordinators: CoordinatorsV1,
+    leaving: CoordinatorsV1,
+    shut_out: CoordinatorsV1,
+    revision: u64,
+    tokens: Tokens,
+    revocations: Revocations,
+    outcomes: OutcomesV1,
+    past_runs: VecDeque<PastRun>,
+    run_id: RunId,
+    run: Option<RunSpecV1>,
+    run_fingerprint: Option<RunFingerprint>,
+    probes: Probes,
+    workers: BTreeMap<WorkerId, Worker>,
+    gone: VecDeque<WorkerId>,
+    nodes: BTreeMap<NodeName, WorkerId>,
+    numbers: BTreeMap<NodeName, u32>,
+    numbered: u32,
+    generation: Generation,
+    record: Option<Record>,
+    unreachable: BTreeSet<(WorkerId, WorkerId)>,
+    waiting_since: Option<u64>,
+    reported_dead: BTreeSet<WorkerId>,
+    awaited: AwaitedOwners,
+    goes_back: bool,
+    lines: LineHistory,
+    outcome: Outcome,
+    events: Vec<Event>,
+    noted: u64,
+}
+
+impl From<StateV1> for super::State {
+    fn from(state: StateV1) -> Self {
+        let submitted = state.run.as_ref().map(RunSpecV1::submit_digest);
+        let run: Option<RunSpec> = state.run.map(Into::into);
+        let mut outcomes = requests::RequestOutcomes::from(state.outcomes);
+        // A request that is repeated after the upgrade is known as the one that began the run.
+        // Other commands of format 1 count as others than today's, and are refused under their ids.
+        if let (Some(before), Some(run)) = (submitted, &run) {
+            let now = requests::command_digest(&OperatorCommand::Submit(Box::new(run.clone())));
+            let same = outcomes.clients.values_mut().filter(|kept| kept.command == before);
+            same.for_each(|kept| kept.command = now);
+        }
+        Self {
+            applied: state.applied,
+            ephemeral: state.ephemeral,
+            coordinators: updated(state.coordinators),
+            leaving: updated(state.leaving),
+            shut_out: updated(state.shut_out),
+            revision: state.revision,
+            tokens: state.tokens,
+            revocations: state.revocations,
+            outcomes,
+            past_runs: state.past_runs,
+            run_id: state.run_id,
+            run,
+            run_fingerprint: state.run_fingerprint,
+            probes: state.probes,
+            workers: state.workers,
+            gone: state.gone,
+            nodes: state.nodes,
+            numbers: state.numbers,
+            numbered: state.numbered,
+            generation: state.generation,
+            record: state.record,
+            unreachable: state.unreachable,
+            waiting_since: state.waiting_since,
+            reported_dead: state.reported_dead,
+            awaited: state.awaited,
+            goes_back: state.goes_back,
+            lines: state.lines,
+            outcome: state.outcome,
+            events: state.events,
+            noted: state.noted,
+            ..Self::default()
+        }
+    }
+}

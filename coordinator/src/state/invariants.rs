@@ -1,0 +1,114 @@
+//! Assertions after each applied entry: what the state itself must see to, whatever the entry says.
+//! Each names its invariant, and a broken one stops the process.
+//!
+//! An entry that breaks a rule is refused, and never trips an assertion: these check that the rules
+//! hold afterwards. All are cheap. Only a new generation costs its number of members. A state with
+//! a planted bug asserts nothing here: the simulator's checks are to find the bug.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use everstep_transport::protocol::format::LogFormat;
+use everstep_transport::protocol::{Generation, HistoryEvent, Lineage, Step};
+
+use super::workers::REMEMBERED;
+use super::{Command, EVENTS, EntryOutcome, State};
+
+/// What no entry may take back, as it was before an entry.
+pub(super) struct Milestones {
+    generation: Generation,
+    lineage: Lineage,
+    settled: Step,
+    events: u64,
+    log_format: LogFormat,
+}
+
+impl State {
+    /// What no entry may take back.
+    pub(super) fn milestones(&self) -> Milestones {
+        Milestones {
+            generation: self.generation(),
+            lineage: self.lines().lineage,
+            settled: self.settled(),
+            events: self.noted,
+            log_format: self.log_format(),
+        }
+    }
+
+    /// An entry has been applied.
+    pub(super) fn check_applied(
+        &self,
+        before: &Milestones,
+        command: &Command,
+        outcome: &EntryOutcome,
+    ) {
+        if self.is_exempt() {
+            return;
+        }
+        self.check_history(before);
+        match (command, outcome) {
+            (Command::Generation(_), EntryOutcome::Accepted) => self.check_generation(before),
+            _ => assert_eq!(
+                self.generation(),
+                before.generation,
+                "I1: only a record makes a generation"
+            ),
+        }
+        if let (Command::Register { name, .. }, EntryOutcome::Registered(id)) = (command, outcome) {
+            let known = self.workers().contains_key(id) && self.on_node(name) == Some(*id);
+            assert!(known && id.0 <= self.index(), "I7: worker {id} has the id of another worker");
+        }
+        let format = (before.log_format, self.log_format());
+        assert!(
+            format.0 <= format.1,
+            "I23: the log's format goes back from {} to {}",
+            format.0,
+            format.1
+        );
+    }
+
+    /// What the history gained, and what it must not lose.
+    fn check_history(&self, before: &Milestones) {
+        let settled = self.settled();
+        let same = self.lines().lineage == before.lineage;
+        assert!(
+            !same || settled >= before.settled,
+            "I5: settled steps go back from {} to {settled} without a rollback",
+            before.settled
+        );
+        let mut number = before.events;
+        for event in self.new_events() {
+            if let HistoryEvent::Event(event) = event {
+                number += 1;
+                assert_eq!(event.number, number, "I13: events are numbered one by one");
+            }
+        }
+        assert_eq!(self.noted, number, "I13: each event is told once");
+        let bounded = self.events().len() <= EVENTS && self.gone.len() <= REMEMBERED;
+        assert!(bounded, "I10: the state keeps too many events, or workers that are gone");
+    }
+
+    /// A generation has begun.
+    fn check_generation(&self, before: &Milestones) {
+        let generation = self.generation();
+        assert_eq!(generation, before.generation.next(), "I1: generations come one by one");
+        let record = self.record().filter(|record| record.number == generation);
+        let record = record.expect("I1: a generation has its record");
+        let resumed = record.commit.as_ref().map_or(Step(0), |commit| commit.step);
+        assert_eq!(record.resume, resumed, "I17: a record resumes at the commit that it has");
+        let members = record.members.iter().all(|member| self.is_member(member.worker));
+        assert!(members, "I1: each worker of generation {generation}'s record is a member");
+        if let Some(problem) = self.contradiction() {
+            panic!("I14: the state contradicts itself: {problem}");
+        }
+    }
+
+    #[cfg(not(feature = "planted"))]
+    fn is_exempt(&self) -> bool {
+        false
+    }
+
+    #[cfg(feature = "planted")]
+    fn is_exempt(&self) -> bool {
+        self.plant.is_some()
+    }
+}

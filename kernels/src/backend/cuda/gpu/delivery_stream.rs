@@ -1,0 +1,68 @@
+//! Parameters on their way to the GPU, while it goes on computing.
+//!
+//! Deliveries have a stream of their own, and each ends with an event. Work that uses delivered
+//! parameters makes the computing stream wait for that event, and for no later one.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use cudarc::driver::result::DriverError as Failure;
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
+
+use super::super::driver::DeliveryId;
+use super::devices::failed;
+use super::error::CudaError;
+
+/// The stream, and the events of the deliveries under way on it.
+pub struct DeliveryStream {
+    stream: Arc<CudaStream>,
+    last: u64,
+    /// Oldest first. A missing delivery is over, or the computation has waited for it.
+    under_way: VecDeque<(DeliveryId, CudaEvent)>,
+}
+
+impl DeliveryStream {
+    /// Makes the stream.
+    ///
+    /// # Errors
+    /// [`CudaError::Failed`].
+    pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
+        let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
+        Ok(Self { stream, last: 0, under_way: VecDeque::new() })
+    }
+
+    /// The stream on which deliveries are enqueued.
+    pub fn stream(&self) -> Arc<CudaStream> {
+        self.stream.clone()
+    }
+
+    /// The number of the last delivery.
+    pub fn last(&self) -> DeliveryId {
+        DeliveryId(self.last)
+    }
+
+    /// Ends a delivery, which is the last one from now on.
+    pub fn record(&mut self) -> Result<(), Failure> {
+        // No work need wait for finished deliveries. The ring of pinned memory bounds the rest.
+        while let Some((_, event)) = self.under_way.front()
+            && event.try_is_complete()?
+        {
+            self.under_way.pop_front();
+        }
+        self.last += 1;
+        self.under_way.push_back((self.last(), self.stream.record_event(None)?));
+        Ok(())
+    }
+
+    /// Makes all later work on `computing` wait for this delivery.
+    pub fn wait_for(
+        &mut self,
+        delivery: DeliveryId,
+        computing: &CudaStream,
+    ) -> Result<(), Failure> {
+        let concerned = self.under_way.partition_point(|(other, _)| *other <= delivery);
+        // The stream keeps the order, so the last of these events covers the earlier ones.
+        let event = self.under_way.drain(..concerned).next_back();
+        event.map_or(Ok(()), |(_, event)| computing.wait(&event))
+    }
+}

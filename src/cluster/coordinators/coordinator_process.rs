@@ -1,0 +1,237 @@
+//! The process of one coordinator. It starts again in its directory whenever it ends.
+//!
+//! In: the passing of time. Out: a process, or the reason why there is none. Workers and the other
+//! coordinators find it at the same address. This module does not know whether it leads.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use crate::cluster::Directory;
+use crate::cluster::error::ClusterError;
+use crate::cluster::files::{is_of_a_place, is_of_missing_file};
+use crate::cluster::process::{CoordinatorStart, Daemons, Origin, Process, Starting};
+use crate::coordinator::directory_wait;
+
+/// A coordinator of this launcher.
+pub(in crate::cluster) struct CoordinatorProcess {
+    number: u32,
+    home: PathBuf,
+    address: SocketAddr,
+    api: Option<String>,
+    stage: ProcessStage,
+    /// The times of its recent ends and failed starts.
+    breaks: Vec<Instant>,
+    /// More breaks than this within [`CRASH_WINDOW`] are an error.
+    most_breaks: usize,
+    restarts: u32,
+    /// Since when its directory cannot be used, and how long the next pause is.
+    homeless: Option<(Instant, Duration)>,
+}
+
+enum ProcessStage {
+    Runs(Process),
+    Starts(Starting),
+    /// It starts at this time.
+    Rests(Instant),
+    /// It was removed from the cluster.
+    Removed,
+}
+
+/// Breaks within [`CRASH_WINDOW`] that are too many for a coordinator that is alone. Where others
+/// lead meanwhile there is more patience: this many times the number of coordinators.
+const MAX_CRASHES: usize = 5;
+/// The time in which breaks count together. See [`MAX_CRASHES`].
+const CRASH_WINDOW: Duration = Duration::from_secs(10);
+/// The pause after a failed start.
+const COORDINATOR_RESTART_BACKOFF: Duration = Duration::from_millis(100);
+/// The longest pause while its directory cannot be used.
+const DIRECTORY_RETRY_BACKOFF_MAX: Duration = Duration::from_secs(2);
+
+impl CoordinatorProcess {
+    /// Begins to start a coordinator, number `number` of this launcher.
+    pub(super) fn start(
+        directory: &Directory,
+        daemons: &Daemons,
+        number: u32,
+        origin: Origin<'_>,
+    ) -> Result<(PathBuf, Starting), ClusterError> {
+        let home = home(directory, number);
+        let start = CoordinatorStart { number, home: &home, origin, daemons };
+        let starting = Process::coordinator(directory, &start)?;
+        Ok((home, starting))
+    }
+
+    /// A process that listens, one of `count` coordinators.
+    pub(super) fn of(number: u32, count: u32, home: PathBuf, process: Process) -> Self {
+        let (address, api) = (process.address(), process.api().map(str::to_string));
+        let (stage, breaks, restarts) = (ProcessStage::Runs(process), Vec::new(), 0);
+        let most_breaks = MAX_CRASHES * count as usize;
+        Self { number, home, address, api, stage, breaks, most_breaks, restarts, homeless: None }
+    }
+
+    /// Looks after the process. `is_member` says whether the cluster still has this coordinator.
+    ///
+    /// # Errors
+    /// When it dies again and again, or when its directory cannot be used for longer than `wait`.
+    pub(super) fn supervise(
+        &mut self,
+        directory: &Directory,
+        (daemons, wait): (&Daemons, Duration),
+        is_member: bool,
+    ) -> Result<(), ClusterError> {
+        match self.look_after(directory, daemons, is_member) {
+            Err(error) if self.is_homeless(&error) => self.wait_for_place(error, wait),
+            done => done,
+        }
+    }
+
+    fn look_after(
+        &mut self,
+        directory: &Directory,
+        daemons: &Daemons,
+        is_member: bool,
+    ) -> Result<(), ClusterError> {
+        let resting = ProcessStage::Rests(Instant::now() + COORDINATOR_RESTART_BACKOFF);
+        match std::mem::replace(&mut self.stage, resting) {
+            ProcessStage::Runs(mut process) => match process.end() {
+                None => {
+                    if self.homeless.take_if(|_| process.age() > CRASH_WINDOW).is_some() {
+                        tracing::warn!(
+                            number = self.number,
+                            "a coordinator's directory can be used again"
+                        );
+                    }
+                    self.stage = ProcessStage::Runs(process);
+                }
+                Some(end) if end.expected && !is_member => self.stage = ProcessStage::Removed,
+                Some(end) => {
+                    self.count_break(process.failure(end))?;
+                    self.restart(directory, daemons)?;
+                }
+            },
+            ProcessStage::Starts(starting) => match starting.poll() {
+                Err(starting) => self.stage = ProcessStage::Starts(starting),
+                Ok(Ok(process)) => {
+                    self.api = process.api().map(str::to_string);
+                    self.stage = ProcessStage::Runs(process);
+                }
+                Ok(Err(error)) => {
+                    // Whatever the cause of its end: another process may have taken the port
+                    // meanwhile.
+                    self.api = None;
+                    self.count_break(error)?;
+                }
+            },
+            ProcessStage::Rests(until) if until <= Instant::now() => {
+                self.restart(directory, daemons)?
+            }
+            stage => self.stage = stage,
+        }
+        Ok(())
+    }
+
+    /// The process has not answered `asked_in_vain` questions in a row. A coordinator that waits
+    /// for its disk goes on by itself. Any other one is killed the second time, and starts again.
+    pub(super) fn doubt(&mut self, asked_in_vain: u32) {
+        let ProcessStage::Runs(process) = &mut self.stage else { return };
+        let number = self.number;
+        if let Err(error) = directory_wait::probe(&self.home) {
+            let directory = self.home.display();
+            tracing::warn!(number, %directory, %error, "a coordinator waits for its disk");
+        } else if asked_in_vain > 1 {
+            tracing::warn!(number, "a coordinator does not answer, and is killed");
+            process.kill();
+        }
+    }
+
+    /// Asks the process to end.
+    pub(super) fn dismiss(self) -> Option<Process> {
+        match self.stage {
+            ProcessStage::Runs(process) => {
+                process.terminate();
+                Some(process)
+            }
+            _ => None,
+        }
+    }
+
+    /// The directory with its files.
+    pub(super) fn home(&self) -> &Path {
+        &self.home
+    }
+
+    /// The address on which it listens. It never changes.
+    pub(in crate::cluster) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The address of its HTTP API, if it has one.
+    pub(in crate::cluster) fn api(&self) -> Option<&str> {
+        self.api.as_deref()
+    }
+
+    /// Its process id, if it listens.
+    pub(in crate::cluster) fn pid(&self) -> Option<u32> {
+        match &self.stage {
+            ProcessStage::Runs(process) => Some(process.naming().pid),
+            _ => None,
+        }
+    }
+
+    /// Whether the cluster counts on it: it was not removed.
+    pub(in crate::cluster) fn is_there(&self) -> bool {
+        !matches!(self.stage, ProcessStage::Removed)
+    }
+
+    /// How often it was started again.
+    pub(super) fn restarts(&self) -> u32 {
+        self.restarts
+    }
+
+    fn restart(&mut self, directory: &Directory, daemons: &Daemons) -> Result<(), ClusterError> {
+        self.restarts += 1;
+        let origin = Origin::Again { address: self.address, api: self.api.as_deref() };
+        let start = CoordinatorStart { number: self.number, home: &self.home, origin, daemons };
+        self.stage = ProcessStage::Starts(Process::coordinator(directory, &start)?);
+        Ok(())
+    }
+
+    /// Whether it ended for an error of its directory. If only a file is missing there, that file
+    /// does not come back by itself.
+    fn is_homeless(&self, why: &ClusterError) -> bool {
+        is_of_a_place(why) && !(is_of_missing_file(why) && self.home.is_dir())
+    }
+
+    /// Counts a break. Too many within a short time are an error. An error of its directory is no
+    /// break.
+    fn count_break(&mut self, why: ClusterError) -> Result<(), ClusterError> {
+        if self.is_homeless(&why) {
+            return Err(why);
+        }
+        self.breaks.retain(|at| at.elapsed() < CRASH_WINDOW);
+        self.breaks.push(Instant::now());
+        if self.breaks.len() < self.most_breaks { Ok(()) } else { Err(why) }
+    }
+
+    /// Its disk is full or read-only, or its directory is gone. It starts again after a pause, each
+    /// time twice as long, until it goes on or the wait is over. The workers train on meanwhile. It
+    /// never begins anew, since that directory has all that it has agreed to.
+    fn wait_for_place(&mut self, why: ClusterError, wait: Duration) -> Result<(), ClusterError> {
+        let (since, pause) = self.homeless.unwrap_or_else(|| {
+            let number = self.number;
+            tracing::warn!(number, %why, "a coordinator's directory cannot be used: it waits");
+            (Instant::now(), COORDINATOR_RESTART_BACKOFF)
+        });
+        if since.elapsed() >= wait {
+            return Err(why);
+        }
+        self.homeless = Some((since, (2 * pause).min(DIRECTORY_RETRY_BACKOFF_MAX)));
+        self.stage = ProcessStage::Rests(Instant::now() + pause);
+        Ok(())
+    }
+}
+
+fn home(directory: &Directory, number: u32) -> PathBuf {
+    directory.path().join(format!("coordinator-{number}"))
+}

@@ -1,0 +1,201 @@
+#!/usr/bin/env python3
+"""The measures of the house, as tables in Markdown: sizes, functions, names, prose.
+
+    tests/house/measure.py                    # the working tree
+    tests/house/measure.py 0123abc HEAD       # commits, one a column
+
+Needs git and Python alone, and builds nothing. `vendor/` is third-party code, and is not measured.
+"""
+import io
+import subprocess
+import sys
+import tarfile
+from collections import Counter
+from math import ceil
+from pathlib import Path
+from statistics import median
+from typing import Dict, Iterable, List, Tuple
+
+sys.path.insert(0, str(Path(__file__).parent))
+import rust  # noqa: E402
+
+ROOT = Path(__file__).resolve().parents[2]
+CRATES = ["coordinator", "chaos", "everstep", "worker", "kernels", "transport"]
+PARTS = ["production", "inline tests", "src tests", "tests/", "benches, examples"]
+TESTS = PARTS[1:4]
+OTHER = {"CUDA": (".cu", ".cuh"), "C++": (".cpp", ".h"), "Python": (".py",),
+         "shell": (".sh", ".ci/run"), "Markdown": (".md",)}
+# How many of the largest structs and types are listed.
+LISTED = 5
+
+Row = Tuple[str, str]
+
+
+class Tree:
+    """The files of one commit, or of the working tree, sorted into crates and parts."""
+
+    def __init__(self, files: Dict[str, str]):
+        self.files = {path: text for path, text in files.items() if not path.startswith("vendor/")}
+        # Lines by crate and part, and those of each file of production.
+        self.lines: Dict[Tuple[str, str], List[str]] = {}
+        self.production: Dict[str, List[str]] = {}
+        for path, text in self.files.items():
+            if path.endswith(".rs"):
+                self.add(path, text.splitlines())
+
+    def add(self, path: str, lines: List[str]):
+        crate, part = crate_of(path), part_of(path)
+        if part == "production":
+            lines, inline = rust.split_tests(lines)
+            self.production[path] = lines
+            self.lines.setdefault((crate, "inline tests"), []).extend(inline)
+        self.lines.setdefault((crate, part), []).extend(lines)
+
+    def of(self, crates: Iterable[str] = CRATES, parts: Iterable[str] = PARTS) -> List[str]:
+        """The lines of these parts of these crates."""
+        parts = list(parts)
+        return [line for crate in crates for part in parts
+                for line in self.lines.get((crate, part), [])]
+
+
+def crate_of(path: str) -> str:
+    first = path.partition("/")[0]
+    return first if first in CRATES else "everstep"
+
+
+def part_of(path: str) -> str:
+    folders = path.split("/")
+    if "benches" in folders or "examples" in folders:
+        return "benches, examples"
+    if "src" in folders:
+        is_test = "tests" in folders or folders[-1] == "tests.rs"
+        return "src tests" if is_test else "production"
+    return "tests/"
+
+
+def git(*arguments: str) -> bytes:
+    return subprocess.run(["git", *arguments], cwd=ROOT, check=True, capture_output=True).stdout
+
+
+def read(commit: str) -> Dict[str, str]:
+    """The files of a commit, by path."""
+    with tarfile.open(fileobj=io.BytesIO(git("archive", "--format=tar", commit))) as archive:
+        return {it.name: archive.extractfile(it).read().decode(errors="replace")
+                for it in archive if it.isfile()}
+
+
+def read_working_tree() -> Dict[str, str]:
+    """The files that git tracks, and those that it does not ignore."""
+    listed = git("ls-files", "-co", "--exclude-standard").decode().splitlines()
+    there = (path for path in listed if (ROOT / path).is_file())
+    return {path: (ROOT / path).read_text(errors="replace") for path in there}
+
+
+def ratio(part: int, whole: int, factor: int = 1, form: str = ".1f") -> str:
+    return format(factor * part / max(whole, 1), form)
+
+
+def comment_share(lines: List[str]) -> str:
+    code, comments, _ = rust.kinds(lines)
+    return ratio(comments, code + comments, 100) + " %"
+
+
+def repeated(lines: List[str]) -> int:
+    return sum(count > 1 for count in Counter(rust.types(lines)).values())
+
+
+def crates(tree: Tree) -> str:
+    """A table with a row for each crate."""
+    rows = []
+    for names in [[crate] for crate in CRATES] + [CRATES]:
+        production = tree.of(names, PARTS[:1])
+        words, pronouns, semicolons = rust.prose(tree.of(names))
+        twice = sum(repeated(tree.of([name], PARTS[:1])) for name in names)
+        rows.append([names[0] if len(names) == 1 else "**all**",
+                     *(f"{len(tree.of(names, [part])):,}" for part in PARTS),
+                     comment_share(production), str(twice),
+                     ratio(pronouns, words, 1000), ratio(semicolons, words, 1000)])
+    heads = ["crate", *PARTS, "comments", "names twice", "who-words", "semicolons"]
+    return table(heads, rows)
+
+
+def spread(what: str, lengths: List[int]) -> List[Row]:
+    ordered = sorted(lengths) or [0]
+    ninetieth = ordered[ceil(0.9 * len(ordered)) - 1]
+    return [(f"{what}: median of lines", f"{median(ordered):.0f}"),
+            (f"{what}: 90th percentile", f"{ninetieth}"),
+            (f"{what}: longest", f"{ordered[-1]}")]
+
+
+def sizes(tree: Tree) -> List[Row]:
+    product = len(tree.of([crate for crate in CRATES if crate != "chaos"], PARTS[:1]))
+    tests = len(tree.of(CRATES, TESTS)) + len(tree.of(["chaos"], PARTS[:1]))
+    rows = [("Rust", f"{len(tree.of()):,}"),
+            ("**product**: production, the simulator apart", f"**{product:,}**"),
+            ("tests and the simulator", f"{tests:,}"),
+            ("those for each line of the product", ratio(tests, product, form=".2f"))]
+    for language, ends in OTHER.items():
+        texts = (text for path, text in tree.files.items() if path.endswith(ends))
+        rows.append((language, f"{sum(len(text.splitlines()) for text in texts):,}"))
+    return rows
+
+
+def shape(tree: Tree) -> List[Row]:
+    rows = []
+    for what, parts in [("functions", PARTS[:1]), ("functions of tests", TESTS)]:
+        lengths = rust.functions(tree.of(CRATES, parts))
+        rows += [(what, f"{len(lengths):,}"), *spread(what, lengths),
+                 (f"{what}: of more than 60 lines", f"{sum(it > 60 for it in lengths)}")]
+    lengths = [len(tree.files[path].splitlines()) for path in tree.production]
+    return rows + [("files", f"{len(lengths)}"), *spread("files", lengths)]
+
+
+def objects(tree: Tree) -> List[Row]:
+    """The structs with most fields, and the types with most functions, wherever those are."""
+    fields, methods = Counter(), Counter()
+    for path, lines in tree.production.items():
+        for name, count in rust.fields(lines):
+            key = f"{crate_of(path)}::{name}"
+            fields[key] = max(count, fields[key])
+        for name, count in rust.methods(lines).items():
+            methods[f"{crate_of(path)}::{name}"] += count
+    rows = []
+    for what, counted in [("fields", fields), ("methods", methods)]:
+        listed = [f"`{name}` {count}" for name, count in counted.most_common(LISTED)]
+        listed += ["none"] * (LISTED - len(listed))
+        rows += [(f"most {what}, number {place}", it) for place, it in enumerate(listed, 1)]
+    return rows
+
+
+def manners(tree: Tree) -> List[Row]:
+    production = list(tree.production.values())
+    return [(what, f"{sum(map(count, production))}") for what, count in [
+        ("doc comments of three words or fewer", rust.short_docs),
+        ("signatures with `Result<_, String>`", rust.text_errors),
+        ("unsafe without `SAFETY:`", rust.unsafe_without_reason)]]
+
+
+def table(heads: List[str], rows: List[List[str]]) -> str:
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
+
+
+def report(trees: Dict[str, Tree]) -> str:
+    """A table with a column for each tree, and a table of its crates for each."""
+    measured = [[row for section in (sizes, shape, objects, manners) for row in section(tree)]
+                for tree in trees.values()]
+    rows = [[same[0][0], *(value for _, value in same)] for same in zip(*measured)]
+    written = [table(["measure", *trees], rows)]
+    return "\n".join(written + [f"{name}:\n\n{crates(tree)}" for name, tree in trees.items()])
+
+
+def main():
+    try:
+        trees = {commit: Tree(read(commit)) for commit in sys.argv[1:]}
+        print(report(trees or {"working tree": Tree(read_working_tree())}), end="")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"error: {error.stderr.decode().strip()}\n  next: name commits of this repository")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""What must hold of the measures of the house.
+
+    python3 -m unittest discover tests/house
+"""
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+import measure  # noqa: E402
+import rust  # noqa: E402
+
+FILE = '''\
+//! A file; it has one function.
+
+/// Its size.
+pub struct Plan<T> {
+    /// How many steps
+    /// the run has.
+    pub steps: u64,
+    whole: T,
+}
+
+impl<T> Iterator for Plan<T> {
+    type Item = u8;
+
+    fn next(&mut self) -> Option<u8> {
+        None
+    }
+}
+
+pub fn load(
+    path: &str,
+) -> Result<Vec<u8>, String> {
+    // The leader asks.
+    unsafe { read(path) }
+}
+
+#[cfg(test)]
+mod tests {
+    struct Plan;
+
+    fn short() {}
+}
+'''
+
+
+class Rust(unittest.TestCase):
+    def setUp(self):
+        self.production, self.tests = rust.split_tests(FILE.splitlines())
+
+    def test_items_of_a_tests_build_are_not_production(self):
+        self.assertEqual((len(self.production), len(self.tests)), (25, 6))
+        self.assertEqual(self.tests[0], "#[cfg(test)]")
+        kept, declared = rust.split_tests(["#[cfg(test)]", "mod tests;", "fn f() {}"])
+        self.assertEqual((kept, declared), (["fn f() {}"], ["#[cfg(test)]", "mod tests;"]))
+        loom = ["#[cfg(all(test, loom))]", "mod loom {", "}"]
+        self.assertEqual(rust.split_tests(loom), ([], loom))
+
+    def test_lines_are_code_comments_or_blank(self):
+        self.assertEqual(rust.kinds(self.production), (15, 5, 5))
+
+    def test_functions_are_measured_from_signature_to_brace(self):
+        self.assertEqual(rust.functions(self.production), [3, 6])
+        self.assertEqual(rust.functions(self.tests), [1])
+        self.assertEqual(rust.functions(["trait T {", "    fn declared(&self);", "}"]), [])
+
+    def test_types_fields_and_methods_are_counted(self):
+        self.assertEqual(rust.types(self.production), ["Plan"])
+        self.assertEqual(list(rust.fields(self.production)), [("Plan", 2)])
+        self.assertEqual(rust.methods(self.production), {"Plan": 1})
+
+    def test_prose_is_counted_without_its_code(self):
+        self.assertEqual(rust.prose(self.production), (17, 0, 1))
+        code = ["/// Whoever asks", "// ```", "// a; b; c", "// ```"]
+        self.assertEqual(rust.prose(code), (2, 1, 0))
+
+    def test_short_documentation_and_errors_as_text_are_found(self):
+        self.assertEqual(rust.short_docs(self.production), 1)
+        self.assertEqual(rust.text_errors(self.production), 1)
+
+    def test_unsafe_code_without_its_reason_is_found(self):
+        self.assertEqual(rust.unsafe_without_reason(self.production), 1)
+        reasoned = [it.replace("The leader asks.", "SAFETY: none.") for it in self.production]
+        self.assertEqual(rust.unsafe_without_reason(reasoned), 0)
+
+
+class Measures(unittest.TestCase):
+    def test_each_file_is_counted_in_its_crate_and_part(self):
+        for path, crate, part in [
+            ("worker/src/step.rs", "worker", "production"),
+            ("worker/src/step/tests.rs", "worker", "src tests"),
+            ("worker/src/step/tests/vote.rs", "worker", "src tests"),
+            ("worker/tests/step.rs", "worker", "tests/"),
+            ("kernels/benches/peak.rs", "kernels", "benches, examples"),
+            ("chaos/failpoint/src/lib.rs", "chaos", "production"),
+            ("src/lib.rs", "everstep", "production"),
+            ("tests/tidy/names.rs", "everstep", "tests/"),
+        ]:
+            self.assertEqual((measure.crate_of(path), measure.part_of(path)), (crate, part), path)
+
+    def test_a_table_has_a_column_for_each_tree_and_a_row_for_each_crate(self):
+        before = measure.Tree({"src/a.rs": FILE, "vendor/raft/src/b.rs": FILE})
+        after = measure.Tree({"src/a.rs": FILE, "src/b.rs": FILE, "chaos/src/c.rs": FILE})
+        text = measure.report({"before": before, "after": after})
+        self.assertIn("| **product**: production, the simulator apart | **25** | **50** |", text)
+        self.assertIn("| most methods, number 2 | none | `chaos::Plan` 1 |", text)
+        self.assertIn("| unsafe without `SAFETY:` | 1 | 3 |", text)
+        self.assertEqual(text.count("| everstep | "), 2)
+        self.assertIn("| everstep | 50 | 12 | 0 | 0 | 0 | 25.0 % | 1 | 0.0 | 58.8 |", text)
+
+    def test_this_repository_can_be_measured(self):
+        tree = measure.Tree(measure.read_working_tree())
+        self.assertEqual(sorted({crate for crate, _ in tree.lines}), sorted(measure.CRATES))
+        self.assertGreater(len(rust.functions(tree.of())), 1000)
+
+
+if __name__ == "__main__":
+    unittest.main()

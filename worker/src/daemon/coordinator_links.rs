@@ -1,0 +1,432 @@
+//! The links to coordinators: one to each. The worker dials again whenever it loses one.
+//!
+//! Input: the addresses of the command line and, once a coordinator has sent it to the core, the
+//! list of coordinators. Output: links that come up, their messages, links that are gone, and a
+//! report when there was no link at all for long. The core decides whether that ends the worker.
+//! Until then the search goes on. Training goes on meanwhile.
+//!
+//! This module does not know which coordinator leads. A silent coordinator is as good as any other.
+//! A link is lost when QUIC finds that the coordinator's process is gone, and not before.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use actix::{MailboxError, Recipient};
+use everstep_transport::identity::{Credentials, Identity, JoinToken, Role, UnixTime};
+use everstep_transport::protocol::{CoordinatorView, NodeName};
+use everstep_transport::quic::{self, ConnectError, Endpoint, Expected, HostPort, Link, LinkError};
+use tokio::sync::{Mutex, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::event::{CoordinatorConnected, Event};
+use crate::step::event::{Input, LinkId};
+
+/// How long the search lasts before the core hears that there are no coordinators.
+const COORDINATORS_GONE_AFTER: Duration = Duration::from_secs(600);
+/// The interval at which the log says that no coordinator can be reached.
+const UNREACHABLE_LOG_INTERVAL: Duration = Duration::from_secs(60);
+/// The pause between two calls at one place, at first and at most.
+const COORDINATOR_DIAL_BACKOFF: (Duration, Duration) =
+    (Duration::from_millis(50), Duration::from_secs(1));
+/// How long one call may take, at first and at most. QUIC retries a silent port ever less often, so
+/// a new call finds a coordinator that has just come up sooner.
+const COORDINATOR_DIAL_TIMEOUT: (Duration, Duration) =
+    (Duration::from_millis(500), Duration::from_secs(3));
+
+/// The means to reach coordinators.
+pub struct DialContext {
+    /// The process's QUIC endpoint.
+    pub endpoint: Arc<Endpoint>,
+    /// Addresses of the command line. The worker dials them until it has a list of coordinators,
+    /// and whenever all links are gone. It resolves names each time.
+    pub places: Vec<HostPort>,
+    /// The list of coordinators. Empty until a coordinator has sent it.
+    pub known: watch::Receiver<Vec<CoordinatorView>>,
+    /// The join token.
+    pub token: JoinToken,
+}
+
+/// The receivers of the search's events.
+pub struct LinkEvents {
+    /// Gets each link that comes up.
+    pub connected: Recipient<CoordinatorConnected>,
+    /// Gets the messages of links, the loss of links, and the report that there is none.
+    pub event: Recipient<Event>,
+}
+
+/// Keeps a link to every coordinator and passes its messages on, until the actor has ended.
+pub async fn run(dial_context: DialContext, link_events: LinkEvents) {
+    // An error means that the actor has ended.
+    let _ = CoordinatorLinks::new(dial_context, link_events).run().await;
+}
+
+/// The links, and the search for missing ones.
+struct CoordinatorLinks {
+    dialer: Arc<Dialer>,
+    seeds: SeedAddresses,
+    known: watch::Receiver<Vec<CoordinatorView>>,
+    link_events: LinkEvents,
+    targets: BTreeMap<SocketAddr, DialTarget>,
+    /// Links that are up. If there are two to one coordinator, that coordinator closes the link
+    /// that it takes for the older.
+    links: BTreeMap<LinkId, CoordinatorLink>,
+    dials: JoinSet<(SocketAddr, Result<Link, ConnectError>)>,
+    /// The reading tasks, one for each link that is up.
+    readers: JoinSet<Result<LinkLost, MailboxError>>,
+    /// The number of links that have been up.
+    count: u64,
+    outage: Outage,
+}
+
+/// An address that the worker dials.
+struct DialTarget {
+    /// The name of the coordinator that the worker met there. None before the first link.
+    met: Option<NodeName>,
+    is_dialing: bool,
+    /// The time before which the worker does not dial it again.
+    due: Instant,
+    pause: Duration,
+    limit: Duration,
+}
+
+/// The addresses of the command line.
+struct SeedAddresses {
+    places: Vec<HostPort>,
+    /// The addresses that the names last resolved to.
+    addresses: Vec<SocketAddr>,
+    /// The task that resolves the names.
+    resolving: JoinSet<Vec<SocketAddr>>,
+    /// The time before which the names are not resolved again.
+    due: Instant,
+}
+
+/// A link that is up.
+struct CoordinatorLink {
+    address: SocketAddr,
+    link: Link,
+}
+
+/// A link that is gone, and the reason.
+struct LinkLost(LinkId, LinkError);
+
+/// How long there has been no link.
+struct Outage {
+    since: Instant,
+    warned: Instant,
+    /// Why the last call failed.
+    reason: String,
+}
+
+impl CoordinatorLinks {
+    fn new(dial_context: DialContext, link_events: LinkEvents) -> Self {
+        let DialContext { endpoint, places, known, token } = dial_context;
+        let now = Instant::now();
+        Self {
+            dialer: Arc::new(Dialer { endpoint, token, renewing: Mutex::new(()) }),
+            seeds: SeedAddresses::new(places, now),
+            known,
+            link_events,
+            targets: BTreeMap::new(),
+            links: BTreeMap::new(),
+            dials: JoinSet::new(),
+            readers: JoinSet::new(),
+            count: 0,
+            outage: Outage { since: now, warned: now, reason: "none was named".into() },
+        }
+    }
+
+    async fn run(mut self) -> Result<(), MailboxError> {
+        loop {
+            let wake = self.dial();
+            tokio::select! {
+                changed = self.known.changed() => match changed {
+                    Ok(()) => self.take(),
+                    Err(_) => return Ok(()), // The actor has ended.
+                },
+                Some(Ok((address, dialed))) = self.dials.join_next() => {
+                    self.dialed(address, dialed).await?;
+                }
+                Some(Ok(ended)) = self.readers.join_next() => self.lost(ended?).await?,
+                Some(Ok(addresses)) = self.seeds.resolving.join_next() => {
+                    self.seeds.take(addresses);
+                    self.forget();
+                }
+                () = sleep_until(wake) => {}
+            }
+            self.report_outage().await?;
+        }
+    }
+
+    /// Dials every wanted address that is due. Returns when to look again.
+    fn dial(&mut self) -> Instant {
+        let (now, is_alone) = (Instant::now(), self.links.is_empty());
+        let mut wake = now + COORDINATOR_DIAL_BACKOFF.1;
+        if is_alone || self.known.borrow().is_empty() {
+            self.seeds.resolve(now);
+        }
+        for (address, expected) in self.wanted() {
+            let target = self.targets.entry(address).or_insert_with(|| DialTarget::new(now));
+            if target.is_dialing {
+                continue;
+            }
+            if target.due > now {
+                wake = wake.min(target.due);
+                continue;
+            }
+            target.is_dialing = true;
+            let (dialer, limit) = (self.dialer.clone(), target.limit);
+            self.dials.spawn(async move {
+                (address, dialer.dial(address, &expected, limit, is_alone).await)
+            });
+        }
+        wake
+    }
+
+    /// The addresses to dial, and the node expected at each.
+    fn wanted(&self) -> BTreeMap<SocketAddr, Expected> {
+        let known = self.known.borrow();
+        let seeds = match known.is_empty() || self.links.is_empty() {
+            true => self.seeds.addresses.as_slice(),
+            false => &[],
+        };
+        // A coordinator may have two of these addresses, and needs one link.
+        let is_linked = |address: &SocketAddr| {
+            let met = self.targets.get(address).and_then(|target| target.met.as_ref());
+            met.is_some_and(|name| self.links.values().any(|linked| linked.name() == name))
+        };
+        let seeds = seeds.iter().filter(|address| !is_linked(address));
+        let seeds = seeds.map(|address| (*address, Expected::Role(Role::Coordinator)));
+        // The worker dials a moved coordinator at its new address, even if the old link has not
+        // ended.
+        let is_there = |view: &CoordinatorView| {
+            let is = |linked: &CoordinatorLink| {
+                (linked.name(), linked.address) == (&view.name, view.address)
+            };
+            self.links.values().any(is)
+        };
+        let listed = known.iter().filter(|view| !is_there(view)).map(|view| {
+            let identity = Identity { role: Role::Coordinator, name: view.name.clone() };
+            (view.address, Expected::Node(identity))
+        });
+        seeds.chain(listed).collect()
+    }
+
+    /// There is a new list of coordinators.
+    fn take(&mut self) {
+        drop(self.known.borrow_and_update());
+        self.forget();
+        self.part();
+    }
+
+    /// Forgets addresses that the worker no longer dials.
+    fn forget(&mut self) {
+        let (known, seeds) = (self.known.borrow(), &self.seeds.addresses);
+        let is_named = |address: &SocketAddr| {
+            seeds.contains(address) || known.iter().any(|view| view.address == *address)
+        };
+        self.targets.retain(|address, target| target.is_dialing || is_named(address));
+    }
+
+    /// Closes links to nodes that are no longer coordinators, once there is a link to a current
+    /// one.
+    fn part(&self) {
+        let known = self.known.borrow();
+        let is_known =
+            |linked: &&CoordinatorLink| known.iter().any(|view| view.name == *linked.name());
+        let (right, wrong): (Vec<_>, Vec<_>) = self.links.values().partition(is_known);
+        if !right.is_empty() {
+            let reason = "it is no coordinator of this cluster any more";
+            wrong.into_iter().for_each(|linked| linked.link.close(reason));
+        }
+    }
+
+    /// A call has ended.
+    async fn dialed(
+        &mut self,
+        address: SocketAddr,
+        dialed: Result<Link, ConnectError>,
+    ) -> Result<(), MailboxError> {
+        let now = Instant::now();
+        let target = self.targets.entry(address).or_insert_with(|| DialTarget::new(now));
+        target.is_dialing = false;
+        match dialed {
+            Ok(link) => {
+                *target =
+                    DialTarget { met: Some(link.identity().name.clone()), ..DialTarget::new(now) };
+                self.attach(address, link).await
+            }
+            Err(error) => {
+                tracing::debug!(%address, %error, "trying again");
+                target.put_off(now);
+                self.outage.reason = error.to_string();
+                Ok(())
+            }
+        }
+    }
+
+    async fn attach(&mut self, address: SocketAddr, link: Link) -> Result<(), MailboxError> {
+        self.count += 1;
+        let id = LinkId(self.count);
+        self.link_events.connected.send(CoordinatorConnected { id, link: link.clone() }).await?;
+        self.readers.spawn(read(id, link.clone(), self.link_events.event.clone()));
+        self.links.insert(id, CoordinatorLink { address, link });
+        self.part();
+        Ok(())
+    }
+
+    /// A link is gone. The worker dials again after a short pause, since the link may go at once
+    /// each time.
+    async fn lost(&mut self, LinkLost(id, reason): LinkLost) -> Result<(), MailboxError> {
+        let now = Instant::now();
+        if let Some(linked) = self.links.remove(&id) {
+            tracing::warn!(name = %linked.name(), %reason, "the link to a coordinator is lost");
+            if let Some(target) = self.targets.get_mut(&linked.address) {
+                target.put_off(now);
+            }
+        }
+        if self.links.is_empty() {
+            self.outage = Outage { since: now, warned: now, reason: reason.to_string() };
+        }
+        self.link_events.event.send(Event(Input::CoordinatorLost { link: id })).await
+    }
+
+    /// If there is no link, logs that now and then, and tells the core after long.
+    async fn report_outage(&mut self) -> Result<(), MailboxError> {
+        if !self.links.is_empty() {
+            return Ok(());
+        }
+        let Outage { since, warned, reason } = &mut self.outage;
+        if warned.elapsed() > UNREACHABLE_LOG_INTERVAL {
+            *warned = Instant::now();
+            tracing::warn!(reason, "no coordinator can be reached; still trying");
+        }
+        if since.elapsed() <= COORDINATORS_GONE_AFTER {
+            return Ok(());
+        }
+        *since = Instant::now();
+        self.link_events.event.send(Event(Input::CoordinatorGone(reason.clone()))).await
+    }
+}
+
+impl SeedAddresses {
+    fn new(places: Vec<HostPort>, now: Instant) -> Self {
+        let addresses = places.iter().filter_map(HostPort::literal).collect();
+        Self { places, addresses, resolving: JoinSet::new(), due: now }
+    }
+
+    /// Starts to resolve the names, if there are any and it is time.
+    fn resolve(&mut self, now: Instant) {
+        let is_literal = self.places.iter().all(|place| place.literal().is_some());
+        if is_literal || now < self.due || !self.resolving.is_empty() {
+            return;
+        }
+        self.due = now + COORDINATOR_DIAL_BACKOFF.1;
+        let places = self.places.clone();
+        self.resolving.spawn(async move {
+            let mut addresses = Vec::new();
+            for place in places {
+                match place.resolve().await {
+                    Ok(found) => addresses.extend(found),
+                    Err(error) => tracing::debug!(%place, %error, "the name is not known now"),
+                }
+            }
+            addresses
+        });
+    }
+
+    /// Takes what the names resolve to now. Without any answer the old addresses stay.
+    fn take(&mut self, addresses: Vec<SocketAddr>) {
+        if !addresses.is_empty() {
+            self.addresses = addresses;
+        }
+    }
+}
+
+impl CoordinatorLink {
+    fn name(&self) -> &NodeName {
+        &self.link.identity().name
+    }
+}
+
+impl DialTarget {
+    /// A place that the worker dials at once.
+    fn new(now: Instant) -> Self {
+        Self {
+            met: None,
+            is_dialing: false,
+            due: now,
+            pause: COORDINATOR_DIAL_BACKOFF.0,
+            limit: COORDINATOR_DIAL_TIMEOUT.0,
+        }
+    }
+
+    fn put_off(&mut self, now: Instant) {
+        self.due = now + self.pause;
+        self.pause = (self.pause * 2).min(COORDINATOR_DIAL_BACKOFF.1);
+        self.limit = (self.limit * 2).min(COORDINATOR_DIAL_TIMEOUT.1);
+    }
+}
+
+/// Passes one link's messages on. Returns when the link has ended. An error means that the actor
+/// has ended.
+async fn read(id: LinkId, link: Link, event: Recipient<Event>) -> Result<LinkLost, MailboxError> {
+    loop {
+        match link.receive().await {
+            Ok(message) => event.send(Event(Input::Coordinator { link: id, message })).await?,
+            Err(reason) => return Ok(LinkLost(id, reason)),
+        }
+    }
+}
+
+/// Dials coordinators, with a certificate that is still valid.
+struct Dialer {
+    endpoint: Arc<Endpoint>,
+    token: JoinToken,
+    /// Held while one call renews the certificate. One new certificate is enough.
+    renewing: Mutex<()>,
+}
+
+impl Dialer {
+    async fn dial(
+        &self,
+        address: SocketAddr,
+        expected: &Expected,
+        limit: Duration,
+        is_alone: bool,
+    ) -> Result<Link, ConnectError> {
+        let held = self.endpoint.credentials();
+        // There is no link to renew it over, and no coordinator accepts an expired certificate.
+        if is_alone && held.are_due(UnixTime::now()) {
+            self.renew(address, &held, limit).await;
+        }
+        let held = self.endpoint.credentials();
+        let dialed = timeout(limit, self.endpoint.connect(address, expected)).await;
+        let dialed = dialed.unwrap_or(Err(ConnectError::NoAnswer { address }));
+        if matches!(dialed, Err(ConnectError::Expired { .. })) {
+            self.renew(address, &held, limit).await;
+        }
+        dialed
+    }
+
+    /// Enrols again with the same key, and so under the same name, unless another call has done so.
+    async fn renew(&self, address: SocketAddr, held: &Credentials, limit: Duration) {
+        let _alone = self.renewing.lock().await;
+        if self.endpoint.credentials().chain() != held.chain() {
+            return;
+        }
+        match timeout(limit, quic::renew(address, &self.token, held)).await {
+            Ok(Ok(renewed)) => match self.endpoint.renew(&renewed) {
+                Ok(()) => tracing::info!("the worker's certificate is renewed"),
+                Err(error) => tracing::warn!(%error, "the new certificate is of no use"),
+            },
+            Ok(Err(error)) => tracing::debug!(%address, %error, "no new certificate"),
+            Err(_) => tracing::debug!(%address, "no new certificate: no answer"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

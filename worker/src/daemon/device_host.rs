@@ -1,0 +1,212 @@
+//! Builds and runs devices, one at a time.
+//!
+//! Each build has a number, which tells reports of an earlier device from those of the present one.
+//! Each build is also an incarnation of its own: it registers as a new worker. Two devices never
+//! share the memory of the machine: a build begins when all earlier devices have ended.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use actix::Addr;
+use everstep_kernels::buffer::Pool;
+use everstep_transport::protocol::outcome::Inability;
+use everstep_transport::protocol::{RunSpec, Telemetry};
+
+use super::actor::WorkerActor;
+use super::event::{DeviceBuilt, DeviceReported};
+use super::telemetry::{self, GpuTelemetry};
+use crate::device::build::{BuildContext, build};
+use crate::device::{Device, thread as device_thread};
+use crate::registry::{BuildError, Registry};
+use crate::step::event::{Input, Job, Report};
+
+/// Builds, like devices, give way to the network thread, so that heartbeats go out meanwhile.
+const NICE: i32 = 5;
+
+/// How long a build waits for earlier devices to end before it fails, at least. It waits as long as
+/// a data shard may take in its run, if that is longer.
+const DEVICE_END_TIMEOUT: Duration = Duration::from_secs(5);
+/// The interval at which it looks.
+const DEVICE_END_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Holds the present device, if there is one.
+pub struct DeviceHost {
+    /// The meaning of `kind` in a run specification.
+    pub registry: Arc<Registry>,
+    /// The worker's address, machine and settings.
+    pub context: BuildContext,
+    /// The pool of the buffers for tensors.
+    pub pool: Pool,
+    /// The number of the newest build, from 1. 0 before the first.
+    build: u64,
+    device: Option<Sender<Job>>,
+    /// The devices that were built or begun. Each is alive as long as its thread.
+    begun: Vec<Weak<()>>,
+    /// The state of the device's GPU, if it has one.
+    telemetry: Option<GpuTelemetry>,
+}
+
+impl DeviceHost {
+    /// A host without a device.
+    pub fn new(registry: Arc<Registry>, context: BuildContext, pool: Pool) -> Self {
+        Self { registry, context, pool, build: 0, device: None, begun: vec![], telemetry: None }
+    }
+
+    /// Drops the device, which ends after its queued jobs, and then builds another one. `own` hears
+    /// when the build is done, or that the earlier device does not end.
+    pub fn build(&mut self, run: RunSpec, own: Addr<WorkerActor>) {
+        (self.device, self.telemetry) = (None, None);
+        self.build += 1;
+        self.context.incarnation = random();
+        let (registry, context) = (self.registry.clone(), self.context.clone());
+        let (pool, number) = (self.pool.clone(), self.build);
+        let (earlier, alive) = (self.begin(), Arc::new(()));
+        self.begun.push(Arc::downgrade(&alive));
+        let builder = thread::Builder::new().name("build".into());
+        let spawned = builder.spawn(move || {
+            let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+            let build = || {
+                let within = DEVICE_END_TIMEOUT.max(Duration::from_millis(run.hang_after_ms));
+                await_ends(&earlier, within)?;
+                build(&registry, &run, &context, pool)
+            };
+            let built = catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panic| {
+                let words = device_thread::words(&*panic);
+                let reason = format!("building the model or the data set panicked: {words}");
+                Err(BuildError::Run(reason))
+            });
+            own.do_send(DeviceBuilt { build: number, alive, built });
+        });
+        spawned.expect("the system gives a process a thread");
+    }
+
+    /// The earlier devices that have not ended yet.
+    fn begin(&mut self) -> Vec<Weak<()>> {
+        self.begun.retain(|alive| alive.strong_count() > 0);
+        self.begun.clone()
+    }
+
+    /// A build is done: starts its device. Returns an input for the core. None if another build has
+    /// replaced this one.
+    pub fn start(&mut self, done: DeviceBuilt, own: Addr<WorkerActor>) -> Option<Input> {
+        match done.built {
+            _ if done.build != self.build => None,
+            Ok((device, built)) => {
+                self.run(device, done.alive, own);
+                let gpu = built.registration.device.gpu;
+                self.telemetry = gpu.map(|gpu| telemetry::start(gpu, self.registry.clone()));
+                Some(Input::Built(built))
+            }
+            Err(error) => {
+                let (inability, reason) = (error.inability(), error.to_string());
+                match inability {
+                    Inability::Run => tracing::error!(
+                        reason,
+                        "the run cannot be built here: this worker waits for the next"
+                    ),
+                    Inability::Place => {
+                        tracing::warn!(reason, "the run cannot be built yet: it is tried again");
+                    }
+                }
+                Some(Input::BuildFailed { inability, reason })
+            }
+        }
+    }
+
+    fn run(&mut self, device: Device, alive: Arc<()>, own: Addr<WorkerActor>) {
+        let (jobs, mut reports) = device_thread::start(device, alive);
+        self.device = Some(jobs);
+        let build = self.build;
+        actix::spawn(async move {
+            while let Some(report) = reports.recv().await {
+                if own.send(DeviceReported { build, report }).await.is_err() {
+                    return;
+                }
+            }
+        });
+    }
+
+    /// The recent state of the device's GPU. None if there is no GPU or it does not tell.
+    pub fn telemetry(&self) -> Option<Telemetry> {
+        self.telemetry.as_ref()?.at(Instant::now())
+    }
+
+    /// The input for the core that a report means. None if an earlier device made it.
+    pub fn report(&self, DeviceReported { build, report }: DeviceReported) -> Option<Input> {
+        if build != self.build {
+            return None;
+        }
+        match &report {
+            Report::Unwritten(reason) => {
+                tracing::warn!(reason, "the model cannot be written: it is tried again");
+            }
+            Report::Unable(reason) => {
+                tracing::error!(
+                    reason,
+                    "the run cannot be computed: this worker waits for the next"
+                );
+            }
+            _ => {}
+        }
+        Some(Input::Device(report))
+    }
+
+    /// Hands the device a job.
+    ///
+    /// # Panics
+    /// If no device was built.
+    pub fn give(&self, job: Job) {
+        let device = self.device.as_ref().expect("a device is built before its first job");
+        // An error means that the device has failed. Its last report says so.
+        let _ = device.send(job);
+    }
+}
+
+/// Waits until these devices have ended, because the build needs their memory.
+fn await_ends(devices: &[Weak<()>], within: Duration) -> Result<(), BuildError> {
+    let began = Instant::now();
+    while devices.iter().any(|alive| alive.strong_count() > 0) {
+        if began.elapsed() > within {
+            let reason = "the device of an earlier generation or run still computes, or hangs: its \
+                          memory is not free; if it stays so, restart this worker";
+            return Err(BuildError::Place(reason.into()));
+        }
+        thread::sleep(DEVICE_END_POLL_INTERVAL);
+    }
+    Ok(())
+}
+
+/// A random number, to tell incarnations apart.
+fn random() -> u64 {
+    let mut bytes = [0; 8];
+    getrandom::fill(&mut bytes).expect("the system has random numbers");
+    u64::from_le_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_waits_for_the_end_of_an_earlier_device() {
+        let alive = Arc::new(());
+        let earlier = [Arc::downgrade(&alive)];
+        let ends = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(100));
+            drop(alive);
+        });
+        assert_eq!(await_ends(&earlier, Duration::from_secs(60)), Ok(()));
+        ends.join().expect("it ends");
+    }
+
+    #[test]
+    fn a_device_that_hangs_is_an_error_of_the_place() {
+        let alive = Arc::new(());
+        let waited = await_ends(&[Arc::downgrade(&alive)], Duration::from_millis(50));
+        let error = waited.expect_err("it does not end");
+        assert_eq!(error.inability(), Inability::Place);
+    }
+}

@@ -1,0 +1,147 @@
+//! Input from another worker on one link: messages, and streams of chunks.
+//!
+//! A task brings one thing at a time and waits for the actor before it reads on, so a busy actor
+//! exerts back-pressure on its peers. A chunk's body stays with its sender until the core takes it.
+//! If a sender resets a stream, the reader forgets the stream: its generation is over, and the link
+//! lives on.
+
+use std::sync::Arc;
+
+use actix::Recipient;
+use everstep_kernels::buffer::{Buffer, Pool};
+use everstep_kernels::reduce;
+use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, codec};
+use everstep_transport::quic::{BulkReceiver, Link, LinkError};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+
+use super::event::{AdmitChunk, PeerInput, PeerLink};
+use super::traffic::Traffic;
+use crate::step::event::{Admission, Input};
+
+/// The receivers of everything that comes in.
+#[derive(Clone)]
+pub struct ReaderContext {
+    /// The actor, for inputs.
+    pub heard: Recipient<PeerInput>,
+    /// The actor, for questions about chunks.
+    pub asks: Recipient<AdmitChunk>,
+    /// Changes whenever the core may admit a chunk that it did not admit before.
+    pub changed: watch::Receiver<u64>,
+    /// The pool of the buffers for tensors.
+    pub pool: Pool,
+    /// Counts the received bytes.
+    pub traffic: Arc<Traffic>,
+}
+
+/// Starts to listen. When the set is dropped, the tasks end, and no more input comes of this link.
+pub fn listen(link: &Link, from: PeerLink, reader_context: &ReaderContext) -> JoinSet<()> {
+    let reader = Reader { link: link.clone(), from, reader_context: reader_context.clone() };
+    let mut tasks = JoinSet::new();
+    tasks.spawn(reader.clone().messages());
+    tasks.spawn(reader.streams());
+    tasks
+}
+
+#[derive(Clone)]
+struct Reader {
+    link: Link,
+    from: PeerLink,
+    reader_context: ReaderContext,
+}
+
+impl Reader {
+    async fn messages(self) {
+        let from = self.from.worker;
+        let reason = loop {
+            match self.link.receive().await {
+                Ok(message) => self.send(Input::Peer { from, message }).await,
+                Err(error) => break error.to_string(),
+            }
+        };
+        self.send(Input::PeerLost { from, reason }).await;
+    }
+
+    async fn streams(self) {
+        // The streams have a set of their own, so that they end with this task.
+        let mut streams = JoinSet::new();
+        while let Ok(stream) = self.link.accept_bulk().await {
+            while streams.try_join_next().is_some() {} // Drops the tasks that have ended.
+            let reader = self.clone();
+            streams.spawn(async move {
+                match reader.chunks(stream).await {
+                    Ok(()) | Err(LinkError::Abandoned) => {}
+                    Err(error) => reader.link.close(&format!("a stream ended: {error}")),
+                }
+            });
+        }
+    }
+
+    async fn chunks(&self, mut stream: BulkReceiver) -> Result<(), LinkError> {
+        let from = self.from.worker;
+        while let Some(chunk) = stream.header().await? {
+            match self.admission(&chunk).await {
+                Admission::Take if chunk.kind == ChunkKind::Message => {
+                    let mut bytes = vec![0; chunk.body_bytes()];
+                    stream.body(&chunk, &mut bytes).await?;
+                    let Ok(message) = codec::decode(&bytes) else {
+                        self.link.close("a garbled message on a bulk stream");
+                        return Ok(());
+                    };
+                    self.send(Input::Peer { from, message }).await;
+                }
+                Admission::Take => {
+                    let values =
+                        receive_values(&mut stream, &chunk, &self.reader_context.pool).await?;
+                    self.reader_context.traffic.add_received(chunk.body_bytes());
+                    self.send(Input::Chunk { from, chunk, values }).await;
+                }
+                Admission::Wait | Admission::Drop => {
+                    tracing::debug!(worker = %from, ?chunk, "a chunk outside the plan");
+                    self.send(Input::Refused).await;
+                    stream.skip(&chunk).await?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks the core until it knows what to do with the chunk.
+    async fn admission(&self, chunk: &Chunk) -> Admission {
+        let mut changed = self.reader_context.changed.clone();
+        loop {
+            changed.mark_unchanged();
+            let ask = AdmitChunk { from: self.from.worker, chunk: *chunk };
+            match self.reader_context.asks.send(ask).await {
+                Ok(Admission::Wait) => {
+                    if changed.changed().await.is_err() {
+                        return Admission::Drop; // the actor has ended
+                    }
+                }
+                Ok(answer) => return answer,
+                Err(_) => return Admission::Drop,
+            }
+        }
+    }
+
+    async fn send(&self, input: Input) {
+        // An error means that the actor has ended, and the process with it.
+        let _ = self.reader_context.heard.send(PeerInput { from: self.from, input }).await;
+    }
+}
+
+async fn receive_values(
+    stream: &mut BulkReceiver,
+    chunk: &Chunk,
+    pool: &Pool,
+) -> Result<Buffer, LinkError> {
+    let mut values = pool.take(chunk.count as usize);
+    if chunk.encoding == Encoding::Bf16 {
+        let mut bytes = vec![0; chunk.body_bytes()];
+        stream.body(chunk, &mut bytes).await?;
+        reduce::decode_bf16(&bytes, &mut values);
+    } else {
+        stream.body(chunk, values.as_bytes_mut()).await?;
+    }
+    Ok(values)
+}

@@ -1,0 +1,490 @@
+//! The parameter shards of this worker: of every shard the parameters to compute with, and of the
+//! shards that it owns or syncs a copy of the state, f32 master weights and optimizer moments.
+//!
+//! Input: the [`Job`]s that change or ask for state, in order. Output: their [`Report`]s, and new
+//! parameters through a `write(offset, values)`, since they may come while a pass is under way. The
+//! parameters to compute with follow each copy that is at least as new. They are rounded as the run
+//! wants, exactly as its primary sends them to all other workers.
+//!
+//! This file does not know passes, and relies on the core to check each worker's requests.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::compute::STAGES;
+use everstep_kernels::layout::Layout;
+use everstep_kernels::optimizer::{Optimizer, ShardState, UpdateInputs, clip_factor};
+use everstep_kernels::reduce;
+use everstep_kernels::schedule::Schedule;
+use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
+use tracing::trace_span;
+
+use super::DeviceChannel;
+use super::rounding::Rounding;
+use crate::optimize;
+use crate::step::event::{Gradient, Job, Origin, Report};
+
+/// The target of parameters to compute with: `write(offset, values)`.
+pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
+
+/// The state and the parameters of each parameter shard on this worker.
+pub struct ShardStore {
+    seed: u64,
+    rounding: Rounding,
+    clip_norm: Option<f64>,
+    layout: Layout,
+    optimizer: Optimizer,
+    schedule: Schedule,
+    pool: Pool,
+    copies: BTreeMap<Shard, StoredShard>,
+    /// The version of each shard of the parameters to compute with.
+    versions: Vec<Step>,
+    /// A planted bug: the device does not check gradients.
+    #[cfg(feature = "planted")]
+    pub(super) believes_gradients: bool,
+}
+
+/// The state of a held shard.
+struct StoredShard {
+    state: ShardState,
+    version: Step,
+    digest: u64,
+    role: Role,
+}
+
+/// Why the device holds a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Primary,
+    Backup,
+    Syncing,
+}
+
+impl ShardStore {
+    /// Holds no shard yet. The model has version 0 of all parameters.
+    pub fn new(run: &RunSpec, layout: Layout, optimizer: Optimizer, pool: Pool) -> Self {
+        Self {
+            seed: run.seed,
+            rounding: Rounding::of(run),
+            clip_norm: run.optimizer.clip_norm,
+            optimizer,
+            schedule: optimize::schedule(run),
+            pool,
+            copies: BTreeMap::new(),
+            versions: vec![Step(0); reduce::shard_count(layout.count())],
+            layout,
+            #[cfg(feature = "planted")]
+            believes_gradients: false,
+        }
+    }
+
+    /// Does a job on parameter shards. The device does all other jobs elsewhere. An error, in
+    /// words, is a fault of this machine.
+    pub fn handle(
+        &mut self,
+        job: Job,
+        channel: &mut dyn DeviceChannel,
+        write: &mut Write<'_>,
+    ) -> Result<(), String> {
+        match job {
+            Job::Enter { generation, origin, owned, syncing } => {
+                match origin {
+                    Origin::Seed => self.begin(&owned, write),
+                    Origin::Held => self.keep(&owned, &syncing),
+                }
+                let owned = self.owned().map(|(shard, copy)| (shard, copy.version, copy.digest));
+                channel.report(Report::Entered { generation, owned: owned.collect() });
+            }
+            Job::Load { shard, version, values } => self.load(shard, version, &values, write),
+            Job::Update { shard, step, norm, update, gradient } => {
+                let _span = trace_span!(target: STAGES, "update", step = step.0).entered();
+                let clip = clip_factor(norm, self.clip_norm);
+                let change = gradient.as_ref();
+                let change = change.map(|gradient| Change { update, clip, gradient });
+                let parameters = match change {
+                    Some(change) => self.update(shard, step, &change, write)?,
+                    None => self.relabel(shard, step, write).map(|()| None)?,
+                };
+                let parameters = parameters.map(Shared::new);
+                let digest = self.copies[&shard].digest;
+                channel.report(Report::Updated { version: step, shard, digest, parameters });
+            }
+            Job::Skip { step } => self.skip(step),
+            Job::Share { to, shards } => {
+                for shard in shards {
+                    let shared = self.shared(to, shard)?;
+                    channel.report(shared);
+                }
+            }
+            Job::Export { to, shards } => {
+                shards.into_iter().for_each(|shard| channel.report(self.state(to, shard)));
+            }
+            Job::Restore { shard, version, digest, parts } => {
+                let intact = self.restore(shard, version, digest, &parts);
+                if intact {
+                    self.follow(shard, write);
+                }
+                channel.report(Report::Restored { version, shard, intact });
+            }
+            Job::Gradient { .. }
+            | Job::Finish { .. }
+            | Job::Masters { .. }
+            | Job::Open
+            | Job::Write { .. } => {
+                unreachable!("these are not about the state of shards")
+            }
+        }
+        Ok(())
+    }
+
+    /// The version of each shard of the parameters to compute with.
+    pub fn versions(&self) -> &[Step] {
+        &self.versions
+    }
+
+    /// The layout of the flat parameter vector.
+    pub fn layout(&self) -> &Layout {
+        &self.layout
+    }
+
+    /// The shards of which this worker is primary, with copies of their master weights. An item is
+    /// an error if the shard has changed in memory since its last update. No digest goes with these
+    /// values, so no receiver could notice later.
+    pub fn masters(&self) -> impl Iterator<Item = Result<(Shard, Shared), String>> {
+        let primaries = self.owned().filter(|(_, copy)| copy.role == Role::Primary);
+        primaries.map(|(shard, copy)| {
+            copy.verify(shard)?;
+            Ok((shard, Shared::new(copied(&copy.state.master, &self.pool))))
+        })
+    }
+
+    /// BLAKE3 of each owned shard's step, master weights and moments, little-endian, in this order.
+    /// Returns an error if a shard has changed in memory since its last update.
+    pub fn seal(&self) -> Result<Vec<(Shard, [u8; 32])>, String> {
+        let seal = |(shard, copy): (Shard, &StoredShard)| {
+            copy.verify(shard)?;
+            Ok((shard, copy.seal()))
+        };
+        self.owned().map(seal).collect()
+    }
+
+    /// Bytes of master weights and moments of the owned shards.
+    pub fn bytes(&self) -> u64 {
+        let parameters: usize = self.owned().map(|(_, copy)| copy.state.master.len()).sum();
+        (parameters * self.optimizer.bytes_per_parameter()) as u64
+    }
+
+    // A generation begins.
+
+    /// Begins from the seed: all parameters, and the states of these shards.
+    fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) {
+        let copies = owned.iter().map(|&(shard, primary)| {
+            let master = self.initial(shard);
+            let copy =
+                StoredShard::new(self.optimizer.state(master), Step(0), Role::of_owner(primary));
+            (shard, copy)
+        });
+        self.copies = copies.collect();
+        for index in 0..self.versions.len() {
+            // Version 0 always comes from the seed.
+            if self.versions[index] != Step(0) {
+                let shard = Shard(index as u32);
+                let mut values = self.initial(shard);
+                self.rounding.round(self.range(shard).start, &mut values);
+                self.load(shard, Step(0), &values, write);
+            }
+        }
+    }
+
+    /// Keeps these copies and drops all others. Invariant I16: a listed owner holds its shards.
+    fn keep(&mut self, owned: &[(Shard, bool)], syncing: &[Shard]) {
+        let mut held = std::mem::take(&mut self.copies);
+        for &(shard, primary) in owned {
+            let copy = held.remove(&shard).expect("I16: a listed owner holds its shards");
+            self.copies.insert(shard, StoredShard { role: Role::of_owner(primary), ..copy });
+        }
+        for &shard in syncing {
+            let copy = held.remove(&shard).map(|copy| StoredShard { role: Role::Syncing, ..copy });
+            self.copies.extend(copy.map(|copy| (shard, copy)));
+        }
+    }
+
+    fn initial(&self, shard: Shard) -> Vec<f32> {
+        let range = self.range(shard);
+        let mut values = vec![0.0; range.len()];
+        self.layout.init(self.seed, range, &mut values);
+        values
+    }
+
+    // A step has committed.
+
+    /// Makes the next version of a held shard, and computes with it. Returns the parameters that
+    /// this worker hands out as its primary. Returns an error if the old version's bits have
+    /// changed since it was made, or if the gradient is not what its primary made.
+    fn update(
+        &mut self,
+        shard: Shard,
+        step: Step,
+        change: &Change<'_>,
+        write: &mut Write<'_>,
+    ) -> Result<Option<Buffer>, String> {
+        let range = self.range(shard);
+        let start = range.start;
+        let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
+        let versions = copy.versions_to(step);
+        let Change { update, clip, gradient } = *change;
+        let learning_rate = self.schedule.rate(step.0);
+        let computing = &mut self.versions[shard.0 as usize];
+        let (follows, rounding) = (step >= *computing, self.rounding);
+        let is_primary = copy.role == Role::Primary;
+        // A copy is needed only to hand out, or if the parameters differ from the weights.
+        let is_copied = is_primary || rounding != Rounding::None;
+        let mut parameters = is_copied.then(|| self.pool.take(range.len()));
+        let mut wrote = |offset: usize, weights: &[f32]| {
+            let mut values = weights;
+            if let Some(parameters) = &mut parameters {
+                let copy = &mut parameters[offset..offset + weights.len()];
+                copy.copy_from_slice(weights);
+                rounding.round(start + offset, copy);
+                values = copy;
+            }
+            if follows {
+                write(start + offset, values);
+            }
+        };
+        let inputs =
+            UpdateInputs { step: update, learning_rate, clip, layout: &self.layout, range };
+        let state = &mut copy.state;
+        let seen = self.optimizer.update(state, &gradient.values, &inputs, versions, &mut wrote);
+        copy.check(shard, seen.before)?;
+        let intact = gradient.digest == seen.gradient;
+        #[cfg(feature = "planted")]
+        let intact = intact || self.believes_gradients;
+        if !intact {
+            return Err(format!(
+                "the gradient of parameter shard {shard} for step {step} is not what its primary \
+                 made: it changed in memory, here or there"
+            ));
+        }
+        (copy.version, copy.digest) = (step, seen.after);
+        *computing = step.max(*computing);
+        Ok(parameters.filter(|_| is_primary))
+    }
+
+    /// Turns a held shard, unchanged, into its next version, and computes with it.
+    fn relabel(&mut self, shard: Shard, step: Step, write: &mut Write<'_>) -> Result<(), String> {
+        let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
+        let [before, after] = copy.versions_to(step).map(|version| copy.state.digest(version));
+        copy.check(shard, before)?;
+        (copy.version, copy.digest) = (step, after);
+        self.follow(shard, write);
+        Ok(())
+    }
+
+    /// Gives parameters of the version before this step's version. Other parameters are still to
+    /// come.
+    fn skip(&mut self, step: Step) {
+        let before = self.versions.iter_mut().filter(|version| version.next() == step);
+        before.for_each(|version| *version = step);
+    }
+
+    // Parameters.
+
+    fn load(&mut self, shard: Shard, version: Step, values: &[f32], write: &mut Write<'_>) {
+        write(self.range(shard).start, values);
+        self.versions[shard.0 as usize] = version;
+    }
+
+    /// Computes with a held shard, unless newer parameters have come from its primary.
+    fn follow(&mut self, shard: Shard, write: &mut Write<'_>) {
+        let StoredShard { state, version, .. } = &self.copies[&shard];
+        let computing = &mut self.versions[shard.0 as usize];
+        if *version < *computing {
+            return;
+        }
+        *computing = *version;
+        let start = self.range(shard).start;
+        if self.rounding == Rounding::None {
+            write(start, &state.master);
+        } else {
+            write(start, &self.computing(shard));
+        }
+    }
+
+    fn computing(&self, shard: Shard) -> Buffer {
+        let mut values = copied(&self.copies[&shard].state.master, &self.pool);
+        self.rounding.round(self.range(shard).start, &mut values);
+        values
+    }
+
+    // For others.
+
+    /// The parameters of a shard, for another worker. The core says whether this worker is the
+    /// primary, since the device may not have entered the generation yet. No digest goes with the
+    /// values, so the device compares them with the digest of their version here.
+    fn shared(&self, to: WorkerId, shard: Shard) -> Result<Report, String> {
+        let copy = &self.copies[&shard];
+        copy.verify(shard)?;
+        let (version, values) = (copy.version, Shared::new(self.computing(shard)));
+        Ok(Report::Shared { to, version, shard, values })
+    }
+
+    fn state(&self, to: WorkerId, shard: Shard) -> Report {
+        let StoredShard { state, version, digest, .. } = &self.copies[&shard];
+        let parts = std::iter::once(&state.master).chain(&state.moments);
+        let parts = parts.map(|part| Shared::new(copied(part, &self.pool))).collect();
+        Report::State { to, version: *version, shard, digest: *digest, parts }
+    }
+
+    /// Takes over a shard's state from another owner. `false` if it does not fit, and then nothing
+    /// has changed.
+    fn restore(&mut self, shard: Shard, version: Step, digest: u64, parts: &[Buffer]) -> bool {
+        let length = self.range(shard).len();
+        let wanted = self.optimizer.bytes_per_parameter() / size_of::<f32>();
+        if parts.len() != wanted || parts.iter().any(|part| part.len() != length) {
+            return false;
+        }
+        let [master, moments @ ..] = parts else { return false };
+        let moments = moments.iter().map(|moment| moment.to_vec()).collect();
+        let state = ShardState { master: master.to_vec(), moments };
+        let copy = StoredShard::new(state, version, Role::Syncing);
+        let intact = copy.digest == digest;
+        if intact {
+            self.copies.insert(shard, copy);
+        }
+        intact
+    }
+
+    fn owned(&self) -> impl Iterator<Item = (Shard, &StoredShard)> {
+        let owned = self.copies.iter().filter(|(_, copy)| copy.role != Role::Syncing);
+        owned.map(|(shard, copy)| (*shard, copy))
+    }
+
+    fn range(&self, shard: Shard) -> Range<usize> {
+        reduce::shard_range(self.layout.count(), shard.0 as usize)
+    }
+}
+
+/// The change that a step makes to a shard.
+struct Change<'a> {
+    /// The number of this update in the run's history, from 1.
+    update: u64,
+    clip: f32,
+    gradient: &'a Gradient,
+}
+
+impl StoredShard {
+    fn new(state: ShardState, version: Step, role: Role) -> Self {
+        let digest = state.digest(version.0);
+        Self { state, version, digest, role }
+    }
+
+    /// The numbers of its version and of the next one, which is that of `step`.
+    fn versions_to(&self, step: Step) -> [u64; 2] {
+        assert_eq!(self.version.next(), step, "I3: versions follow each other");
+        [self.version.0, step.0]
+    }
+
+    /// Returns an error if the digest is not the one that the version was made with.
+    fn check(&self, shard: Shard, digest: u64) -> Result<(), String> {
+        if digest == self.digest {
+            return Ok(());
+        }
+        Err(format!(
+            "parameter shard {shard} changed in memory since step {}: this machine's memory cannot \
+             be trusted",
+            self.version
+        ))
+    }
+
+    /// Returns an error if the copy has changed in memory.
+    fn verify(&self, shard: Shard) -> Result<(), String> {
+        self.check(shard, self.state.digest(self.version.0))
+    }
+
+    fn seal(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.version.0.to_le_bytes());
+        for values in std::iter::once(&self.state.master).chain(&self.state.moments) {
+            for value in values.chunks(1024) {
+                let bytes: Vec<u8> = value.iter().flat_map(|v| v.to_le_bytes()).collect();
+                hasher.update(&bytes);
+            }
+        }
+        *hasher.finalize().as_bytes()
+    }
+}
+
+impl Role {
+    fn of_owner(primary: bool) -> Self {
+        if primary { Self::Primary } else { Self::Backup }
+    }
+}
+
+fn copied(values: &[f32], pool: &Pool) -> Buffer {
+    let mut copy = pool.take(values.len());
+    copy.copy_from_slice(values);
+    copy
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_kernels::layout::Init;
+    use everstep_transport::protocol::{Generation, exemplars};
+    use everstep_transport::time::Time;
+
+    use super::*;
+    use crate::registry::Registry;
+
+    /// Keeps the reports.
+    #[derive(Default)]
+    struct Reports(Vec<Report>);
+
+    impl DeviceChannel for Reports {
+        fn report(&mut self, report: Report) {
+            self.0.push(report);
+        }
+        fn wait(&mut self) -> Option<Job> {
+            None
+        }
+        fn now(&self) -> Time {
+            Time(0)
+        }
+    }
+
+    /// The primary of two shards, in one of which a bit has flipped.
+    fn flipped() -> ShardStore {
+        let mut layout = Layout::new();
+        layout.push("weights", &[2_048], Init::Normal { deviation: 0.1 });
+        let run = exemplars::run();
+        let optimizer = Registry::new().build_optimizer(&run).expect("a valid optimizer");
+        let mut store = ShardStore::new(&run, layout, optimizer, Pool::new(1 << 20));
+        let owned = vec![(Shard(0), true), (Shard(1), true)];
+        let (generation, origin, syncing) = (Generation(1), Origin::Seed, Vec::new());
+        let enter = Job::Enter { generation, origin, owned, syncing };
+        store.handle(enter, &mut Reports::default(), &mut |_, _| {}).expect("it enters");
+        let weight = &mut store.copies.get_mut(&Shard(1)).expect("owned").state.master[3];
+        *weight = f32::from_bits(weight.to_bits() ^ 1);
+        store
+    }
+
+    #[test]
+    fn parameters_that_changed_in_memory_are_not_shared() {
+        let mut store = flipped();
+        let mut shares = |shard| {
+            let share = Job::Share { to: WorkerId(7), shards: vec![Shard(shard)] };
+            let mut reports = Reports::default();
+            let done = store.handle(share, &mut reports, &mut |_, _| {});
+            (done.is_ok(), reports.0.len())
+        };
+        assert_eq!((shares(0), shares(1)), ((true, 1), (false, 0)));
+    }
+
+    #[test]
+    fn weights_that_changed_in_memory_are_not_written() {
+        let store = flipped();
+        let masters: Vec<_> = store.masters().collect();
+        assert!(matches!(&masters[..], [Ok((Shard(0), _)), Err(_)]), "{masters:?}");
+    }
+}

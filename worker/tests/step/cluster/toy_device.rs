@@ -1,0 +1,310 @@
+//! A toy device: jobs in order, a data shard at a time, with additions that show their order.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Arc;
+
+use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::reduce::{self, Node, Tree};
+use everstep_transport::protocol::step::Contribution;
+use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step, WorkerId};
+use everstep_worker::data::Sampler;
+use everstep_worker::step::event::{Gradient, Job, Origin, Report, Summary, Work};
+
+/// Master weights and two moments, as AdamW has them.
+#[derive(Clone, Debug)]
+struct Copy {
+    parts: [Vec<f32>; 3],
+    version: Step,
+    primary: bool,
+    owned: bool,
+}
+
+pub struct ToyDevice {
+    tree: Tree,
+    sampler: Sampler,
+    jobs: VecDeque<Job>,
+    /// The rest of the pass under way.
+    pass: Option<(Step, Arc<Work>, VecDeque<DataShard>)>,
+    computing: Vec<(Step, Vec<f32>)>,
+    copies: BTreeMap<Shard, Copy>,
+    unwritten: BTreeSet<Shard>,
+    /// Data shards computed, of each step.
+    pub computed: Vec<(Step, DataShard)>,
+    pub model: BTreeMap<Shard, Vec<u32>>,
+    /// How many more times the model's file cannot be opened.
+    pub full: u32,
+    /// How many more writes fail.
+    pub torn: u32,
+}
+
+impl ToyDevice {
+    pub fn new(run: &RunSpec, parameters: usize, samples: u64) -> Self {
+        let length = |shard| reduce::shard_range(parameters, shard).len();
+        Self {
+            tree: Tree::new(run.batch.data_shards),
+            sampler: Sampler::new(run.seed, samples, run.batch),
+            jobs: VecDeque::new(),
+            pass: None,
+            computing: (0..3).map(|shard| (Step(0), vec![0.5; length(shard)])).collect(),
+            copies: BTreeMap::new(),
+            unwritten: (0..3).map(Shard).collect(),
+            computed: Vec::new(),
+            model: BTreeMap::new(),
+            full: 0,
+            torn: 0,
+        }
+    }
+
+    pub fn give(&mut self, job: Job) {
+        if matches!(job, Job::Enter { origin: Origin::Seed, .. }) {
+            self.pass = None;
+            self.jobs.retain(|job| !matches!(job, Job::Gradient { .. }));
+        }
+        self.jobs.push_back(job);
+    }
+
+    /// Does the next job or data shard that it can do.
+    pub fn work(&mut self) -> Vec<Report> {
+        let Some((step, work, left)) = &mut self.pass else {
+            let job = self.jobs.pop_front();
+            return job.map_or_else(Vec::new, |job| self.perform(job));
+        };
+        let (step, work) = (*step, Arc::clone(work));
+        if self.computing.iter().all(|(version, _)| version.next() == step) {
+            let data_shard = left.pop_front().expect("something is left");
+            let last = left.is_empty();
+            if last {
+                self.pass = None;
+            }
+            return self.gradient(step, &work, data_shard, last);
+        }
+        // While the pass waits, urgent jobs come before their turn, and a job of a later step ends
+        // the pass.
+        let urgent =
+            |job: &Job| matches!(job, Job::Load { .. } | Job::Share { .. } | Job::Export { .. });
+        if let Some(place) = self.jobs.iter().position(urgent) {
+            let job = self.jobs.remove(place).expect("a job");
+            return self.perform(job);
+        }
+        let over = |job: &Job| match job {
+            Job::Update { step: settled, .. } | Job::Skip { step: settled } => *settled >= step,
+            Job::Gradient { step: other, .. } => *other > step,
+            _ => false,
+        };
+        if self.jobs.iter().any(over) {
+            self.pass = None;
+        } else if let Some(Job::Update { .. } | Job::Restore { .. }) = self.jobs.front() {
+            let job = self.jobs.pop_front().expect("a job");
+            return self.perform(job);
+        }
+        Vec::new()
+    }
+
+    fn perform(&mut self, job: Job) -> Vec<Report> {
+        match job {
+            Job::Enter { generation, origin, owned, syncing } => {
+                self.enter(origin, &owned, &syncing);
+                let owned = self.copies.iter().filter(|(_, copy)| copy.owned);
+                let owned = owned.map(|(shard, copy)| (*shard, copy.version, copy.digest()));
+                vec![Report::Entered { generation, owned: owned.collect() }]
+            }
+            Job::Gradient { step, work, .. } => {
+                let left = work.data_shards.iter().copied().collect();
+                self.pass = Some((step, work, left));
+                Vec::new()
+            }
+            Job::Load { shard, version, values } => {
+                self.computing[shard.0 as usize] = (version, values.to_vec());
+                Vec::new()
+            }
+            Job::Update { shard, step, gradient, .. } => {
+                let intact = |it: &Gradient| it.digest == reduce::digest(0, &it.values);
+                assert!(gradient.iter().all(intact), "it is what its primary made");
+                vec![self.update(shard, step, gradient.map(|it| it.values))]
+            }
+            Job::Skip { step } => {
+                let before = self.computing.iter_mut().filter(|(held, _)| held.next() == step);
+                before.for_each(|(version, _)| *version = step);
+                Vec::new()
+            }
+            Job::Share { to, shards } => {
+                let shared = |shard: Shard| {
+                    let copy = &self.copies[&shard];
+                    let values = Shared::new(Buffer::detached(copy.parts[0].clone()));
+                    Report::Shared { to, version: copy.version, shard, values }
+                };
+                shards.into_iter().map(shared).collect()
+            }
+            Job::Export { to, shards } => {
+                let exported = |shard: Shard| {
+                    let copy = &self.copies[&shard];
+                    let parts = copy.parts.iter().cloned();
+                    let parts = parts.map(|part| Shared::new(Buffer::detached(part))).collect();
+                    let (version, digest) = (copy.version, copy.digest());
+                    Report::State { to, version, shard, digest, parts }
+                };
+                shards.into_iter().map(exported).collect()
+            }
+            Job::Restore { shard, version, digest, parts } => {
+                let parts = parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>();
+                let parts = parts.try_into().expect("three parts");
+                let copy = Copy { parts, version, primary: false, owned: false };
+                let intact = copy.digest() == digest;
+                if intact {
+                    self.copies.insert(shard, copy);
+                    self.follow(shard);
+                }
+                vec![Report::Restored { version, shard, intact }]
+            }
+            Job::Finish { version, .. } => self.finish(version),
+            Job::Masters { to } => self.masters(to),
+            Job::Open => vec![self.open()],
+            Job::Write { shard, values } => self.write(shard, &values).into_iter().collect(),
+        }
+    }
+
+    fn open(&mut self) -> Report {
+        if self.full > 0 {
+            self.full -= 1;
+            return Report::Unwritten("no space left".into());
+        }
+        self.unwritten = (0..3).map(Shard).collect();
+        Report::Opened
+    }
+
+    fn write(&mut self, shard: Shard, values: &[f32]) -> Option<Report> {
+        if self.torn > 0 {
+            self.torn -= 1;
+            return Some(Report::Unwritten("input/output error".into()));
+        }
+        self.unwritten.remove(&shard);
+        self.model.insert(shard, bits(values));
+        self.unwritten.is_empty().then_some(Report::Written)
+    }
+
+    fn enter(&mut self, origin: Origin, owned: &[(Shard, bool)], syncing: &[Shard]) {
+        self.unwritten = (0..3).map(Shard).collect();
+        if origin == Origin::Seed {
+            for (version, values) in &mut self.computing {
+                (*version, *values) = (Step(0), vec![0.5; values.len()]);
+            }
+            let initial = |shard: &Shard| {
+                let length = self.computing[shard.0 as usize].1.len();
+                let parts = [vec![0.5; length], vec![0.0; length], vec![0.0; length]];
+                Copy { parts, version: Step(0), primary: false, owned: true }
+            };
+            self.copies = owned.iter().map(|(shard, _)| (*shard, initial(shard))).collect();
+        }
+        let mut held = std::mem::take(&mut self.copies);
+        for (shard, primary) in owned {
+            let copy = held.remove(shard).expect("I16: an owner holds its shards");
+            self.copies.insert(*shard, Copy { primary: *primary, owned: true, ..copy });
+        }
+        for shard in syncing {
+            let copy = held.remove(shard).map(|copy| Copy { owned: false, ..copy });
+            self.copies.extend(copy.map(|copy| (*shard, copy)));
+        }
+    }
+
+    fn gradient(
+        &mut self,
+        step: Step,
+        work: &Work,
+        data_shard: DataShard,
+        last: bool,
+    ) -> Vec<Report> {
+        self.computed.push((step, data_shard));
+        let samples = self.sampler.shard_samples(step, data_shard).collect();
+        let loss = f64::from(data_shard.0) + step.0 as f64;
+        let contribution =
+            Contribution { data_shard, loss, samples, samples_lost: 0, samples_repeated: 0 };
+        let mut reports = Vec::new();
+        if last {
+            for node in &work.subtrees {
+                for shard in (0..3).map(Shard) {
+                    let sum = Shared::new(Buffer::detached(self.sum(step, shard, *node)));
+                    reports.push(Report::Partial { step, shard, node: *node, sum });
+                }
+            }
+        }
+        reports.push(Report::Computed { step, contribution, seconds: 0.001, load_seconds: 0.0 });
+        reports
+    }
+
+    /// A node is its left child plus its right child.
+    fn sum(&self, step: Step, shard: Shard, node: Node) -> Vec<f32> {
+        let Some([left, right]) = self.tree.children(node) else {
+            // One step's gradient is not finite: the step is skipped.
+            if step == Step(7) && node.index == 3 {
+                return vec![f32::NAN; self.computing[shard.0 as usize].1.len()];
+            }
+            let parameters = &self.computing[shard.0 as usize].1;
+            let scale = [1.0, 1e-3, 1e3, 1e-5][node.index as usize % 4];
+            let at = |(i, p): (usize, &f32)| {
+                ((i as f32 * 0.37 + node.index as f32 * 1.7 + step.0 as f32 * 0.9).sin() + p)
+                    * scale
+            };
+            return parameters.iter().enumerate().map(at).collect();
+        };
+        let (left, right) = (self.sum(step, shard, left), self.sum(step, shard, right));
+        left.iter().zip(right).map(|(left, right)| left + right).collect()
+    }
+
+    fn update(&mut self, shard: Shard, step: Step, gradient: Option<Shared>) -> Report {
+        let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
+        assert_eq!(copy.version.next(), step, "I3: versions follow each other");
+        copy.version = step;
+        let changed = gradient.is_some();
+        if let Some(gradient) = gradient {
+            let [master, first, second] = &mut copy.parts;
+            for (i, g) in gradient.iter().enumerate() {
+                first[i] = 0.9 * first[i] + g;
+                second[i] = second[i].max(g.abs());
+                master[i] -= 0.01 * first[i] / (second[i] + 1.0);
+            }
+        }
+        self.follow(shard);
+        let copy = &self.copies[&shard];
+        let values = || Shared::new(Buffer::detached(copy.parts[0].clone()));
+        let parameters = (changed && copy.primary && copy.owned).then(values);
+        Report::Updated { version: step, shard, digest: copy.digest(), parameters }
+    }
+
+    fn follow(&mut self, shard: Shard) {
+        let copy = &self.copies[&shard];
+        let computing = &mut self.computing[shard.0 as usize];
+        if copy.version >= computing.0 {
+            *computing = (copy.version, copy.parts[0].clone());
+        }
+    }
+
+    fn finish(&mut self, version: Step) -> Vec<Report> {
+        let current = self.computing.iter().all(|(held, _)| *held == version);
+        assert!(current, "every shard has been gathered");
+        vec![Report::Finished(Summary::default())]
+    }
+
+    fn masters(&self, to: WorkerId) -> Vec<Report> {
+        let primaries = self.copies.iter().filter(|(_, copy)| copy.owned && copy.primary);
+        primaries
+            .map(|(shard, copy)| {
+                let values = Shared::new(Buffer::detached(copy.parts[0].clone()));
+                Report::Exported { to, shard: *shard, values }
+            })
+            .collect()
+    }
+}
+
+impl Copy {
+    fn digest(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.version.hash(&mut hasher);
+        self.parts.iter().for_each(|part| bits(part).hash(&mut hasher));
+        hasher.finish()
+    }
+}
+
+fn bits(values: &[f32]) -> Vec<u32> {
+    values.iter().map(|value| value.to_bits()).collect()
+}
