@@ -3,6 +3,7 @@
 //! Nothing here acts. A message is built by one core, encoded by [`codec`], validated and bounded
 //! on arrival, and handed to another core.
 
+pub mod checkpoint;
 pub mod chunk;
 pub mod cluster;
 pub mod codec;
@@ -21,6 +22,10 @@ pub mod run;
 pub mod step;
 pub mod version;
 
+pub use checkpoint::{
+    CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, OnFailure, SavedPart, WorkerPart,
+    WrittenManifest,
+};
 pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use cluster::{
     CoordinatorId, CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand,

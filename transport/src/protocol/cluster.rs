@@ -65,7 +65,7 @@ pub enum OperatorCommand {
     Rollback {
         /// The run that goes back.
         run: RunId,
-        /// A step of which a checkpoint exists: 0, the initial state.
+        /// A step of which a checkpoint exists. 0 is the initial state.
         step: Step,
         /// The newest generation that the operator knew. A run that has gone back since then does
         /// not go back again. 0: whichever generation it is.

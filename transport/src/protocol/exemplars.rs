@@ -1,7 +1,10 @@
 //! One example of every message, for tests of the codec and of every receiver.
 
+mod runs;
+
 use std::net::{Ipv4Addr, SocketAddr};
 
+use super::checkpoint::{CheckpointId, CheckpointView, SavedPart, WorkerPart, WrittenManifest};
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
     CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand, RequestId, Secret,
@@ -21,10 +24,9 @@ use super::outcome::{
 };
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
 use super::rejection::Rejection;
-use super::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision, Rounding,
-    RunSpec, ScheduleKind, TokenType,
-};
+use super::run::Precision;
+pub use self::runs::run;
+use self::runs::stated_run;
 use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
 use crate::identity::{AcceptedToken, JoinToken, Role, TokenLimits};
 
@@ -57,67 +59,6 @@ fn commit() -> Commit {
         hold: false,
         line: line(),
     }
-}
-
-/// A small valid run specification.
-pub fn run() -> RunSpec {
-    RunSpec {
-        name: "example".into(),
-        seed: 1,
-        steps: 10,
-        min_workers: 1,
-        start_workers: 2,
-        model: ModelSpec {
-            kind: "gpt".into(),
-            layers: 1,
-            heads: 2,
-            width: 8,
-            context: 4,
-            vocabulary: ModelSpec::VOCABULARY,
-            precision: Precision::F32,
-            recompute: false,
-            options: OptionMap::default(),
-        },
-        data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05, dtype: None },
-        batch: BatchSpec { data_shards: 4, micro_batch: 2, accumulate: 1 },
-        optimizer: OptimizerSpec {
-            kind: "adamw".into(),
-            learning_rate: 1e-3,
-            warmup_steps: 2,
-            schedule: ScheduleKind::Cosine,
-            floor: OptimizerSpec::FLOOR,
-            weight_decay: 0.1,
-            clip_norm: Some(1.0),
-            betas: None,
-            epsilon: None,
-            momentum: None,
-            options: OptionMap::default(),
-        },
-        all_gather: Encoding::F32,
-        rounding: Rounding::Nearest,
-        copies: 2,
-        give_up_after_ms: None,
-        hang_after_ms: RunSpec::HANG_AFTER_MS,
-    }
-}
-
-/// As [`run`], with all that a run may leave out, and an option of each type.
-fn stated_run() -> RunSpec {
-    let options = [
-        ("flag", OptionValue::Flag(true)),
-        ("integer", OptionValue::Integer(-3)),
-        ("number", OptionValue::Number(0.5)),
-        ("text", OptionValue::Text("cosine".into())),
-    ];
-    let options = OptionMap(options.map(|(name, value)| (name.into(), value)).into());
-    let mut run = run();
-    run.model.options = options.clone();
-    run.data.dtype = Some(TokenType::U32);
-    let optimizer = &mut run.optimizer;
-    (optimizer.betas, optimizer.epsilon) = (Some([0.9, 0.95]), Some(1e-8));
-    (optimizer.momentum, optimizer.options) = (Some(0.9), options);
-    run.give_up_after_ms = Some(600_000);
-    run
 }
 
 fn record() -> Record {
@@ -161,6 +102,21 @@ fn place() -> ModelPlace {
     ModelPlace { host: "node-7".into(), path: "/runs/model.safetensors".into() }
 }
 
+fn checkpoint() -> CheckpointId {
+    CheckpointId { step: STEP, generation: GENERATION }
+}
+
+fn part() -> SavedPart {
+    SavedPart {
+        commit: commit(),
+        bytes: 900,
+        head_bytes: 100,
+        head_digest: [6; 32],
+        shards: vec![(Shard(0), [7; 32])],
+        write_ms: 8,
+    }
+}
+
 fn from_worker() -> Vec<Message> {
     let fingerprint =
         Fingerprint { model: [1; 32], data: [2; 32], parameters: 9, shards: 2, samples: 99 };
@@ -186,6 +142,7 @@ fn from_worker() -> Vec<Message> {
         computing: Some(ShardTime { under_way_ms: 6, usual_ms: 7 }),
         telemetry: Some(telemetry()),
         unwritten: Some("no space left".into()),
+        store_error: Some("no route".into()),
     };
     let part = PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) };
     let result = WorkerResult {
@@ -216,6 +173,15 @@ fn from_worker() -> Vec<Message> {
         Message::Failed { at_fault: Some(WORKER), fatal: true, reason: "no data".into() },
         Message::Unable { inability: Inability::Run, reason: "no such file".into() },
         Message::Written(place()),
+        Message::Saved(part()),
+        Message::Unsaved { id: checkpoint(), reason: "no space left".into() },
+        Message::WrittenManifest(WrittenManifest {
+            id: checkpoint(),
+            bytes: 900,
+            state_hash: [8; 32],
+            deleted: vec![checkpoint()],
+        }),
+        Message::Damaged { id: checkpoint(), reason: "a bit flipped".into() },
     ]
 }
 
@@ -239,6 +205,13 @@ fn from_coordinator() -> Vec<Message> {
         },
         Message::Hold { term, generation },
         Message::Write { term, generation },
+        Message::WriteManifest {
+            term,
+            generation,
+            parts: vec![WorkerPart { worker: WORKER, part: part() }],
+            bitwise: true,
+            delete: vec![checkpoint()],
+        },
         Message::Drain { worker: WORKER },
         Message::Dismiss,
         Message::Released { term },
@@ -432,6 +405,7 @@ fn questions_and_replies() -> Vec<Message> {
         Message::Ask(Question::Tokens),
         Message::Ask(Question::Runs),
         Message::Ask(Question::Revoked),
+        Message::Ask(Question::Checkpoints),
         Message::Told(Reply::Coordinators {
             term: TERM,
             applied: 9,
@@ -440,6 +414,15 @@ fn questions_and_replies() -> Vec<Message> {
         Message::Told(Reply::Tokens(vec![token])),
         Message::Told(Reply::Runs(vec![run])),
         Message::Told(Reply::Revoked(vec![revoked])),
+        Message::Told(Reply::Checkpoints(vec![CheckpointView {
+            step: STEP,
+            bytes: 900,
+            seconds: Some(0.5),
+            state_hash: Some("08".repeat(32)),
+            complete: true,
+            path: "/store/step-000005".into(),
+            damage: None,
+        }])),
     ]
 }
 

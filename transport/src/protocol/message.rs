@@ -3,10 +3,13 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+mod name;
+
 use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::checkpoint::{CheckpointId, SavedPart, WorkerPart, WrittenManifest};
 use super::cluster::{
     CoordinatorId, CoordinatorView, HistoryEntry, Keys, Lineage, OperatorCommand, RequestId, RunId,
 };
@@ -92,6 +95,8 @@ pub struct Heartbeat {
     pub telemetry: Option<Telemetry>,
     /// Why the worker could not write the model's file, while it waits to try again.
     pub unwritten: Option<String>,
+    /// Why the run's store does not take or give what the worker wants, while it tries again.
+    pub store_error: Option<String>,
 }
 
 /// How long a device has computed a data shard, and how long it usually takes for one.
@@ -146,6 +151,25 @@ pub enum Message {
     },
     /// The model's file is complete and durable at this place on the sender's machine.
     Written(ModelPlace),
+    /// The sender's part of a checkpoint is durable. The sender repeats this to each new leader,
+    /// until it has saved a later part.
+    Saved(SavedPart),
+    /// The sender does not write its part of a checkpoint, or not its manifest.
+    Unsaved {
+        /// The checkpoint.
+        id: CheckpointId,
+        /// The reason in words for the user.
+        reason: String,
+    },
+    /// The manifest of a checkpoint is durable, as WriteManifest asked.
+    WrittenManifest(WrittenManifest),
+    /// The sender cannot restore a checkpoint: its bytes are not those that were written.
+    Damaged {
+        /// The checkpoint.
+        id: CheckpointId,
+        /// The file, the shard, and what is wrong.
+        reason: String,
+    },
 
     // Coordinator to worker.
     /// The answer to Hello: the run, with the coordinator's term.
@@ -225,6 +249,20 @@ pub enum Message {
         term: Term,
         /// The generation in which the order is valid.
         generation: Generation,
+    },
+    /// The receiver writes the manifest of a checkpoint whose parts are durable and whose step is
+    /// settled.
+    WriteManifest {
+        /// The term in which the sender leads.
+        term: Term,
+        /// The generation in which the order is valid.
+        generation: Generation,
+        /// The parts. Together they have every shard.
+        parts: Vec<WorkerPart>,
+        /// Whether all members computed the same bits.
+        bitwise: bool,
+        /// Checkpoints that the log lists no more: the receiver deletes them.
+        delete: Vec<CheckpointId>,
     },
     /// The worker has drained, and must exit.
     Drain {
@@ -427,68 +465,6 @@ impl Message {
             | Self::FetchMasters { generation }
             | Self::State { generation, .. } => Some(*generation),
             _ => None,
-        }
-    }
-
-    /// The message's name, for logs and counters.
-    pub fn name(&self) -> &'static str {
-        match self {
-            Self::Hello { .. } => "hello",
-            Self::Register(_) => "register",
-            Self::Heartbeat(_) => "heartbeat",
-            Self::Status(_) => "status",
-            Self::FetchRecord => "fetch_record",
-            Self::Leave => "leave",
-            Self::Finished(_) => "finished",
-            Self::Failed { .. } => "failed",
-            Self::Unable { .. } => "unable",
-            Self::Written(_) => "written",
-            Self::Welcome { .. } => "welcome",
-            Self::Registered { .. } => "registered",
-            Self::Refused { .. } => "refused",
-            Self::Evicted { .. } => "evicted",
-            Self::Announce(_) => "announce",
-            Self::HeartbeatAnswer { .. } => "heartbeat_answer",
-            Self::Pause { .. } => "pause",
-            Self::Feed { .. } => "feed",
-            Self::Hold { .. } => "hold",
-            Self::Write { .. } => "write",
-            Self::Drain { .. } => "drain",
-            Self::Dismiss => "dismiss",
-            Self::Released { .. } => "released",
-            Self::Coordinators { .. } => "coordinators",
-            Self::FetchKeys => "fetch_keys",
-            Self::Keys(_) => "keys",
-            Self::Raft(_) => "raft",
-            Self::Join { .. } => "join",
-            Self::Joined { .. } => "joined",
-            Self::Removed => "removed",
-            Self::FetchHistory { .. } => "fetch_history",
-            Self::History { .. } => "history",
-            Self::FetchLines { .. } => "fetch_lines",
-            Self::Lines { .. } => "lines",
-            Self::Prepared(_) => "prepared",
-            Self::Commit(_) => "commit",
-            Self::Go { .. } => "go",
-            Self::FetchParameters { .. } => "fetch_parameters",
-            Self::FetchState { .. } => "fetch_state",
-            Self::FetchMasters { .. } => "fetch_masters",
-            Self::State { .. } => "state",
-            Self::Watch { .. } => "watch",
-            Self::Update(_) => "update",
-            Self::Exited { .. } => "exited",
-            Self::Request { .. } => "request",
-            Self::Answer { .. } => "answer",
-            Self::Transfer { .. } => "transfer",
-            Self::Ask(Question::Coordinators) => "ask_coordinators",
-            Self::Ask(Question::Tokens) => "ask_tokens",
-            Self::Ask(Question::Runs) => "ask_runs",
-            Self::Ask(Question::Revoked) => "ask_revoked",
-            Self::Told(Reply::Coordinators { .. }) => "told_coordinators",
-            Self::Told(Reply::Tokens(_)) => "told_tokens",
-            Self::Told(Reply::Runs(_)) => "told_runs",
-            Self::Told(Reply::Revoked(_)) => "told_revoked",
-            Self::Hears { .. } => "hears",
         }
     }
 }

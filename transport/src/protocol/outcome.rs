@@ -126,6 +126,31 @@ pub enum EventKind {
         /// Which parameter shards were lost, and which workers owned them.
         reason: String,
     },
+    /// A checkpoint is complete: the run can go on from it.
+    Checkpoint {
+        /// Its step.
+        step: Step,
+        /// The bytes of all of its files.
+        bytes: u64,
+        /// How long the slowest worker wrote its part, seconds.
+        seconds: f64,
+        /// The state hash at its step, hexadecimal.
+        state_hash: String,
+    },
+    /// A checkpoint that was due was not written. Training went on.
+    CheckpointFailed {
+        /// Its step.
+        step: Step,
+        /// The reason in words for the user.
+        reason: String,
+    },
+    /// A checkpoint cannot be restored. The run goes back to an older one.
+    CheckpointDamaged {
+        /// Its step.
+        step: Step,
+        /// The file, the shard, and what is wrong.
+        reason: String,
+    },
     /// An operator went on from the directory of one coordinator, since most of the coordinators
     /// were lost for good. Log entries that only the lost ones had are gone.
     Recovered {

@@ -10,6 +10,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 use serde::Serializer;
 
+use super::checkpoint::CheckpointView;
 use super::cluster::{CoordinatorView, RunId};
 use super::figures::RunFigures;
 use super::ids::{Generation, NodeName, Step, Term};
@@ -26,6 +27,8 @@ pub enum Question {
     Runs,
     /// Which workers and operators are revoked?
     Revoked,
+    /// Which checkpoints does the current run have?
+    Checkpoints,
 }
 
 /// The answer to a question.
@@ -46,6 +49,8 @@ pub enum Reply {
     Runs(Vec<RunView>),
     /// The revoked workers and operators, by role and name.
     Revoked(Vec<RevokedView>),
+    /// The current run's checkpoints, ascending by step.
+    Checkpoints(Vec<CheckpointView>),
 }
 
 /// How a coordinator stands, as far as the answering coordinator knows.

@@ -10,6 +10,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 pub use self::optimizer::{OptimizerSpec, ScheduleKind};
 pub use self::options::{OptionError, OptionMap, OptionValue};
+use super::checkpoint::CheckpointSpec;
 use super::chunk::Encoding;
 
 /// The specification of one training job.
@@ -52,6 +53,9 @@ pub struct RunSpec {
     /// at least this long, milliseconds.
     #[serde(default = "hang_after_ms")]
     pub hang_after_ms: u64,
+    /// The run's checkpoints. `None`: it writes none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<CheckpointSpec>,
 }
 
 fn hang_after_ms() -> u64 {
@@ -301,6 +305,7 @@ impl RunSpec {
         self.validate_patience()?;
         within("data.validation", data.validation, 0.0, 0.5)?;
         optimizer.validate()?;
+        self.checkpoint.as_ref().map_or(Ok(()), CheckpointSpec::validate)?;
         if self.min_workers > self.start_workers {
             let (min, start) = (self.min_workers, self.start_workers);
             let problem =

@@ -1,0 +1,77 @@
+//! Examples of a run's specification.
+
+use crate::protocol::chunk::Encoding;
+use crate::protocol::run::{
+    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision, Rounding,
+    RunSpec, ScheduleKind, TokenType,
+};
+use crate::protocol::{CheckpointSpec, OnFailure};
+
+/// A small valid run specification.
+pub fn run() -> RunSpec {
+    RunSpec {
+        name: "example".into(),
+        seed: 1,
+        steps: 10,
+        min_workers: 1,
+        start_workers: 2,
+        model: ModelSpec {
+            kind: "gpt".into(),
+            layers: 1,
+            heads: 2,
+            width: 8,
+            context: 4,
+            vocabulary: ModelSpec::VOCABULARY,
+            precision: Precision::F32,
+            recompute: false,
+            options: OptionMap::default(),
+        },
+        data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05, dtype: None },
+        batch: BatchSpec { data_shards: 4, micro_batch: 2, accumulate: 1 },
+        optimizer: OptimizerSpec {
+            kind: "adamw".into(),
+            learning_rate: 1e-3,
+            warmup_steps: 2,
+            schedule: ScheduleKind::Cosine,
+            floor: OptimizerSpec::FLOOR,
+            weight_decay: 0.1,
+            clip_norm: Some(1.0),
+            betas: None,
+            epsilon: None,
+            momentum: None,
+            options: OptionMap::default(),
+        },
+        all_gather: Encoding::F32,
+        rounding: Rounding::Nearest,
+        copies: 2,
+        give_up_after_ms: None,
+        hang_after_ms: RunSpec::HANG_AFTER_MS,
+        checkpoint: None,
+    }
+}
+
+/// As [`run`], with all that a run may leave out, and an option of each type.
+pub(super) fn stated_run() -> RunSpec {
+    let options = [
+        ("flag", OptionValue::Flag(true)),
+        ("integer", OptionValue::Integer(-3)),
+        ("number", OptionValue::Number(0.5)),
+        ("text", OptionValue::Text("cosine".into())),
+    ];
+    let options = OptionMap(options.map(|(name, value)| (name.into(), value)).into());
+    let mut run = run();
+    run.model.options = options.clone();
+    run.data.dtype = Some(TokenType::U32);
+    let optimizer = &mut run.optimizer;
+    (optimizer.betas, optimizer.epsilon) = (Some([0.9, 0.95]), Some(1e-8));
+    (optimizer.momentum, optimizer.options) = (Some(0.9), options);
+    run.give_up_after_ms = Some(600_000);
+    run.checkpoint = Some(CheckpointSpec {
+        path: "/store".into(),
+        every: 5,
+        keep: 3,
+        keep_every: 100,
+        on_failure: OnFailure::Pause,
+    });
+    run
+}
