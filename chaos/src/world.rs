@@ -34,6 +34,7 @@ mod queue;
 mod reconnect;
 mod road;
 mod sim_device;
+mod store;
 mod types;
 mod upgrade;
 mod wire;
@@ -62,6 +63,7 @@ use coordinator::SimCoordinator;
 use network::Network;
 use operator::SimOperator;
 use queue::Queue;
+use store::SimStore;
 use types::{Event, Orphan};
 use workers::Workers;
 
@@ -83,6 +85,7 @@ pub struct World {
     operator: SimOperator,
     clients: Vec<Client>,
     workers: Workers,
+    store: SimStore,
     faults: ActiveFaults,
     checkers: Checkers,
     trace: Trace,
@@ -118,6 +121,7 @@ impl World {
             operator: SimOperator::default(),
             clients: Vec::new(),
             workers: Workers::default(),
+            store: SimStore::default(),
             faults: ActiveFaults::new(),
             checkers: Checkers::new(&scenario.run, samples, scenario.reference.clone()),
             trace: Trace::default(),
@@ -208,7 +212,7 @@ impl World {
         }
         self.network.begin_anew();
         self.faults.begin_anew();
-        (self.operator, self.workers) = Default::default();
+        (self.operator, self.workers, self.store) = Default::default();
         let members = self.scenario.coordinators as usize;
         self.coordinators = coordinator::machines(members, SPARE_COORDINATORS as usize);
         self.operator.command(OperatorCommand::Submit(self.scenario.run.clone().into()));
@@ -255,6 +259,9 @@ impl World {
             }
             Event::Worker(place, input) => return self.step_worker(place, input),
             Event::Device(place, build, done) => return self.on_device_output(place, build, done),
+            Event::Store { place, builds, was_away, job } => {
+                return self.on_store_job(place, (builds, was_away), *job);
+            }
             Event::Watch(link) => self.watch(link),
             Event::Ask { client, attempt } => return self.ask(client, attempt),
             Event::Operator(message) => self.tell_leader(*message),

@@ -119,6 +119,21 @@ pub struct Digests {
     pub after: u64,
 }
 
+/// The state that an update makes.
+#[derive(Debug)]
+pub struct UpdateTarget<'a> {
+    /// The state after the update. Without `source` it is also the state before.
+    pub state: &'a mut ShardState,
+    /// The state before the update, which stays as it is. What `state` has does not matter then.
+    pub source: Option<&'a ShardState>,
+}
+
+impl<'a> From<&'a mut ShardState> for UpdateTarget<'a> {
+    fn from(state: &'a mut ShardState) -> Self {
+        Self { state, source: None }
+    }
+}
+
 /// One update of one parameter shard, with the values that its owners agree on.
 #[derive(Clone, Debug)]
 pub struct UpdateInputs<'a> {
@@ -168,28 +183,28 @@ impl Optimizer {
     /// Makes one step. Block by block, while a block is in the cache, it also takes the digests of
     /// the gradient and of the state, as the version `before` and as the version `after`, and shows
     /// the new weights to `wrote(offset, weights)`. `gradient` is the shard's reduced gradient, not
-    /// yet clipped.
+    /// yet clipped. An update from a source costs one more write of the state, and no more reads.
     ///
     /// # Panics
     ///
     /// If state, gradient and range differ in length, or the state is that of another rule. To go
     /// on would make silently wrong weights.
-    pub fn update(
+    pub fn update<'a>(
         &self,
-        state: &mut ShardState,
+        target: impl Into<UpdateTarget<'a>>,
         gradient: &[f32],
         inputs: &UpdateInputs,
         [before, after]: [u64; 2],
         wrote: &mut dyn FnMut(usize, &[f32]),
     ) -> Digests {
-        let length = inputs.range.len();
-        assert_eq!(state.master.len(), length, "weights of the shard's length");
+        let (UpdateTarget { state, source }, length) = (target.into(), inputs.range.len());
         assert_eq!(gradient.len(), length, "a gradient of the shard's length");
-        assert_eq!(state.moments.len(), self.rule.moments(), "the moments of the rule");
-        assert!(state.moments.iter().all(|moment| moment.len() == length), "moments as long");
+        self.check(state, length);
+        source.inspect(|source| self.check(source, length));
         let mut digests = Digests { before, gradient: 0, after };
         for block in blocks(length) {
             let gradient = &gradient[block.clone()];
+            source.inspect(|source| state.copy_block(source, block.clone()));
             digests.before = state.digest_block(digests.before, block.clone());
             digests.gradient = reduce::digest(digests.gradient, gradient);
             self.update_block(state, gradient, block.clone(), inputs);
@@ -197,6 +212,12 @@ impl Optimizer {
             wrote(block.start, &state.master[block]);
         }
         digests
+    }
+
+    fn check(&self, state: &ShardState, length: usize) {
+        assert_eq!(state.master.len(), length, "weights of the shard's length");
+        assert_eq!(state.moments.len(), self.rule.moments(), "the moments of the rule");
+        assert!(state.moments.iter().all(|moment| moment.len() == length), "moments as long");
     }
 
     /// Makes the step of one block of the shard. `gradient` is that of the block.
@@ -288,6 +309,13 @@ impl ShardState {
     /// each moment. The digest before seeds each block, and the version seeds the first.
     pub fn digest(&self, version: u64) -> u64 {
         blocks(self.master.len()).fold(version, |seed, block| self.digest_block(seed, block))
+    }
+
+    fn copy_block(&mut self, source: &Self, block: Range<usize>) {
+        self.master[block.clone()].copy_from_slice(&source.master[block.clone()]);
+        for (moment, from) in self.moments.iter_mut().zip(&source.moments) {
+            moment[block.clone()].copy_from_slice(&from[block.clone()]);
+        }
     }
 
     fn digest_block(&self, seed: u64, block: Range<usize>) -> u64 {

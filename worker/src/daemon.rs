@@ -21,6 +21,7 @@ mod machine;
 mod peer;
 mod peers;
 mod reader;
+mod store_thread;
 mod telemetry;
 mod traffic;
 mod wait_span;

@@ -8,12 +8,15 @@
 
 pub mod accumulate;
 pub mod build;
+pub mod checkpoint_facts;
 mod coverage;
 pub mod model_file;
 pub mod model_path;
 mod pass;
 mod rounding;
+mod saved_states;
 mod shard_store;
+mod stored_shard;
 pub mod thread;
 
 use std::collections::VecDeque;
@@ -24,6 +27,7 @@ use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, Pass, STAGES};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
+use everstep_transport::protocol::message::Fingerprint;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
@@ -36,6 +40,7 @@ use crate::data::validation::validation_part;
 use crate::data::{Dataset, Sampler};
 use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
+use checkpoint_facts::CheckpointFacts;
 use model_file::ModelFile;
 use pass::ShardPass;
 use shard_store::ShardStore;
@@ -48,8 +53,8 @@ pub trait DeviceChannel {
     /// Waits for the next job. `None` when there will be no more.
     fn wait(&mut self) -> Option<Job>;
 
-    /// A [`Job::Share`] or [`Job::Export`] that has come meanwhile, if no job before it concerns
-    /// its shards. Never blocks.
+    /// A [`Job::Share`], [`Job::Export`] or [`Job::Save`] that has come meanwhile, if no job before
+    /// it concerns its shards. Never blocks.
     fn next_request(&mut self) -> Option<Job> {
         None
     }
@@ -131,6 +136,12 @@ impl Device {
             sampler: Sampler::new(parts.run.seed, parts.dataset.len(), parts.run.batch),
             parts,
         }
+    }
+
+    /// What checkpoints state of the run. None if the run writes none.
+    pub fn checkpoint_facts(&self, fingerprint: &Fingerprint) -> Option<CheckpointFacts> {
+        let DeviceParts { run, optimizer, .. } = &self.parts;
+        CheckpointFacts::of(run, fingerprint, self.store.layout(), optimizer)
     }
 
     /// The device has this bug from now on.

@@ -199,7 +199,7 @@ impl World {
                 let copy = ShardCopy { version, shard, digest: None, parameters };
                 self.observe(Observation::Shared(id, copy))
             }
-            Report::Restored { version, shard, intact: true } => {
+            Report::Restored { version, shard, intact: true, .. } => {
                 let (version, shard) = (*version, *shard);
                 let copy = ShardCopy { version, shard, digest: None, parameters: None };
                 self.observe(Observation::Restored(id, copy))

@@ -195,7 +195,7 @@ impl SimDevice {
                 return true;
             }
             match job {
-                Job::Enter { origin: Origin::Seed, .. } => return true,
+                Job::Enter { origin, .. } if *origin != Origin::Held => return true,
                 Job::Load { version: made, .. }
                 | Job::Update { step: made, .. }
                 | Job::Skip { step: made }
@@ -205,8 +205,8 @@ impl SimDevice {
                 }
                 Job::Load { .. } => note(&mut versions, job),
                 Job::Update { .. } if !deferred => note(&mut versions, job),
-                Job::Restore { .. } | Job::Share { .. } | Job::Export { .. } if !deferred => {}
-                Job::Share { .. } | Job::Export { .. } => {}
+                Job::Restore { .. } if !deferred => note(&mut versions, job),
+                Job::Share { .. } | Job::Export { .. } | Job::Save { .. } => {}
                 _ => deferred = true,
             }
         }
@@ -224,7 +224,7 @@ impl SimDevice {
                 })
             };
             match job {
-                Job::Share { shards, .. } | Job::Export { shards, .. }
+                Job::Share { shards, .. } | Job::Export { shards, .. } | Job::Save { shards, .. }
                     if !shards.iter().any(changes) =>
                 {
                     return Some(place);
@@ -249,12 +249,14 @@ fn is_complete(versions: &[Step], step: Step) -> bool {
 fn note(versions: &mut [Step], job: &Job) {
     match job {
         Job::Load { shard, version, .. } => versions[shard.0 as usize] = *version,
-        Job::Update { shard, step, .. } => follow(versions, *shard, *step),
+        Job::Update { shard, step: version, .. } | Job::Restore { shard, version, .. } => {
+            follow(versions, *shard, *version);
+        }
         Job::Skip { step } => {
             let before = versions.iter_mut().filter(|version| version.next() == *step);
             before.for_each(|version| *version = *step);
         }
-        Job::Enter { origin: Origin::Seed, .. } => versions.fill(Step(0)),
+        Job::Enter { origin, .. } if *origin != Origin::Held => versions.fill(Step(0)),
         _ => {}
     }
 }
@@ -280,7 +282,7 @@ impl DeviceChannel for DeliveredJobs<'_> {
     fn report(&mut self, report: Report) {
         match &report {
             Report::Entered { generation, .. } => *self.generation = *generation,
-            Report::Restored { version, shard, intact: true } => {
+            Report::Restored { version, shard, intact: true, .. } => {
                 follow(self.versions, *shard, *version);
             }
             _ => {}

@@ -14,7 +14,7 @@ use everstep_transport::time::Time;
 use everstep_worker::device::Device;
 use everstep_worker::registry::Registry;
 use everstep_worker::step::core::Core;
-use everstep_worker::step::event::{Input, Lane, Report, StreamItem};
+use everstep_worker::step::event::{Input, Lane, Report, StoreJob, StreamItem};
 
 use super::sim_device::DeviceOutput;
 use super::wire::StreamId;
@@ -258,6 +258,17 @@ pub enum Event {
     Worker(usize, Input),
     /// A worker's device, identified by its number, has been built or has reported.
     Device(usize, u64, DeviceOutput),
+    /// A job of the thread that reads and writes a worker's checkpoints takes effect.
+    Store {
+        /// The worker.
+        place: usize,
+        /// The number of the build that the thread is for.
+        builds: u64,
+        /// The thread has said that the store was away.
+        was_away: bool,
+        /// The job.
+        job: Box<StoreJob>,
+    },
     /// The operator asks for news, on the link of this number.
     Watch(u64),
     /// The header of a stream's next item has arrived for admission.
@@ -344,6 +355,7 @@ impl Event {
             | Self::Overdue { place, .. }
             | Self::Worker(place, _)
             | Self::Device(place, ..)
+            | Self::Store { place, .. }
             | Self::Free(place, _)
             | Self::WorkerTick(place) => Some(Node::Worker(*place)),
             Self::Connect(node, _) => Some(*node),
@@ -399,6 +411,7 @@ impl Event {
             Self::Leave { place, .. } => [19, *place as u64, 1],
             Self::Removed(place) => [19, *place as u64, 2],
             Self::Device(place, build, done) => [20 + build, *place as u64, report_word(done)],
+            Self::Store { place, builds, .. } => [26, *builds, *place as u64],
             Self::Operator(_) => [6, 0, 1],
             Self::Ask { client, .. } => [6, *client as u64, 3],
             Self::Check => [6, 0, 2],

@@ -291,6 +291,7 @@ impl World {
             }
             Effect::AcceptPeer { worker, name, .. } => self.accept_peer(place, worker, &name),
             Effect::Device(job) => return self.give_job(place, job),
+            Effect::Store(job) => self.give_store(place, job),
             Effect::Yield => self.later(Event::Worker(place, Input::Yielded)),
             Effect::Exit(exit) => self.exit(place, exit),
         }

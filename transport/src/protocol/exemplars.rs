@@ -106,7 +106,7 @@ fn checkpoint() -> CheckpointId {
     CheckpointId { step: STEP, generation: GENERATION }
 }
 
-fn part() -> SavedPart {
+fn saved_part() -> SavedPart {
     SavedPart {
         commit: commit(),
         bytes: 900,
@@ -173,7 +173,7 @@ fn from_worker() -> Vec<Message> {
         Message::Failed { at_fault: Some(WORKER), fatal: true, reason: "no data".into() },
         Message::Unable { inability: Inability::Run, reason: "no such file".into() },
         Message::Written(place()),
-        Message::Saved(part()),
+        Message::Saved(saved_part()),
         Message::Unsaved { id: checkpoint(), reason: "no space left".into() },
         Message::WrittenManifest(WrittenManifest {
             id: checkpoint(),
@@ -208,7 +208,7 @@ fn from_coordinator() -> Vec<Message> {
         Message::WriteManifest {
             term,
             generation,
-            parts: vec![WorkerPart { worker: WORKER, part: part() }],
+            parts: vec![WorkerPart { worker: WORKER, part: saved_part() }],
             bitwise: true,
             delete: vec![checkpoint()],
         },

@@ -14,6 +14,7 @@ use tokio::sync::{oneshot, watch};
 use super::device_host::DeviceHost;
 use super::event::{
     AdmitChunk, CoordinatorConnected, DeviceBuilt, DeviceReported, Event, PeerConnected, PeerInput,
+    StoreReported,
 };
 #[cfg(feature = "failpoints")]
 use super::failpoint;
@@ -191,6 +192,7 @@ impl WorkerActor {
                 return self.peers.accept(worker, name, address);
             }
             Effect::Device(job) => self.shell.device_host.give(job),
+            Effect::Store(job) => self.shell.device_host.give_store(job),
             Effect::Yield => {
                 let own = context.address();
                 actix::spawn(async move {
@@ -325,6 +327,16 @@ impl Handler<DeviceReported> for WorkerActor {
 
     fn handle(&mut self, reported: DeviceReported, context: &mut Self::Context) {
         if let Some(input) = self.shell.device_host.report(reported) {
+            self.on_input(input, context);
+        }
+    }
+}
+
+impl Handler<StoreReported> for WorkerActor {
+    type Result = ();
+
+    fn handle(&mut self, reported: StoreReported, context: &mut Self::Context) {
+        if let Some(input) = self.shell.device_host.store_report(reported) {
             self.on_input(input, context);
         }
     }

@@ -14,14 +14,17 @@ use actix::Addr;
 use everstep_kernels::buffer::Pool;
 use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{RunSpec, Telemetry};
+use tokio::sync::mpsc;
 
 use super::actor::WorkerActor;
-use super::event::{DeviceBuilt, DeviceReported};
+use super::event::{DeviceBuilt, DeviceReported, StoreReported};
+use super::store_thread;
 use super::telemetry::{self, GpuTelemetry};
 use crate::device::build::{BuildContext, build};
+use crate::device::checkpoint_facts::CheckpointFacts;
 use crate::device::{Device, thread as device_thread};
 use crate::registry::{BuildError, Registry};
-use crate::step::event::{Input, Job, Report};
+use crate::step::event::{Input, Job, Report, StoreJob};
 
 /// Builds, like devices, give way to the network thread, so that heartbeats go out meanwhile.
 const NICE: i32 = 5;
@@ -29,6 +32,8 @@ const NICE: i32 = 5;
 /// How long a build waits for earlier devices to end before it fails, at least. It waits as long as
 /// a data shard may take in its run, if that is longer.
 const DEVICE_END_TIMEOUT: Duration = Duration::from_secs(5);
+/// The most reports of the store's thread that wait for the actor: each may have a whole shard.
+const STORE_REPORTS: usize = 2;
 /// The interval at which it looks.
 const DEVICE_END_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
@@ -43,6 +48,8 @@ pub struct DeviceHost {
     /// The number of the newest build, from 1. 0 before the first.
     build: u64,
     device: Option<Sender<Job>>,
+    /// The thread that reads and writes the run's checkpoints, if it has any.
+    store: Option<Sender<StoreJob>>,
     /// The devices that were built or begun. Each is alive as long as its thread.
     begun: Vec<Weak<()>>,
     /// The state of the device's GPU, if it has one.
@@ -52,13 +59,14 @@ pub struct DeviceHost {
 impl DeviceHost {
     /// A host without a device.
     pub fn new(registry: Arc<Registry>, context: BuildContext, pool: Pool) -> Self {
-        Self { registry, context, pool, build: 0, device: None, begun: vec![], telemetry: None }
+        let (device, store, telemetry) = (None, None, None);
+        Self { registry, context, pool, build: 0, device, store, begun: vec![], telemetry }
     }
 
     /// Drops the device, which ends after its queued jobs, and then builds another one. `own` hears
     /// when the build is done, or that the earlier device does not end.
     pub fn build(&mut self, run: RunSpec, own: Addr<WorkerActor>) {
-        (self.device, self.telemetry) = (None, None);
+        (self.device, self.store, self.telemetry) = (None, None, None);
         self.build += 1;
         self.context.incarnation = random();
         let (registry, context) = (self.registry.clone(), self.context.clone());
@@ -95,6 +103,8 @@ impl DeviceHost {
         match done.built {
             _ if done.build != self.build => None,
             Ok((device, built)) => {
+                let facts = device.checkpoint_facts(&built.registration.fingerprint);
+                self.store = facts.map(|facts| self.run_store(facts, own.clone()));
                 self.run(device, done.alive, own);
                 let gpu = built.registration.device.gpu;
                 self.telemetry = gpu.map(|gpu| telemetry::start(gpu, self.registry.clone()));
@@ -129,6 +139,20 @@ impl DeviceHost {
         });
     }
 
+    /// Starts the thread that reads and writes the run's checkpoints.
+    fn run_store(&self, facts: CheckpointFacts, own: Addr<WorkerActor>) -> Sender<StoreJob> {
+        let (reports, mut reported) = mpsc::channel(STORE_REPORTS);
+        let build = self.build;
+        actix::spawn(async move {
+            while let Some(report) = reported.recv().await {
+                if own.send(StoreReported { build, report }).await.is_err() {
+                    return;
+                }
+            }
+        });
+        store_thread::start(facts, Box::new(move |report| reports.blocking_send(report).is_ok()))
+    }
+
     /// The recent state of the device's GPU. None if there is no GPU or it does not tell.
     pub fn telemetry(&self) -> Option<Telemetry> {
         self.telemetry.as_ref()?.at(Instant::now())
@@ -152,6 +176,19 @@ impl DeviceHost {
             _ => {}
         }
         Some(Input::Device(report))
+    }
+
+    /// The input for the core that a report of the store's thread means. None if the thread is an
+    /// earlier build's.
+    pub fn store_report(&self, reported: StoreReported) -> Option<Input> {
+        (reported.build == self.build).then_some(Input::Store(reported.report))
+    }
+
+    /// Hands the store's thread a job. A run without checkpoints has no thread, and no such jobs.
+    pub fn give_store(&self, job: StoreJob) {
+        if let Some(store) = &self.store {
+            let _ = store.send(job); // an error means that the process is ending
+        }
     }
 
     /// Hands the device a job.

@@ -7,7 +7,7 @@ use everstep_transport::quic::Link;
 
 use crate::device::Device;
 use crate::registry::BuildError;
-use crate::step::event::{Admission, Built, Input, LinkId, Report};
+use crate::step::event::{Admission, Built, Input, LinkId, Report, StoreReport};
 
 /// An input for the core.
 #[derive(actix::Message)]
@@ -79,4 +79,14 @@ pub struct DeviceReported {
     pub build: u64,
     /// The device's report.
     pub report: Report,
+}
+
+/// The thread that reads and writes checkpoints reports.
+#[derive(actix::Message)]
+#[rtype(result = "()")]
+pub struct StoreReported {
+    /// The number of the build that the thread is for.
+    pub build: u64,
+    /// The thread's report.
+    pub report: StoreReport,
 }

@@ -138,6 +138,7 @@ fn of_effect(effect: &Effect) -> Option<&'static str> {
         Effect::Coordinators(_)
         | Effect::Build(_)
         | Effect::Device(_)
+        | Effect::Store(_)
         | Effect::Yield
         | Effect::Exit(_) => None,
     }

@@ -98,7 +98,7 @@ impl ShardPass<'_> {
 
     /// Does a job that comes while the pass waits, or puts it off.
     fn take(&mut self, job: Job, write: &mut Write<'_>) {
-        if matches!(job, Job::Enter { origin: Origin::Seed, .. }) {
+        if matches!(&job, Job::Enter { origin, .. } if *origin != Origin::Held) {
             self.deferred.clear();
             self.end_with(job);
         } else if settles(&job).is_some_and(|version| version >= self.step) {
@@ -138,7 +138,7 @@ impl ShardPass<'_> {
         let changes: Vec<Shard> = self.deferred.iter().filter_map(changed_by).collect();
         match job {
             Job::Load { .. } => true,
-            Job::Share { shards, .. } | Job::Export { shards, .. } => {
+            Job::Share { shards, .. } | Job::Export { shards, .. } | Job::Save { shards, .. } => {
                 !shards.iter().any(|shard| changes.contains(shard))
             }
             _ => changed_by(job).is_some() && self.deferred.is_empty(),

@@ -22,8 +22,10 @@ use tracing::trace_span;
 
 use super::DeviceChannel;
 use super::rounding::Rounding;
+use super::saved_states::SavedStates;
+use super::stored_shard::{Role, StoredShard};
 use crate::optimize;
-use crate::step::event::{Gradient, Job, Origin, Report};
+use crate::step::event::{Gradient, Job, Origin, Report, ShardToSave};
 
 /// The target of parameters to compute with: `write(offset, values)`.
 pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
@@ -38,27 +40,15 @@ pub struct ShardStore {
     schedule: Schedule,
     pool: Pool,
     copies: BTreeMap<Shard, StoredShard>,
+    /// The shards to hold that a checkpoint has not brought yet.
+    awaited: BTreeMap<Shard, Role>,
+    /// States that were handed out to be saved, and that their shards have left.
+    saved: SavedStates,
     /// The version of each shard of the parameters to compute with.
     versions: Vec<Step>,
     /// A planted bug: the device does not check gradients.
     #[cfg(feature = "planted")]
     pub(super) believes_gradients: bool,
-}
-
-/// The state of a held shard.
-struct StoredShard {
-    state: ShardState,
-    version: Step,
-    digest: u64,
-    role: Role,
-}
-
-/// Why the device holds a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Primary,
-    Backup,
-    Syncing,
 }
 
 impl ShardStore {
@@ -72,6 +62,8 @@ impl ShardStore {
             schedule: optimize::schedule(run),
             pool,
             copies: BTreeMap::new(),
+            awaited: BTreeMap::new(),
+            saved: SavedStates::default(),
             versions: vec![Step(0); reduce::shard_count(layout.count())],
             layout,
             #[cfg(feature = "planted")]
@@ -91,6 +83,7 @@ impl ShardStore {
             Job::Enter { generation, origin, owned, syncing } => {
                 match origin {
                     Origin::Seed => self.begin(&owned, write),
+                    Origin::Checkpoint => self.begin_to_restore(&owned, write),
                     Origin::Held => self.keep(&owned, &syncing),
                 }
                 let owned = self.owned().map(|(shard, copy)| (shard, copy.version, copy.digest));
@@ -120,12 +113,17 @@ impl ShardStore {
             Job::Export { to, shards } => {
                 shards.into_iter().for_each(|shard| channel.report(self.state(to, shard)));
             }
+            Job::Save { commit, shards } => {
+                let shards = shards.into_iter().map(|shard| self.to_save(shard, commit.step));
+                let shards = shards.collect();
+                channel.report(Report::Saving { commit, shards });
+            }
             Job::Restore { shard, version, digest, parts } => {
                 let intact = self.restore(shard, version, digest, &parts);
                 if intact {
                     self.follow(shard, write);
                 }
-                channel.report(Report::Restored { version, shard, intact });
+                channel.report(Report::Restored { version, shard, digest, intact });
             }
             Job::Gradient { .. }
             | Job::Finish { .. }
@@ -179,6 +177,7 @@ impl ShardStore {
 
     /// Begins from the seed: all parameters, and the states of these shards.
     fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) {
+        self.awaited.clear();
         let copies = owned.iter().map(|&(shard, primary)| {
             let master = self.initial(shard);
             let copy =
@@ -186,6 +185,19 @@ impl ShardStore {
             (shard, copy)
         });
         self.copies = copies.collect();
+        self.compute_with_initial(write);
+    }
+
+    /// Begins from a checkpoint, which will bring the states of these shards. Until then the device
+    /// has the initial parameters.
+    fn begin_to_restore(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) {
+        self.copies.clear();
+        let roles = owned.iter().map(|&(shard, primary)| (shard, Role::of_owner(primary)));
+        self.awaited = roles.collect();
+        self.compute_with_initial(write);
+    }
+
+    fn compute_with_initial(&mut self, write: &mut Write<'_>) {
         for index in 0..self.versions.len() {
             // Version 0 always comes from the seed.
             if self.versions[index] != Step(0) {
@@ -200,6 +212,8 @@ impl ShardStore {
     /// Keeps these copies and drops all others. Invariant I16: a listed owner holds its shards.
     fn keep(&mut self, owned: &[(Shard, bool)], syncing: &[Shard]) {
         let mut held = std::mem::take(&mut self.copies);
+        self.awaited.clear();
+        self.saved.free();
         for &(shard, primary) in owned {
             let copy = held.remove(&shard).expect("I16: a listed owner holds its shards");
             self.copies.insert(shard, StoredShard { role: Role::of_owner(primary), ..copy });
@@ -255,8 +269,9 @@ impl ShardStore {
         };
         let inputs =
             UpdateInputs { step: update, learning_rate, clip, layout: &self.layout, range };
-        let state = &mut copy.state;
-        let seen = self.optimizer.update(state, &gradient.values, &inputs, versions, &mut wrote);
+        let seen = copy.rewrite(&mut self.saved, |target| {
+            self.optimizer.update(target, &gradient.values, &inputs, versions, &mut wrote)
+        });
         copy.check(shard, seen.before)?;
         let intact = gradient.digest == seen.gradient;
         #[cfg(feature = "planted")]
@@ -330,6 +345,14 @@ impl ShardStore {
         Ok(Report::Shared { to, version, shard, values })
     }
 
+    /// The state of a shard for a checkpoint of this version. From now on the state does not
+    /// change: the next update makes another one.
+    fn to_save(&self, shard: Shard, version: Step) -> ShardToSave {
+        let copy = &self.copies[&shard];
+        assert_eq!(copy.version, version, "I12: a checkpoint has one version of every shard");
+        ShardToSave { shard, state: copy.state.clone(), digest: copy.digest }
+    }
+
     fn state(&self, to: WorkerId, shard: Shard) -> Report {
         let StoredShard { state, version, digest, .. } = &self.copies[&shard];
         let parts = std::iter::once(&state.master).chain(&state.moments);
@@ -348,9 +371,11 @@ impl ShardStore {
         let [master, moments @ ..] = parts else { return false };
         let moments = moments.iter().map(|moment| moment.to_vec()).collect();
         let state = ShardState { master: master.to_vec(), moments };
-        let copy = StoredShard::new(state, version, Role::Syncing);
+        let role = self.awaited.get(&shard).copied().unwrap_or(Role::Syncing);
+        let copy = StoredShard::new(state, version, role);
         let intact = copy.digest == digest;
         if intact {
+            self.awaited.remove(&shard);
             self.copies.insert(shard, copy);
         }
         intact
@@ -374,54 +399,6 @@ struct Change<'a> {
     gradient: &'a Gradient,
 }
 
-impl StoredShard {
-    fn new(state: ShardState, version: Step, role: Role) -> Self {
-        let digest = state.digest(version.0);
-        Self { state, version, digest, role }
-    }
-
-    /// The numbers of its version and of the next one, which is that of `step`.
-    fn versions_to(&self, step: Step) -> [u64; 2] {
-        assert_eq!(self.version.next(), step, "I3: versions follow each other");
-        [self.version.0, step.0]
-    }
-
-    /// Returns an error if the digest is not the one that the version was made with.
-    fn check(&self, shard: Shard, digest: u64) -> Result<(), String> {
-        if digest == self.digest {
-            return Ok(());
-        }
-        Err(format!(
-            "parameter shard {shard} changed in memory since step {}: this machine's memory cannot \
-             be trusted",
-            self.version
-        ))
-    }
-
-    /// Returns an error if the copy has changed in memory.
-    fn verify(&self, shard: Shard) -> Result<(), String> {
-        self.check(shard, self.state.digest(self.version.0))
-    }
-
-    fn seal(&self) -> [u8; 32] {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&self.version.0.to_le_bytes());
-        for values in std::iter::once(&self.state.master).chain(&self.state.moments) {
-            for value in values.chunks(1024) {
-                let bytes: Vec<u8> = value.iter().flat_map(|v| v.to_le_bytes()).collect();
-                hasher.update(&bytes);
-            }
-        }
-        *hasher.finalize().as_bytes()
-    }
-}
-
-impl Role {
-    fn of_owner(primary: bool) -> Self {
-        if primary { Self::Primary } else { Self::Backup }
-    }
-}
-
 fn copied(values: &[f32], pool: &Pool) -> Buffer {
     let mut copy = pool.take(values.len());
     copy.copy_from_slice(values);
@@ -430,6 +407,8 @@ fn copied(values: &[f32], pool: &Pool) -> Buffer {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use everstep_kernels::layout::Init;
     use everstep_transport::protocol::{Generation, exemplars};
     use everstep_transport::time::Time;
@@ -464,7 +443,8 @@ mod tests {
         let (generation, origin, syncing) = (Generation(1), Origin::Seed, Vec::new());
         let enter = Job::Enter { generation, origin, owned, syncing };
         store.handle(enter, &mut Reports::default(), &mut |_, _| {}).expect("it enters");
-        let weight = &mut store.copies.get_mut(&Shard(1)).expect("owned").state.master[3];
+        let copy = store.copies.get_mut(&Shard(1)).expect("owned");
+        let weight = &mut Arc::get_mut(&mut copy.state).expect("not shared").master[3];
         *weight = f32::from_bits(weight.to_bits() ^ 1);
         store
     }

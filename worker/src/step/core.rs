@@ -14,6 +14,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod checkpoints;
 mod coordinator;
 mod heartbeats;
 mod leader;
@@ -32,6 +33,7 @@ use everstep_transport::protocol::outcome::{Inability, WorkerResult};
 use everstep_transport::protocol::{Generation, Message, NodeName, RunSpec, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
+use self::checkpoints::Checkpoints;
 pub use self::heartbeats::HEARTBEAT_INTERVAL;
 use self::heartbeats::{Heartbeats, Readiness};
 use self::leader::Leader;
@@ -98,6 +100,7 @@ pub struct Core {
     heartbeats: Heartbeats,
     peers: PeerInbox,
     model: Model,
+    checkpoints: Checkpoints,
     /// How long the core waits after the next failure of a build.
     backoff: BuildBackoff,
     refused: u64,
@@ -118,6 +121,7 @@ impl Core {
             heartbeats: Heartbeats::default(),
             peers: PeerInbox::default(),
             model: Model::default(),
+            checkpoints: Checkpoints::default(),
             backoff: BuildBackoff::default(),
             refused: 0,
             out: VecDeque::new(),
@@ -224,6 +228,7 @@ impl Core {
             Input::Refused => self.refused += 1,
             Input::Device(Report::Failed(reason)) => self.fail(None, false, reason),
             Input::Device(report) => self.report(now, report),
+            Input::Store(report) => self.store(report),
             Input::Yielded => {
                 if let Phase::Training(member) = &mut self.phase {
                     member.after_yield(now);
@@ -241,6 +246,7 @@ impl Core {
     /// Takes a report of the device.
     fn report(&mut self, now: Time, report: Report) {
         let Some(report) = self.follow_file(now, report) else { return };
+        let Some(report) = self.follow_saving(report) else { return };
         match &mut self.phase {
             Phase::Joining(joiner) => joiner.report(report),
             Phase::Training(member) => member.report(now, report),
@@ -301,6 +307,7 @@ impl Core {
             computing: self.member().and_then(Member::computing),
             telemetry: None,
             unwritten: self.model.error(),
+            store_error: self.checkpoints.error(),
         };
         self.send_to_leader(Message::Heartbeat(heartbeat));
         self.report_unable();

@@ -1,17 +1,19 @@
 //! The inputs and the outputs of the worker's core.
 
+mod device;
+mod store;
+
 use std::net::SocketAddr;
-use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::outcome::{Inability, PartEvaluation};
-use everstep_transport::protocol::step::Contribution;
+use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{
-    Chunk, CoordinatorView, DataShard, Generation, LossScale, Message, NodeName, Record, RunSpec,
-    Shard, Step, WorkerId,
+    Chunk, CoordinatorView, Message, NodeName, Record, RunSpec, Step, WorkerId,
 };
+
+pub use device::{Gradient, Job, Origin, Report, Summary, Work};
+pub use store::{PartToSave, ShardToSave, StoreJob, StoreReport};
 
 /// A link to a coordinator. The shell uses a number once: a second link to the same coordinator has
 /// a new number.
@@ -83,6 +85,8 @@ pub enum Input {
     Refused,
     /// The device reports.
     Device(Report),
+    /// The thread that reads and writes checkpoints reports.
+    Store(StoreReport),
     /// Links and other inputs have had their turn: the work that [`Effect::Yield`] put off is due.
     Yielded,
     /// Time passes.
@@ -140,6 +144,8 @@ pub enum Effect {
     },
     /// Give the device a job.
     Device(Job),
+    /// Give the thread that reads and writes checkpoints a job.
+    Store(StoreJob),
     /// The core has more work than one input should take: give links and other inputs their turn,
     /// and then give [`Input::Yielded`].
     Yield,
@@ -227,269 +233,4 @@ pub struct Built {
     pub tokens_per_step: u64,
     /// The number of tensors of a parameter shard's state: master weights and moments.
     pub state_parts: usize,
-}
-
-/// The source of the state of a generation's shards.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
-    /// From the seed: version 0 of everything. State that the device held, or had under way, is
-    /// void.
-    Seed,
-    /// The device holds it already.
-    Held,
-}
-
-/// What the device computes in a step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// The data shards, ascending.
-    pub data_shards: Vec<DataShard>,
-    /// The subtrees of the reduction that these data shards make up.
-    pub subtrees: Vec<Node>,
-}
-
-/// A job for the device. The device does its jobs in order, with these exceptions. While a pass
-/// computes, the device does [`Job::Share`] and [`Job::Export`] beside it, unless an earlier job
-/// concerns their shards. While a pass waits for parameters, the device does [`Job::Load`],
-/// [`Job::Share`] and [`Job::Export`] at once, and also [`Job::Update`] and [`Job::Restore`] as
-/// long as no job before them is put off. A [`Job::Enter`] from the seed ends the pass and voids
-/// the jobs that were put off. A job that follows from the commit of the pass's own step ends the
-/// pass and voids the rest of that step's computation. All other jobs wait for the end of the pass.
-#[derive(Debug)]
-pub enum Job {
-    /// A generation begins. The answer is [`Report::Entered`]. Reports before it belong to the
-    /// generation before.
-    Enter {
-        /// Its number.
-        generation: Generation,
-        /// Where the state comes from.
-        origin: Origin,
-        /// Parameter shards to hold, ascending, each with whether this worker is its primary. With
-        /// [`Origin::Held`] the device holds all of them already.
-        owned: Vec<(Shard, bool)>,
-        /// Shards that the worker syncs: kept if the device has them. It drops all other shards.
-        syncing: Vec<Shard>,
-    },
-    /// Forward and backward of these data shards, with the parameters of version `step - 1`.
-    Gradient {
-        /// The step.
-        step: Step,
-        /// What the device multiplies the loss by. The gradients that it reports are unscaled.
-        scale: LossScale,
-        /// The work: all that the plan assigns, or the part that a redo of the step lacks.
-        work: Arc<Work>,
-    },
-    /// Parameters have arrived.
-    Load {
-        /// Their shard.
-        shard: Shard,
-        /// Their version.
-        version: Step,
-        /// The values to compute with.
-        values: Buffer,
-    },
-    /// Apply a committed step to a held shard, owned or syncing. The answer is [`Report::Updated`].
-    Update {
-        /// The shard.
-        shard: Shard,
-        /// The committed step.
-        step: Step,
-        /// Its global gradient norm.
-        norm: f64,
-        /// The number of this update in the run's history, from 1.
-        update: u64,
-        /// The reduced gradient. None if the step was skipped: the shard only gets the new version.
-        gradient: Option<Gradient>,
-    },
-    /// A step was committed without an update: give all parameters to compute with its version.
-    Skip {
-        /// The committed step.
-        step: Step,
-    },
-    /// Hand out the parameters to compute with, of shards of which this worker is primary. The
-    /// answer is [`Report::Shared`].
-    Share {
-        /// The worker that asked.
-        to: WorkerId,
-        /// The shards.
-        shards: Vec<Shard>,
-    },
-    /// Hand out master weights and moments. The answer is a [`Report::State`] for each shard.
-    Export {
-        /// The worker that asked.
-        to: WorkerId,
-        /// The shards. This worker owns all of them.
-        shards: Vec<Shard>,
-    },
-    /// Take over a shard's state from another owner. The answer is [`Report::Restored`].
-    Restore {
-        /// The shard.
-        shard: Shard,
-        /// The version.
-        version: Step,
-        /// The digest that the state must have.
-        digest: u64,
-        /// Master weights, then moments.
-        parts: Vec<Buffer>,
-    },
-    /// The last step is done: validate, and digest the owned shards. In a generation that begins
-    /// after the last step the device does this again.
-    Finish {
-        /// The version that all parameters must have.
-        version: Step,
-        /// The data shards that fix which parts of the held-out samples this worker validates.
-        data_shards: Vec<DataShard>,
-    },
-    /// Hand out the master weights of which this worker is primary, for the worker that writes the
-    /// model's file. The answer is a [`Report::Exported`] for each shard.
-    Masters {
-        /// The worker that asked.
-        to: WorkerId,
-    },
-    /// Open the model's file and begin from its start. The answer is [`Report::Opened`] or
-    /// [`Report::Unwritten`].
-    Open,
-    /// Write master weights to the model's file, if it is open.
-    Write {
-        /// Their shard.
-        shard: Shard,
-        /// The values.
-        values: Shared,
-    },
-}
-
-/// A reduced gradient on its way to the device that applies it.
-#[derive(Clone, Debug)]
-pub struct Gradient {
-    /// One parameter shard.
-    pub values: Shared,
-    /// The digest that its primary made. The device checks with it whether the values have changed.
-    pub digest: u64,
-}
-
-impl Gradient {
-    /// The gradient that a chunk brought.
-    pub(super) fn received(chunk: &Chunk, values: Buffer) -> Self {
-        Self { values: Shared::new(values), digest: chunk.digest }
-    }
-}
-
-/// What the device has done.
-#[derive(Debug)]
-pub enum Report {
-    /// The device has entered a generation.
-    Entered {
-        /// Its number.
-        generation: Generation,
-        /// The owned shards, each with its version and its digest.
-        owned: Vec<(Shard, Step, u64)>,
-    },
-    /// One parameter shard of one subtree's gradient is final.
-    Partial {
-        /// The step.
-        step: Step,
-        /// The parameter shard.
-        shard: Shard,
-        /// The subtree.
-        node: Node,
-        /// Its sum. No thread writes it again.
-        sum: Shared,
-    },
-    /// A data shard is computed.
-    Computed {
-        /// The step.
-        step: Step,
-        /// Its loss and samples.
-        contribution: Contribution,
-        /// Seconds that it took, without waiting.
-        seconds: f64,
-        /// Seconds that its samples took to load, whether or not others loaded at the same time.
-        load_seconds: f64,
-    },
-    /// The data set cannot read a sample yet, or can again. The device waits meanwhile.
-    LoadStalled(bool),
-    /// A held shard has a new version.
-    Updated {
-        /// The version.
-        version: Step,
-        /// The shard.
-        shard: Shard,
-        /// Digest of master weights and moments.
-        digest: u64,
-        /// The new parameters for others, if this worker is primary and the values changed.
-        parameters: Option<Shared>,
-    },
-    /// The parameters of a shard to compute with, for the worker that asked.
-    Shared {
-        /// The worker that asked.
-        to: WorkerId,
-        /// The version.
-        version: Step,
-        /// The shard.
-        shard: Shard,
-        /// The values.
-        values: Shared,
-    },
-    /// A shard's state as this worker holds it, for the worker that asked.
-    State {
-        /// The worker that asked.
-        to: WorkerId,
-        /// The version.
-        version: Step,
-        /// The shard.
-        shard: Shard,
-        /// Its digest.
-        digest: u64,
-        /// Master weights, then moments.
-        parts: Vec<Shared>,
-    },
-    /// The device took a shard over, or refused it because its bits do not match the digest.
-    Restored {
-        /// The version.
-        version: Step,
-        /// The shard.
-        shard: Shard,
-        /// Whether the bits match the digest, and so the device took the shard over.
-        intact: bool,
-    },
-    /// At the end: master weights of a shard of which this worker is primary.
-    Exported {
-        /// The worker that writes the model's file.
-        to: WorkerId,
-        /// The shard.
-        shard: Shard,
-        /// The values.
-        values: Shared,
-    },
-    /// The device has validated and digested, as [`Job::Finish`] asked.
-    Finished(Summary),
-    /// The model's file is open, and can take every shard.
-    Opened,
-    /// The model's file could not be opened or written, for this reason. It is not open now.
-    Unwritten(String),
-    /// The model's file is complete and durable.
-    Written,
-    /// The run cannot be computed, for a reason that every other worker would meet too.
-    Unable(String),
-    /// The device cannot continue.
-    Failed(String),
-}
-
-/// The device's account of the whole run.
-#[derive(Clone, Debug, Default)]
-pub struct Summary {
-    /// Validation of this worker's parts.
-    pub evaluations: Vec<PartEvaluation>,
-    /// BLAKE3 of each owned shard's step, master weights and moments.
-    pub digests: Vec<(Shard, [u8; 32])>,
-    /// The number of data shards that the device has computed.
-    pub data_shards_computed: u64,
-    /// Seconds in forward and backward.
-    pub compute_seconds: f64,
-    /// Seconds of training in which the device waited for others.
-    pub exposed_seconds: f64,
-    /// Bytes of master weights and moments.
-    pub optimizer_bytes: u64,
-    /// Floating-point operations that training on one sample takes at least, if the model says so.
-    pub flops_per_sample: Option<u64>,
 }

@@ -237,7 +237,7 @@ impl Joiner {
             Report::Entered { generation, .. } => self.replica.device.entered(generation),
             Report::LoadStalled(is_stalled) => self.replica.progress.load_stalled(is_stalled),
             _ if self.replica.device.entering.is_some() => {}
-            Report::Restored { version, shard, intact } => {
+            Report::Restored { version, shard, intact, .. } => {
                 self.with_catch_up(|catch_up, context| {
                     catch_up.restored((shard, version), intact, context);
                 });

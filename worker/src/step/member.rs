@@ -10,6 +10,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod admit;
+pub(super) mod checkpoint;
 mod commit;
 mod enter;
 mod feed;
@@ -35,6 +36,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+use self::checkpoint::Restoring;
 use self::commit::Voting;
 pub use self::feed::Feed;
 use self::gather::AllGather;
@@ -88,6 +90,7 @@ pub struct Member {
     serving: Serving,
     /// Shards that the members feed to this member, because it will own them.
     catch_up: Option<CatchUp>,
+    restoring: Restoring,
     finish: Finish,
     refused: u64,
     out: VecDeque<Effect>,
@@ -249,7 +252,9 @@ impl Member {
             Report::State { to, version, shard, digest, parts } => {
                 self.exported(to, (shard, version, digest), parts);
             }
-            Report::Restored { version, shard, intact } => {
+            Report::Restored { version, shard, digest, .. }
+                if self.restored(shard, version, digest) => {}
+            Report::Restored { version, shard, intact, .. } => {
                 self.with_catch_up(|catch_up, context| {
                     catch_up.restored((shard, version), intact, context);
                 });
@@ -264,6 +269,7 @@ impl Member {
             }
             // `follow_device` and the core handle the others.
             Report::Entered { .. }
+            | Report::Saving { .. }
             | Report::LoadStalled(_)
             | Report::Opened
             | Report::Unwritten(_)

@@ -20,6 +20,7 @@ use everstep_transport::time::Time;
 
 use super::event::{Gradient, Job, Origin};
 use super::gradients::Gradients;
+use super::member::checkpoint::is_from_checkpoint;
 use super::progress::Progress;
 use super::version::Version;
 
@@ -147,7 +148,7 @@ impl ReplicaState {
         let mut jobs = Vec::new();
         let origin = if self.is_void(record, owned) {
             self.begin_anew(record, owned);
-            Origin::Seed
+            if is_from_checkpoint(record) { Origin::Checkpoint } else { Origin::Seed }
         } else {
             if !follows && !self.was_member {
                 // A record that this worker never saw may have undone steps that had not settled.
@@ -157,7 +158,7 @@ impl ReplicaState {
             self.keep(record, owned);
             Origin::Held
         };
-        for shard in owned.keys() {
+        for shard in owned.keys().filter(|_| origin != Origin::Checkpoint) {
             let held = self.copies.get(shard).map(|copy| copy.version);
             assert_eq!(held, Some(resume), "I16: an owner reaches the resume version by itself");
             self.computing[shard.0 as usize] = resume;
@@ -183,14 +184,17 @@ impl ReplicaState {
         let initial = resume == Version::default();
         let foreign = |version: &Version| version.step >= resume.step && *version != resume;
         let begins = matches!(record.cause, Cause::Start | Cause::Rollback);
-        initial && (begins || !owned.keys().all(holds)) || self.computing.iter().any(foreign)
+        is_from_checkpoint(record)
+            || initial && (begins || !owned.keys().all(holds))
+            || self.computing.iter().any(foreign)
     }
 
     fn begin_anew(&mut self, record: &Record, owned: &BTreeMap<Shard, bool>) {
         let initial = Version::default();
         self.computing.fill(initial);
         let copy = ShardCopy { version: initial, syncing: false };
-        self.copies = owned.keys().map(|shard| (*shard, copy)).collect();
+        let seeded = owned.keys().filter(|_| !is_from_checkpoint(record));
+        self.copies = seeded.map(|shard| (*shard, copy)).collect();
         self.prepared.clear();
         self.gradients.begin_anew(Version::resumed(record));
         self.lines.clear();
@@ -330,6 +334,12 @@ impl ReplicaState {
     pub(super) fn restored(&mut self, shard: Shard, version: Version) {
         self.copies.insert(shard, ShardCopy { version, syncing: true });
         follow(&mut self.computing, shard, version);
+    }
+
+    /// The device has taken over an owned shard from a checkpoint.
+    pub(super) fn own_restored(&mut self, shard: Shard, version: Version) {
+        self.copies.insert(shard, ShardCopy { version, syncing: false });
+        self.computing[shard.0 as usize] = version;
     }
 
     /// The shards that the worker holds and does not own.

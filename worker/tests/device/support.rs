@@ -67,6 +67,7 @@ pub fn run() -> RunSpec {
         copies: 2,
         give_up_after_ms: None,
         hang_after_ms: RunSpec::HANG_AFTER_MS,
+        checkpoint: None,
     }
 }
 

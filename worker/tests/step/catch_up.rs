@@ -99,7 +99,8 @@ fn state(solo: &mut Solo, from: WorkerId, version: u64) {
 }
 
 fn restored(solo: &mut Solo, version: u64, intact: bool) {
-    solo.report(Report::Restored { version: Step(version), shard: Shard(0), intact });
+    let version = Step(version);
+    solo.report(Report::Restored { version, shard: Shard(0), digest: 0, intact });
 }
 
 fn reduced(solo: &mut Solo, step: u64) {

@@ -5,6 +5,7 @@
 
 pub mod planner;
 pub mod toy_device;
+pub mod toy_store;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::Ipv4Addr;
@@ -23,6 +24,7 @@ use everstep_worker::step::core::{Core, WorkerIdentity};
 use everstep_worker::step::event::{Admission, Built, Effect, Input, Lane, LinkId, StreamItem};
 
 use self::toy_device::ToyDevice;
+use self::toy_store::ToyStore;
 use crate::support::{DATA_SHARDS, PARAMETERS, registration};
 
 pub const TERM: Term = Term(1);
@@ -80,6 +82,7 @@ pub struct Cluster {
     /// Steps whose lines are written, with the bits of their loss.
     pub written: Vec<(Step, u64)>,
     pub failures: Vec<String>,
+    pub store: ToyStore,
     seed: u64,
 }
 
@@ -101,6 +104,7 @@ impl Cluster {
             writes: true,
             written: Vec::new(),
             failures: Vec::new(),
+            store: ToyStore::default(),
             seed: seed.wrapping_mul(2).wrapping_add(1),
         };
         for worker in workers {
@@ -178,6 +182,7 @@ impl Cluster {
     pub fn begin(&mut self, record: Record) {
         if record.cause == Cause::Rollback {
             self.written.retain(|(step, _)| *step <= record.resume);
+            self.store.go_back(record.resume);
         }
         self.record = Some(record.clone());
         self.results.clear();
@@ -297,6 +302,9 @@ impl Cluster {
                 let node = self.nodes.get_mut(&worker).expect("a worker");
                 let reports = node.toy_device.work();
                 reports.into_iter().for_each(|report| self.give(worker, Input::Device(report)));
+                if let Some((worker, report)) = self.store.next() {
+                    self.give(worker, Input::Store(report));
+                }
             }
             _ => self.carry(),
         }
@@ -378,6 +386,7 @@ impl Cluster {
             }
             Effect::Yield => self.nodes.get_mut(&worker).expect("a worker").goes_on += 1,
             Effect::Coordinators(_) | Effect::Exit(_) => {}
+            Effect::Store(job) => self.store.take(worker, job),
             Effect::Device(job) => {
                 self.nodes.get_mut(&worker).expect("a worker").toy_device.give(job);
             }
@@ -400,6 +409,7 @@ impl Cluster {
                     self.write(line.step, line.loss.to_bits());
                 }
                 let written = Step(self.written.len() as u64);
+                self.store.list(written);
                 let answer = Message::HeartbeatAnswer {
                     generation: self.number(),
                     written,
@@ -422,6 +432,7 @@ impl Cluster {
                 self.durable = Some(worker);
             }
             Message::Failed { reason, .. } => self.failures.push(reason),
+            Message::Saved(part) => self.store.saved(worker, part),
             _ => {}
         }
     }

@@ -2,7 +2,9 @@
 
 use std::sync::OnceLock;
 
-use everstep_transport::protocol::{Cause, Message, Record, Shard, Step, WorkerId};
+use everstep_transport::protocol::{
+    Cause, CheckpointSpec, Message, OnFailure, Record, Shard, Step, WorkerId,
+};
 use proptest::prelude::*;
 
 use crate::cluster::{Cluster, TERM, planner, run};
@@ -33,7 +35,20 @@ fn workers(ids: &[u64]) -> Vec<WorkerId> {
 }
 
 pub fn begun(ids: &[u64], seed: u64) -> Cluster {
-    let mut cluster = Cluster::new(ids, run(STEPS), seed);
+    begun_with(ids, seed, None)
+}
+
+/// As [`begun`], with a checkpoint every so many steps.
+fn begun_with(ids: &[u64], seed: u64, every: Option<u64>) -> Cluster {
+    let mut run = run(STEPS);
+    run.checkpoint = every.map(|every| CheckpointSpec {
+        path: "/store".into(),
+        every,
+        keep: 9,
+        keep_every: 0,
+        on_failure: OnFailure::Continue,
+    });
+    let mut cluster = Cluster::new(ids, run, seed);
     cluster.change(&workers(ids), Cause::Start);
     cluster
 }
@@ -185,6 +200,39 @@ fn a_rollback_begins_again_from_the_seed() {
     all(&mut cluster, Cause::Rollback);
     cluster.steps(300);
     assert!(cluster.committed() < Step(6));
+    cluster.finish();
+    assert_eq!(&outcome(&cluster), reference());
+}
+
+#[test]
+fn i12_when_all_are_dead_others_go_on_from_a_checkpoint() {
+    for (seed, successors) in [(1, 1), (2, 2), (3, 3), (4, 5)] {
+        let mut cluster = begun_with(&[1, 2, 3], seed, Some(5));
+        cluster.until("it is listed", |cluster| cluster.store.listed.contains_key(&Step(5)));
+        cluster.until("it goes on", |cluster| cluster.committed() > Step(6));
+        (1..=3).for_each(|worker| cluster.kill(WorkerId(worker)));
+        (4..4 + successors).for_each(|worker| cluster.join(WorkerId(worker)));
+        all(&mut cluster, Cause::Rollback);
+        let from = cluster.record.as_ref().expect("a generation").resume;
+        assert!(from == Step(5) || from == Step(10), "{from}");
+        cluster.finish();
+        assert_eq!(&outcome(&cluster), reference());
+    }
+}
+
+/// Owners die while they read their shards: the others begin from the same checkpoint again.
+#[test]
+fn i12_a_restore_that_is_cut_short_begins_again() {
+    let mut cluster = begun_with(&[1, 2, 3], 5, Some(5));
+    cluster.until("it is listed", |cluster| cluster.store.listed.contains_key(&Step(5)));
+    for lost in 1..=3 {
+        (4..=6).for_each(|worker| cluster.join(WorkerId(10 * lost + worker)));
+        let before: Vec<_> = cluster.alive();
+        all(&mut cluster, Cause::Rollback);
+        cluster.steps(40 * lost);
+        before.into_iter().take(2).for_each(|worker| cluster.kill(worker));
+        all(&mut cluster, Cause::Lost);
+    }
     cluster.finish();
     assert_eq!(&outcome(&cluster), reference());
 }
@@ -348,8 +396,9 @@ proptest! {
     fn any_changes_at_any_time_make_the_bits_of_one_worker(
         seed in any::<u64>(),
         changes in prop::collection::vec((change(), 0..600u64), 0..10),
+        every in prop::option::of(1..6u64),
     ) {
-        let mut cluster = begun(&[1, 2, 3], seed);
+        let mut cluster = begun_with(&[1, 2, 3], seed, every);
         for (change, pause) in changes {
             cluster.steps(pause);
             apply(&mut cluster, change);

@@ -159,7 +159,7 @@ impl Scene {
         for effect in self.solo.took() {
             match effect {
                 Effect::Device(Job::Restore { shard, version, .. }) => {
-                    self.solo.report(Report::Restored { version, shard, intact: true });
+                    self.solo.report(Report::Restored { version, shard, digest: 0, intact: true });
                 }
                 Effect::SendToPeer { to, message: Message::FetchState { shards, .. } } => {
                     let due = self.tick + ANSWER_TICKS;

@@ -6,6 +6,7 @@ use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{Generation, Message, Record, RunSpec, Step, Term, WorkerId};
 use everstep_transport::time::Time;
 
+use super::checkpoints::Checkpoints;
 use super::membership::Membership;
 use super::peers::PeerInbox;
 use super::writes::Model;
@@ -58,6 +59,9 @@ impl Core {
                 }
             }
             Message::Write { term, generation } => self.write(term, generation),
+            Message::WriteManifest { term, generation, parts, bitwise, delete } => {
+                self.write_manifest((term, generation), parts, bitwise, delete);
+            }
             Message::Evicted { worker } if self.membership.is(worker) => self.evicted(),
             Message::Drain { worker } if self.membership.is(worker) => self.end(Exit::Drained),
             Message::Released { term } if self.leader.hear(term) => self.released(),
@@ -123,6 +127,7 @@ impl Core {
             self.send_to_leader(Message::Finished(result));
         }
         self.report_written();
+        self.repeat_checkpoints();
         if self.departure.requested {
             self.send_to_leader(Message::Leave);
         }
@@ -167,6 +172,7 @@ impl Core {
         self.membership = Membership::default();
         self.peers = PeerInbox::default();
         self.model = Model::default();
+        self.checkpoints = Checkpoints::default();
         self.heartbeats.forget();
         self.departure.retained = 0;
         Some(run)
@@ -247,6 +253,7 @@ impl Core {
         self.membership.begin_generation();
         self.peers.begin_generation();
         self.model.renew(record.resume.0 >= setup.run.steps);
+        self.checkpoints.renew(&record);
         self.heartbeats.begin_generation();
         let data_shards = setup.run.batch.data_shards;
         if listed {
@@ -267,6 +274,7 @@ impl Core {
                 Err(error) => return self.fail(None, true, error.to_string()),
             }
         }
+        self.restore();
         self.replay_early(now);
     }
 

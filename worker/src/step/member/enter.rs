@@ -9,7 +9,7 @@ use std::sync::Arc;
 use everstep_transport::protocol::{Message, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
-use super::{AllGather, Member, Round, Serving, StepControl, Voting};
+use super::{AllGather, Member, Restoring, Round, Serving, StepControl, Voting};
 use crate::step::event::{Effect, Report};
 use crate::step::finish::Finish;
 use crate::step::plan::MemberPlan;
@@ -42,6 +42,7 @@ impl Member {
             voting: Voting::new(plan.leads().then(|| VoteTally::new(first, over))),
             serving: Serving::default(),
             catch_up: None,
+            restoring: Restoring::new(plan.record(), plan.owned().keys().copied()),
             finish: Finish::default(),
             refused: 0,
             out,
@@ -133,6 +134,7 @@ impl Member {
                     for (shard, version, digest) in owned {
                         self.entered(shard, version, digest);
                     }
+                    self.save_if_due();
                 }
                 Some(Report::Entered { generation, owned: Vec::new() })
             }

@@ -64,6 +64,11 @@ impl AllGather {
         self.gathering.is_empty()
     }
 
+    /// Whether the device has the version of all owned shards.
+    pub fn is_updated(&self) -> bool {
+        self.updating.is_empty()
+    }
+
     /// Whether the version is here as a whole.
     pub fn is_complete(&self) -> bool {
         self.updating.is_empty() && self.has_others()
@@ -99,6 +104,7 @@ impl Member {
         }
         assert_eq!(version, self.committed(), "the device updates to the last commit");
         self.all_gather.updated(shard, digest);
+        self.save_if_due();
         let Some(values) = parameters else { return };
         let Some(last) = self.commit() else { return };
         let receivers: Vec<_> = self.gatherers(shard, last).collect();

@@ -82,7 +82,10 @@ impl Member {
             return self.refuse();
         }
         shards.retain(|shard| self.serving.requests.ask_parameters(to, *shard));
-        if !shards.is_empty() {
+        if shards.is_empty() {
+            return;
+        }
+        if let Some(shards) = self.restoring.put_off(to, shards) {
             self.device(Job::Share { to, shards });
         }
     }

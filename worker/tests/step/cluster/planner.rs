@@ -11,11 +11,13 @@ use super::{Cluster, TERM, name};
 use crate::support::DATA_SHARDS;
 
 /// The next record of these members, from their answers to the last Pause. It deals out data shards
-/// in turns beginning with the generation's number, so that they move.
+/// in turns beginning with the generation's number, so that they move. If nobody holds a shard, the
+/// run goes back to its newest checkpoint.
 pub fn plan(cluster: &Cluster, members: &[WorkerId], cause: Cause) -> Record {
     let number = cluster.number().next();
     let commit = match cause {
-        Cause::Start | Cause::Rollback => None,
+        Cause::Start => None,
+        Cause::Rollback => cluster.store.listed.last_key_value().map(|(_, commit)| commit.clone()),
         _ => resumed(cluster),
     };
     let resume = commit.as_ref().map_or(Step(0), |commit| commit.step);
@@ -30,7 +32,7 @@ pub fn plan(cluster: &Cluster, members: &[WorkerId], cause: Cause) -> Record {
         address: (Ipv4Addr::LOCALHOST, 1).into(),
         data_shards: dealt(rank as u32),
     };
-    let anyone = resume == Step(0);
+    let anyone = resume == Step(0) || cause == Cause::Rollback;
     let owners = (0..3).map(Shard).map(|shard| {
         let holds = |rank: &u32| {
             let status = &cluster.statuses[&members[*rank as usize]];
@@ -39,16 +41,20 @@ pub fn plan(cluster: &Cluster, members: &[WorkerId], cause: Cause) -> Record {
         let mut holders: Vec<Rank> =
             (0..world).map(|k| (k + shard.0) % world).filter(holds).map(Rank).collect();
         holders.truncate(2);
-        assert!(!holders.is_empty(), "parameter shard {shard} is lost");
         Ownership { first: shard, count: 1, owners: holders }
     });
+    let owners: Vec<Ownership> = owners.collect();
+    if let Some(lost) = owners.iter().find(|of| of.owners.is_empty()) {
+        assert!(!cluster.store.listed.is_empty(), "parameter shard {} is lost", lost.first);
+        return plan(cluster, members, Cause::Rollback);
+    }
     Record {
         number,
         predecessor: cluster.number(),
         term: TERM,
         cause,
         members: members.iter().enumerate().map(member).collect(),
-        owners: owners.collect(),
+        owners,
         resume,
         commit,
         waiting: false,

@@ -9,7 +9,8 @@ use everstep_kernels::reduce::{self, Node, Tree};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step, WorkerId};
 use everstep_worker::data::Sampler;
-use everstep_worker::step::event::{Gradient, Job, Origin, Report, Summary, Work};
+use everstep_kernels::optimizer::ShardState;
+use everstep_worker::step::event::{Gradient, Job, Origin, Report, ShardToSave, Summary, Work};
 
 /// Master weights and two moments, as AdamW has them.
 #[derive(Clone, Debug)]
@@ -28,6 +29,8 @@ pub struct ToyDevice {
     pass: Option<(Step, Arc<Work>, VecDeque<DataShard>)>,
     computing: Vec<(Step, Vec<f32>)>,
     copies: BTreeMap<Shard, Copy>,
+    /// Shards that a checkpoint will bring, each with whether this device is primary.
+    awaited: BTreeMap<Shard, bool>,
     unwritten: BTreeSet<Shard>,
     /// Data shards computed, of each step.
     pub computed: Vec<(Step, DataShard)>,
@@ -48,6 +51,7 @@ impl ToyDevice {
             pass: None,
             computing: (0..3).map(|shard| (Step(0), vec![0.5; length(shard)])).collect(),
             copies: BTreeMap::new(),
+            awaited: BTreeMap::new(),
             unwritten: (0..3).map(Shard).collect(),
             computed: Vec::new(),
             model: BTreeMap::new(),
@@ -57,7 +61,7 @@ impl ToyDevice {
     }
 
     pub fn give(&mut self, job: Job) {
-        if matches!(job, Job::Enter { origin: Origin::Seed, .. }) {
+        if matches!(&job, Job::Enter { origin, .. } if *origin != Origin::Held) {
             self.pass = None;
             self.jobs.retain(|job| !matches!(job, Job::Gradient { .. }));
         }
@@ -149,13 +153,22 @@ impl ToyDevice {
             Job::Restore { shard, version, digest, parts } => {
                 let parts = parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>();
                 let parts = parts.try_into().expect("three parts");
-                let copy = Copy { parts, version, primary: false, owned: false };
+                let awaited = self.awaited.remove(&shard);
+                let (primary, owned) = (awaited == Some(true), awaited.is_some());
+                let copy = Copy { parts, version, primary, owned };
                 let intact = copy.digest() == digest;
                 if intact {
                     self.copies.insert(shard, copy);
                     self.follow(shard);
                 }
-                vec![Report::Restored { version, shard, intact }]
+                vec![Report::Restored { version, shard, digest, intact }]
+            }
+            Job::Save { commit, shards } => {
+                let version = |shard: &Shard| self.copies[shard].version;
+                assert!(shards.iter().all(|shard| version(shard) == commit.step), "I12: one version");
+                let shards = shards.into_iter().map(|shard| self.copies[&shard].to_save(shard));
+                let shards = shards.collect();
+                vec![Report::Saving { commit, shards }]
             }
             Job::Finish { version, .. } => self.finish(version),
             Job::Masters { to } => self.masters(to),
@@ -185,7 +198,8 @@ impl ToyDevice {
 
     fn enter(&mut self, origin: Origin, owned: &[(Shard, bool)], syncing: &[Shard]) {
         self.unwritten = (0..3).map(Shard).collect();
-        if origin == Origin::Seed {
+        self.awaited.clear();
+        if origin != Origin::Held {
             for (version, values) in &mut self.computing {
                 (*version, *values) = (Step(0), vec![0.5; values.len()]);
             }
@@ -195,6 +209,11 @@ impl ToyDevice {
                 Copy { parts, version: Step(0), primary: false, owned: true }
             };
             self.copies = owned.iter().map(|(shard, _)| (*shard, initial(shard))).collect();
+        }
+        if origin == Origin::Checkpoint {
+            self.copies.clear();
+            self.awaited = owned.iter().copied().collect();
+            return;
         }
         let mut held = std::mem::take(&mut self.copies);
         for (shard, primary) in owned {
@@ -297,6 +316,12 @@ impl ToyDevice {
 }
 
 impl Copy {
+    fn to_save(&self, shard: Shard) -> ShardToSave {
+        let [master, moments @ ..] = self.parts.clone();
+        let state = Arc::new(ShardState { master, moments: moments.into() });
+        ShardToSave { shard, state, digest: self.digest() }
+    }
+
     fn digest(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.version.hash(&mut hasher);

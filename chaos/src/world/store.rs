@@ -1,0 +1,152 @@
+//! The store of checkpoints: one for all workers, slow, at times away, and durable.
+//!
+//! A worker's job takes effect at one moment, some time after the core gave it. A process that ends
+//! before that moment may have made its part durable all the same, without a word. The store keeps
+//! what it has over rollbacks, crashes and the end of all processes.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use everstep_kernels::buffer::Buffer;
+use everstep_transport::protocol::{
+    CheckpointId, Generation, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
+};
+use everstep_transport::time::Time;
+use everstep_worker::step::event::{Input, PartToSave, ShardToSave, StoreJob, StoreReport};
+
+use super::World;
+use super::types::Event;
+use crate::check::Violation;
+
+/// A job takes at most this long while the store is there.
+const LONGEST_JOB: Duration = Duration::from_millis(600);
+/// Of so many jobs, one finds the store away.
+const AWAY_ONE_IN: u64 = 24;
+/// The store is away for at most this long.
+const LONGEST_AWAY: Duration = Duration::from_secs(3);
+
+/// The parts and manifests in the store.
+#[derive(Default)]
+pub(super) struct SimStore {
+    parts: BTreeMap<(CheckpointId, WorkerId), Vec<ShardToSave>>,
+    manifests: BTreeMap<CheckpointId, Vec<WorkerId>>,
+    away_until: Time,
+    /// When each worker's thread has done its jobs: it does them in order.
+    busy_until: BTreeMap<usize, Time>,
+}
+
+impl SimStore {
+    /// Does a job, and says what the worker's thread reports.
+    fn perform(&mut self, job: StoreJob) -> Vec<StoreReport> {
+        match job {
+            StoreJob::Save(part) => vec![StoreReport::Saved(self.save(part))],
+            StoreJob::Manifest { parts, delete, .. } => vec![self.complete(&parts, delete)],
+            StoreJob::Restore { generation, id, shards } => self.restore(generation, id, &shards),
+        }
+    }
+
+    fn save(&mut self, part: PartToSave) -> SavedPart {
+        let PartToSave { worker, commit, shards } = part;
+        let digests = shards.iter().map(|of| (of.shard, wide(of.digest))).collect();
+        self.parts.insert((CheckpointId::of(&commit), worker), shards);
+        let (head_digest, shards) = ([0; 32], digests);
+        SavedPart { commit, bytes: 90, head_bytes: 10, head_digest, shards, write_ms: 1 }
+    }
+
+    fn complete(&mut self, parts: &[WorkerPart], delete: Vec<CheckpointId>) -> StoreReport {
+        for id in &delete {
+            self.manifests.remove(id);
+            self.parts.retain(|(of, _), _| of != id);
+        }
+        let id = parts.first().map(|of| CheckpointId::of(&of.part.commit)).unwrap_or_default();
+        let mut hasher = blake3::Hasher::new();
+        let digests: BTreeMap<Shard, [u8; 32]> =
+            parts.iter().flat_map(|of| of.part.shards.iter().copied()).collect();
+        digests.values().for_each(|digest| drop(hasher.update(digest)));
+        self.manifests.insert(id, parts.iter().map(|of| of.worker).collect());
+        let (bytes, state_hash) = (90 * parts.len() as u64, *hasher.finalize().as_bytes());
+        StoreReport::Manifest(WrittenManifest { id, bytes, state_hash, deleted: delete })
+    }
+
+    fn restore(
+        &self,
+        generation: Generation,
+        id: CheckpointId,
+        shards: &[Shard],
+    ) -> Vec<StoreReport> {
+        let damaged = |reason: String| vec![StoreReport::Damaged { generation, id, reason }];
+        let Some(writers) = self.manifests.get(&id) else {
+            return damaged("the manifest is gone".into());
+        };
+        let mut restored = Vec::new();
+        for shard in shards {
+            let parts = writers.iter().filter_map(|writer| self.parts.get(&(id, *writer)));
+            let Some(of) = parts.flatten().find(|of| of.shard == *shard) else {
+                return damaged(format!("parameter shard {shard} is gone"));
+            };
+            let slots = std::iter::once(&of.state.master).chain(&of.state.moments);
+            let parts = slots.map(|slot| Buffer::detached(slot.clone())).collect();
+            let (shard, digest) = (of.shard, of.digest);
+            restored.push(StoreReport::Restored { generation, shard, digest, parts });
+        }
+        restored
+    }
+
+    /// The shards that a whole checkpoint has. None if a file of it is missing.
+    pub(super) fn shards_of(&self, id: CheckpointId) -> Option<BTreeMap<Shard, u64>> {
+        let writers = self.manifests.get(&id)?;
+        let parts: Option<Vec<_>> =
+            writers.iter().map(|writer| self.parts.get(&(id, *writer))).collect();
+        Some(parts?.into_iter().flatten().map(|of| (of.shard, of.digest)).collect())
+    }
+}
+
+fn wide(digest: u64) -> [u8; 32] {
+    let mut wide = [0; 32];
+    wide[..8].copy_from_slice(&digest.to_le_bytes());
+    wide
+}
+
+impl World {
+    /// A worker's thread gets a job. The store may be away, and then the thread says so.
+    pub(super) fn give_store(&mut self, place: usize, job: StoreJob) {
+        if self.random.below(AWAY_ONE_IN) == 0 {
+            let away = Duration::from_millis(self.random.below(LONGEST_AWAY.as_millis() as u64));
+            self.store.away_until = self.store.away_until.max(self.now + away);
+        }
+        let is_away = self.store.away_until > self.now;
+        if is_away {
+            let failing = StoreReport::Failing(Some("the store is away".into()));
+            self.queue.put(self.now, Event::Worker(place, Input::Store(failing)));
+        }
+        let takes = Duration::from_millis(self.random.below(LONGEST_JOB.as_millis() as u64));
+        let builds = self.workers[place].builds;
+        let busy_until = self.store.busy_until.entry(place).or_default();
+        let at = self.now.max(self.store.away_until).max(*busy_until) + takes;
+        *busy_until = at;
+        self.queue.put(at, Event::Store { place, builds, was_away: is_away, job: Box::new(job) });
+    }
+
+    /// A job of a worker's thread takes effect.
+    pub(super) fn on_store_job(
+        &mut self,
+        place: usize,
+        (builds, was_away): (u64, bool),
+        job: StoreJob,
+    ) -> Result<(), Violation> {
+        if self.workers[place].builds != builds || self.workers[place].ended() {
+            // The process has ended, or begun anew: before or after its bytes were durable.
+            if self.random.below(2) == 0 {
+                self.store.perform(job);
+            }
+            return Ok(());
+        }
+        if was_away {
+            self.step_worker(place, Input::Store(StoreReport::Failing(None)))?;
+        }
+        for report in self.store.perform(job) {
+            self.step_worker(place, Input::Store(report))?;
+        }
+        Ok(())
+    }
+}

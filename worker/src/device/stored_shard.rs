@@ -1,0 +1,88 @@
+//! The state of one parameter shard on the device: its version, its digest, and why it is held.
+
+use std::sync::Arc;
+
+use everstep_checkpoint::digest::shard_digest;
+use everstep_kernels::optimizer::{ShardState, UpdateTarget};
+use everstep_transport::protocol::{Shard, Step};
+
+use super::saved_states::SavedStates;
+
+/// The state of a held shard.
+pub(super) struct StoredShard {
+    /// The state. It is shared while a checkpoint of it is being written.
+    pub state: Arc<ShardState>,
+    /// Its version.
+    pub version: Step,
+    /// The digest that the version was made with.
+    pub digest: u64,
+    /// Why the device holds it.
+    pub role: Role,
+}
+
+/// Why the device holds a shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    Primary,
+    Backup,
+    Syncing,
+}
+
+impl StoredShard {
+    /// A state of this version.
+    pub fn new(state: ShardState, version: Step, role: Role) -> Self {
+        let digest = state.digest(version.0);
+        Self { state: Arc::new(state), version, digest, role }
+    }
+
+    /// Changes the state: in place, or out of place while a checkpoint of it is being written.
+    pub fn rewrite<T>(
+        &mut self,
+        saved: &mut SavedStates,
+        change: impl FnOnce(UpdateTarget<'_>) -> T,
+    ) -> T {
+        if let Some(state) = Arc::get_mut(&mut self.state) {
+            return change(state.into());
+        }
+        let mut state = saved.take_free(&self.state);
+        let done = change(UpdateTarget { state: &mut state, source: Some(&self.state) });
+        saved.keep(std::mem::replace(&mut self.state, Arc::new(state)));
+        done
+    }
+
+    /// The numbers of its version and of the next one, which is that of `step`.
+    pub fn versions_to(&self, step: Step) -> [u64; 2] {
+        assert_eq!(self.version.next(), step, "I3: versions follow each other");
+        [self.version.0, step.0]
+    }
+
+    /// Returns an error if the digest is not the one that the version was made with.
+    pub fn check(&self, shard: Shard, digest: u64) -> Result<(), String> {
+        if digest == self.digest {
+            return Ok(());
+        }
+        Err(format!(
+            "parameter shard {shard} changed in memory since step {}: this machine's memory cannot \
+             be trusted",
+            self.version
+        ))
+    }
+
+    /// Returns an error if the copy has changed in memory.
+    pub fn verify(&self, shard: Shard) -> Result<(), String> {
+        self.check(shard, self.state.digest(self.version.0))
+    }
+
+    /// BLAKE3 of its step, master weights and moments: a leaf of the state hash.
+    pub fn seal(&self) -> [u8; 32] {
+        let slots = std::iter::once(&self.state.master).chain(&self.state.moments);
+        shard_digest(self.version, slots.map(Vec::as_slice)).0
+    }
+}
+
+impl Role {
+    /// The role of an owner.
+    pub fn of_owner(primary: bool) -> Self {
+        if primary { Self::Primary } else { Self::Backup }
+    }
+}

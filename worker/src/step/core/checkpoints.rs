@@ -1,0 +1,184 @@
+//! Checkpoints: which states this worker saves, which manifest it writes, and what it restores.
+//!
+//! A step is due by the run's specification alone. The device hands out the states of which this
+//! worker is primary, and the store's thread writes them while training goes on. A step that is due meanwhile is not saved, and the leader hears so. The
+//! leader hears of a durable part again whenever another coordinator comes to lead.
+//!
+//! The core does not know the store, and never waits for it.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use everstep_transport::protocol::{
+    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term,
+    WorkerPart, WrittenManifest,
+};
+
+use super::{Core, Phase};
+use crate::step::event::{Effect, Job, PartToSave, Report, ShardToSave, StoreJob, StoreReport};
+use crate::step::member::Member;
+
+/// What the core knows of the run's checkpoints.
+#[derive(Debug, Default)]
+pub(super) struct Checkpoints {
+    /// The newest due step that this worker has seen to: the worker saves it once.
+    seen: Option<CheckpointId>,
+    /// The part that the store's thread writes.
+    writing: Option<CheckpointId>,
+    /// The newest durable part.
+    saved: Option<SavedPart>,
+    /// The manifest that the store's thread writes.
+    manifest: Option<CheckpointId>,
+    /// The checkpoint that this worker could not restore in this generation, and why.
+    damaged: Option<(CheckpointId, String)>,
+    /// Why the store does not do what this worker wants, while its thread tries again.
+    error: Option<String>,
+}
+
+impl Checkpoints {
+    /// Another generation begins. What is not part of its history counts no more.
+    pub(super) fn renew(&mut self, record: &Record) {
+        if record.cause == Cause::Rollback {
+            // The checkpoint that the run goes back to is there already.
+            self.seen = record.commit.as_ref().map(CheckpointId::of);
+        }
+        self.saved.take_if(|part| !is_history(record, &part.commit));
+        self.damaged = None;
+    }
+
+    /// Why the store does not do what this worker wants. None while it does.
+    pub(super) fn error(&self) -> Option<String> {
+        self.error.clone()
+    }
+}
+
+/// Whether a commit is part of the history of a record's generation.
+fn is_history(record: &Record, commit: &Commit) -> bool {
+    commit.step <= record.resume || commit.generation == record.number
+}
+
+impl Core {
+    /// Handles the states that the device hands out. Returns any other report.
+    pub(super) fn follow_saving(&mut self, report: Report) -> Option<Report> {
+        match report {
+            Report::Saving { commit, shards } => self.save(*commit, shards),
+            other => return Some(other),
+        }
+        None
+    }
+
+    /// Has a due step saved, unless a part of an earlier one is still being written.
+    fn save(&mut self, commit: Commit, shards: Vec<ShardToSave>) {
+        let (id, Some(worker)) = (CheckpointId::of(&commit), self.worker()) else { return };
+        let is_current = self.record().is_some_and(|record| is_history(record, &commit));
+        if self.checkpoints.seen.replace(id) == Some(id) || !is_current {
+            return;
+        }
+        // A part that waits for a store that fails gives way to this one.
+        let is_failing = self.checkpoints.error.is_some();
+        if let Some(earlier) = self.checkpoints.writing.filter(|_| !is_failing) {
+            let reason = format!("the checkpoint of step {} is still being written", earlier.step);
+            return self.send_to_leader(Message::Unsaved { id, reason });
+        }
+        self.checkpoints.writing = Some(id);
+        let part = PartToSave { worker, commit, shards };
+        self.out.push_back(Effect::Store(StoreJob::Save(part)));
+    }
+
+    /// The leader asks for the manifest of a checkpoint.
+    pub(super) fn write_manifest(
+        &mut self,
+        (term, generation): (Term, Generation),
+        parts: Vec<WorkerPart>,
+        bitwise: bool,
+        delete: Vec<CheckpointId>,
+    ) {
+        let id = parts.first().map(|of| CheckpointId::of(&of.part.commit));
+        if self.obeys(term, generation) && id.is_some() && self.checkpoints.manifest != id {
+            self.checkpoints.manifest = id;
+            self.out.push_back(Effect::Store(StoreJob::Manifest { parts, bitwise, delete }));
+        }
+    }
+
+    /// A generation begins from a checkpoint: the worker reads the shards that it owns.
+    pub(super) fn restore(&mut self) {
+        let Phase::Training(member) = &self.phase else { return };
+        let Some((id, shards)) = member.to_restore() else { return };
+        let generation = self.generation();
+        self.out.push_back(Effect::Store(StoreJob::Restore { generation, id, shards }));
+    }
+
+    /// The store's thread reports.
+    pub(super) fn store(&mut self, report: StoreReport) {
+        match report {
+            StoreReport::Saved(part) => self.saved(part),
+            StoreReport::Unsaved { id, reason } => {
+                self.checkpoints.writing.take_if(|writing| *writing == id);
+                self.checkpoints.manifest.take_if(|manifest| *manifest == id);
+                self.send_to_leader(Message::Unsaved { id, reason });
+            }
+            StoreReport::Manifest(written) => self.wrote_manifest(written),
+            StoreReport::Restored { generation, shard, digest, parts } => {
+                if generation == self.generation() {
+                    self.give_restored(shard, digest, parts);
+                }
+            }
+            StoreReport::Damaged { generation, id, reason } => {
+                if generation == self.generation() {
+                    self.checkpoints.damaged = Some((id, reason));
+                    self.report_damage();
+                }
+            }
+            StoreReport::Failing(error) => self.checkpoints.error = error,
+        }
+    }
+
+    fn saved(&mut self, part: SavedPart) {
+        let id = CheckpointId::of(&part.commit);
+        self.checkpoints.writing.take_if(|writing| *writing == id);
+        let is_current = self.record().is_some_and(|record| is_history(record, &part.commit));
+        if is_current {
+            self.checkpoints.saved = Some(part);
+            self.report_saved();
+        }
+    }
+
+    fn wrote_manifest(&mut self, written: WrittenManifest) {
+        self.checkpoints.manifest.take_if(|manifest| *manifest == written.id);
+        self.send_to_leader(Message::WrittenManifest(written));
+    }
+
+    fn give_restored(
+        &mut self,
+        shard: Shard,
+        digest: u64,
+        parts: Vec<everstep_kernels::buffer::Buffer>,
+    ) {
+        let Phase::Training(member) = &self.phase else { return };
+        if let Some((id, _)) = member.to_restore() {
+            let restore = Job::Restore { shard, version: id.step, digest, parts };
+            self.out.push_back(Effect::Device(restore));
+        }
+    }
+
+    /// Tells the leader of the newest durable part, and of damage, once more.
+    pub(super) fn repeat_checkpoints(&mut self) {
+        self.report_saved();
+        self.report_damage();
+    }
+
+    fn report_saved(&mut self) {
+        if let Some(part) = self.checkpoints.saved.clone() {
+            self.send_to_leader(Message::Saved(part));
+        }
+    }
+
+    fn report_damage(&mut self) {
+        if let Some((id, reason)) = self.checkpoints.damaged.clone() {
+            self.send_to_leader(Message::Damaged { id, reason });
+        }
+    }
+
+    fn record(&self) -> Option<&Record> {
+        self.member().map(Member::plan).map(|plan| plan.record())
+    }
+}

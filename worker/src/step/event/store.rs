@@ -1,0 +1,99 @@
+//! What the thread that reads and writes checkpoints is asked to do, and what it reports.
+
+use std::sync::Arc;
+
+use everstep_kernels::buffer::Buffer;
+use everstep_kernels::optimizer::ShardState;
+use everstep_transport::protocol::{
+    CheckpointId, Commit, Generation, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
+};
+
+/// A job for the thread. It does its jobs in order. A job that waits for a store that fails gives
+/// way to a later job of its kind, and a restore ends at the next one.
+#[derive(Debug)]
+pub enum StoreJob {
+    /// Write this worker's part of a checkpoint. The answer is [`StoreReport::Saved`] or
+    /// [`StoreReport::Unsaved`].
+    Save(PartToSave),
+    /// Write the manifest of a checkpoint, and then delete others. The answer is
+    /// [`StoreReport::Manifest`] or [`StoreReport::Unsaved`].
+    Manifest {
+        /// The parts. Together they have every shard.
+        parts: Vec<WorkerPart>,
+        /// Whether all members computed the same bits.
+        bitwise: bool,
+        /// The checkpoints to delete.
+        delete: Vec<CheckpointId>,
+    },
+    /// Read shards of a checkpoint. The answer is a [`StoreReport::Restored`] for each, or one
+    /// [`StoreReport::Damaged`].
+    Restore {
+        /// The generation that restores.
+        generation: Generation,
+        /// The checkpoint.
+        id: CheckpointId,
+        /// The shards, ascending.
+        shards: Vec<Shard>,
+    },
+}
+
+/// This worker's part of a checkpoint.
+#[derive(Debug)]
+pub struct PartToSave {
+    /// The worker. It names the file, with the generation of the commit.
+    pub worker: WorkerId,
+    /// The commit that made the states.
+    pub commit: Commit,
+    /// The states, ascending by shard.
+    pub shards: Vec<ShardToSave>,
+}
+
+/// The state of a shard that a checkpoint will have.
+#[derive(Clone, Debug)]
+pub struct ShardToSave {
+    /// The shard.
+    pub shard: Shard,
+    /// Its state, which does not change any more.
+    pub state: Arc<ShardState>,
+    /// The digest that the state was made with.
+    pub digest: u64,
+}
+
+/// What the thread has done.
+#[derive(Debug)]
+pub enum StoreReport {
+    /// The part is durable.
+    Saved(SavedPart),
+    /// The part, or the manifest, is not written and will not be.
+    Unsaved {
+        /// The checkpoint.
+        id: CheckpointId,
+        /// The reason in words for the user.
+        reason: String,
+    },
+    /// The manifest is durable.
+    Manifest(WrittenManifest),
+    /// A shard was read. Its bits are those that were written.
+    Restored {
+        /// The generation that restores.
+        generation: Generation,
+        /// The shard.
+        shard: Shard,
+        /// The digest of its state as a version of the shard.
+        digest: u64,
+        /// Master weights, then moments.
+        parts: Vec<Buffer>,
+    },
+    /// A checkpoint cannot be restored: its bytes are not those that were written.
+    Damaged {
+        /// The generation that restores.
+        generation: Generation,
+        /// The checkpoint.
+        id: CheckpointId,
+        /// The file, the shard, and what is wrong.
+        reason: String,
+    },
+    /// The store does not do what is asked, for this reason, and the thread tries again. None: it
+    /// does again.
+    Failing(Option<String>),
+}

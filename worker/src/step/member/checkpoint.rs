@@ -1,0 +1,104 @@
+//! A member's part in checkpoints: the states that it saves, and those that it takes from one.
+//!
+//! A generation that begins from a checkpoint begins without any state. The core has the owned
+//! shards read, and the device takes them over one by one. The member hands out parameters only of
+//! shards that are there, and votes when all of them are.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::BTreeSet;
+
+use everstep_transport::protocol::{Cause, CheckpointId, Commit, Record, Shard, Step, WorkerId};
+
+use super::Member;
+use crate::step::event::Job;
+use crate::step::version::Version;
+
+/// The shards that a member takes from a checkpoint.
+#[derive(Debug, Default)]
+pub(super) struct Restoring {
+    /// The owned shards that are not here yet.
+    missing: BTreeSet<Shard>,
+    /// Other members' questions for parameters of shards that were missing.
+    requests: Vec<(WorkerId, Vec<Shard>)>,
+}
+
+impl Restoring {
+    /// The shards that an owner of these takes from a checkpoint: all of them if the record begins
+    /// from one.
+    pub fn new(record: &Record, owned: impl Iterator<Item = Shard>) -> Self {
+        let missing = if is_from_checkpoint(record) { owned.collect() } else { BTreeSet::new() };
+        Self { missing, requests: Vec::new() }
+    }
+
+    /// Whether a shard is still to come.
+    fn lacks(&self, shard: Shard) -> bool {
+        self.missing.contains(&shard)
+    }
+
+    /// Puts a question off if one of its shards is still to come. Returns it otherwise.
+    pub fn put_off(&mut self, to: WorkerId, shards: Vec<Shard>) -> Option<Vec<Shard>> {
+        if !shards.iter().any(|shard| self.lacks(*shard)) {
+            return Some(shards);
+        }
+        self.requests.push((to, shards));
+        None
+    }
+
+    /// A shard has come. Returns the questions that can be answered now.
+    fn arrived(&mut self, shard: Shard) -> Vec<(WorkerId, Vec<Shard>)> {
+        self.missing.remove(&shard);
+        let missing = &self.missing;
+        let answerable = |request: &mut (WorkerId, Vec<Shard>)| {
+            !request.1.iter().any(|shard| missing.contains(shard))
+        };
+        self.requests.extract_if(.., answerable).collect()
+    }
+}
+
+/// Whether a generation takes its state from a checkpoint.
+pub(in crate::step) fn is_from_checkpoint(record: &Record) -> bool {
+    record.cause == Cause::Rollback && record.resume > Step(0)
+}
+
+impl Member {
+    /// Asks the device for the states to save, once all owned shards have reached a due step. The
+    /// next step cannot commit before that, so its updates come after this job.
+    pub(super) fn save_if_due(&mut self) {
+        let (Some(spec), Some(commit)) = (&self.setup.run.checkpoint, self.commit()) else { return };
+        let is_here = self.replica.device.entering.is_none() && self.all_gather.is_updated();
+        if !is_here || self.control.is_promised() || !spec.is_due(commit.step, self.setup.run.steps)
+        {
+            return;
+        }
+        let primaries = self.plan.owned().iter().filter(|(_, primary)| **primary);
+        let shards: Vec<Shard> = primaries.map(|(shard, _)| *shard).collect();
+        if !shards.is_empty() {
+            let commit = Box::new(Commit { hold: false, ..commit.clone() });
+            self.device(Job::Save { commit, shards });
+        }
+    }
+
+    /// The checkpoint that this generation begins with, and the owned shards that the member lacks
+    /// of it. None if it lacks nothing.
+    pub(in crate::step) fn to_restore(&self) -> Option<(CheckpointId, Vec<Shard>)> {
+        let commit = self.plan.record().commit.as_ref()?;
+        let missing: Vec<Shard> = self.restoring.missing.iter().copied().collect();
+        (!missing.is_empty()).then(|| (CheckpointId::of(commit), missing))
+    }
+
+    /// The device has taken over a shard from the checkpoint. Returns false for any other shard.
+    pub(super) fn restored(&mut self, shard: Shard, version: Step, digest: u64) -> bool {
+        if !self.restoring.lacks(shard) {
+            return false;
+        }
+        let resume = Version::resumed(self.plan.record());
+        assert_eq!(version, resume.step, "I12: every shard is of the checkpoint's step");
+        self.replica.own_restored(shard, resume);
+        self.all_gather.updated(shard, digest);
+        for (to, shards) in self.restoring.arrived(shard) {
+            self.device(Job::Share { to, shards });
+        }
+        true
+    }
+}
