@@ -251,8 +251,13 @@ mod tests {
         "heartbeat",
         "failed",
         "unable",
+        "saved",
+        "unsaved",
+        "written_manifest",
+        "damaged",
         "refused",
         "heartbeat_answer",
+        "write_manifest",
         "drain",
         "released",
         "coordinators",
@@ -277,10 +282,12 @@ mod tests {
         "ask_tokens",
         "ask_runs",
         "ask_revoked",
+        "ask_checkpoints",
         "told_coordinators",
         "told_tokens",
         "told_runs",
         "told_revoked",
+        "told_checkpoints",
     ];
 
     #[test]

@@ -69,13 +69,14 @@ impl Member {
         self.replica
     }
 
-    /// Asks primaries for the parameters of the resume version that this member lacks.
+    /// Asks primaries for the parameters of the resume version that this member lacks. Those of its
+    /// own shards are here, or come from a checkpoint.
     fn fetch(&mut self) {
         let resume = Version::resumed(self.plan.record());
         let mut requests: BTreeMap<WorkerId, Vec<Shard>> = BTreeMap::new();
         for (index, version) in self.replica.computing.iter().enumerate() {
             let shard = Shard(index as u32);
-            if *version != resume {
+            if *version != resume && !self.plan.owned().contains_key(&shard) {
                 self.all_gather.expect(shard);
                 requests.entry(self.plan.primary(shard)).or_default().push(shard);
             }
