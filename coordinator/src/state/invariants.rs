@@ -10,8 +10,9 @@
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::{Generation, HistoryEvent, Lineage, Step};
 
+use super::events::EVENTS;
 use super::workers::REMEMBERED;
-use super::{Command, EVENTS, EntryOutcome, State};
+use super::{Command, EntryOutcome, State};
 
 /// What no entry may take back, as it was before an entry.
 pub(super) struct Milestones {
@@ -29,7 +30,7 @@ impl State {
             generation: self.generation(),
             lineage: self.lines().lineage,
             settled: self.settled(),
-            events: self.noted,
+            events: self.events.count,
             log_format: self.log_format(),
         }
     }
@@ -82,8 +83,8 @@ impl State {
                 assert_eq!(event.number, number, "I13: events are numbered one by one");
             }
         }
-        assert_eq!(self.noted, number, "I13: each event is told once");
-        let bounded = self.events().len() <= EVENTS && self.gone.len() <= REMEMBERED;
+        assert_eq!(self.events.count, number, "I13: each event is told once");
+        let bounded = self.events().len() <= EVENTS && self.workers.gone.len() <= REMEMBERED;
         assert!(bounded, "I10: the state keeps too many events, or workers that are gone");
     }
 
