@@ -13,6 +13,7 @@ mod access;
 mod awaited;
 mod coordinators;
 mod entry;
+mod events;
 mod fingerprint;
 mod format;
 pub(crate) mod format_1;
@@ -25,34 +26,28 @@ mod runs;
 mod snapshot;
 mod workers;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
-
-use everstep_transport::identity::{Refusal, Tokens};
-use everstep_transport::protocol::format::LogFormat;
-use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::identity::Refusal;
+use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{
-    CoordinatorId, Generation, HistoryEvent, NodeName, Record, RunId, RunSpec, Term, WorkerId,
-};
+use everstep_transport::protocol::{CoordinatorId, RunId, Term, WorkerId};
 use rkyv::{Archive, Deserialize, Serialize};
 
-use self::access::Revocations;
+use self::access::Access;
 pub use self::awaited::{AwaitedOwner, AwaitedOwners};
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::entry::{ArchivedCommandEntry, Change, Command, CommandEntry, CoordinatorInfo, Loss};
-use self::fingerprint::RunFingerprint;
+use self::events::EventLog;
 pub use self::format::{EntryError, LOG_FORMATS};
+use self::generation::CurrentGeneration;
 pub use self::lines::{Gap, LineHistory};
-use self::probes::Probes;
 use self::requests::RequestOutcomes;
 pub(crate) use self::requests::command_digest;
 pub use self::runs::PastRun;
+use self::runs::Runs;
 pub use self::snapshot::SnapshotError;
+use self::workers::Workers;
 pub use self::workers::{Worker, WorkerPhase};
-
-/// How many events the state keeps: the newest.
-const EVENTS: usize = 1_000;
 
 /// What became of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,105 +67,23 @@ pub enum EntryOutcome {
 }
 
 /// Everything that the log says.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct State {
+    /// The index of the newest applied entry.
     applied: u64,
-    /// The newest format of the log that all coordinators read.
-    log_format: LogFormat,
-    ephemeral: bool,
     coordinators: Coordinators,
-    /// The coordinators that were removed or replaced. Their word may be needed until the log goes
-    /// on without them, and a majority knows that.
-    leaving: Coordinators,
-    /// The newest of the coordinators that were shut out.
-    shut_out: Coordinators,
-    /// The index of the newest entry that changed the coordinators or their addresses.
-    revision: u64,
-    tokens: Tokens,
-    revocations: Revocations,
+    access: Access,
     /// The outcomes of operators' requests.
     outcomes: RequestOutcomes,
-    past_runs: VecDeque<PastRun>,
-    run_id: RunId,
-    run: Option<RunSpec>,
-    run_fingerprint: Option<RunFingerprint>,
-    probes: Probes,
-    workers: BTreeMap<WorkerId, Worker>,
-    /// The workers that are gone, in the order in which they went.
-    gone: VecDeque<WorkerId>,
-    /// The newest registration of each node, unless that worker is gone.
-    nodes: BTreeMap<NodeName, WorkerId>,
-    /// What people call the workers of each node.
-    numbers: BTreeMap<NodeName, u32>,
-    /// The newest number that was given.
-    numbered: u32,
-    /// The newest generation there was, of whatever run.
-    generation: Generation,
-    record: Option<Record>,
-    /// Pairs of members that cannot reach each other, and that an event has told of.
-    unreachable: BTreeSet<(WorkerId, WorkerId)>,
-    /// Since when the generations start no step, milliseconds of Unix time.
-    waiting_since: Option<u64>,
-    /// Members with a loss that an event has already told of.
-    reported_dead: BTreeSet<WorkerId>,
-    /// The owners that a change of generation waits for.
-    awaited: AwaitedOwners,
-    /// An operator wants the run to go back to its initial state.
-    goes_back: bool,
+    runs: Runs,
     lines: LineHistory,
-    outcome: Outcome,
-    /// The newest events, at most [`EVENTS`].
-    events: Vec<Event>,
-    /// How many events there were in all.
-    noted: u64,
-    /// What the newest entry brought to the history.
-    #[rkyv(with = rkyv::with::Skip)]
-    new_events: Vec<HistoryEvent>,
+    workers: Workers,
+    generation: CurrentGeneration,
+    events: EventLog,
     /// A planted bug, if there is one.
     #[cfg(feature = "planted")]
     #[rkyv(with = rkyv::with::Skip)]
     pub(crate) plant: Option<crate::plant::CorePlant>,
-}
-
-impl Default for State {
-    fn default() -> Self {
-        Self {
-            applied: 0,
-            log_format: *LOG_FORMATS.start(),
-            ephemeral: true,
-            coordinators: Coordinators::default(),
-            leaving: Coordinators::default(),
-            shut_out: Coordinators::default(),
-            revision: 0,
-            tokens: Tokens::default(),
-            revocations: Revocations::default(),
-            outcomes: RequestOutcomes::default(),
-            past_runs: VecDeque::new(),
-            run_id: 0,
-            run: None,
-            run_fingerprint: None,
-            probes: Probes::default(),
-            workers: BTreeMap::new(),
-            gone: VecDeque::new(),
-            nodes: BTreeMap::new(),
-            numbers: BTreeMap::new(),
-            numbered: 0,
-            generation: Generation(0),
-            record: None,
-            unreachable: BTreeSet::new(),
-            waiting_since: None,
-            reported_dead: BTreeSet::new(),
-            awaited: AwaitedOwners::default(),
-            goes_back: false,
-            lines: LineHistory::default(),
-            outcome: Outcome::Running,
-            events: Vec::new(),
-            noted: 0,
-            new_events: Vec::new(),
-            #[cfg(feature = "planted")]
-            plant: None,
-        }
-    }
 }
 
 impl State {
@@ -182,23 +95,25 @@ impl State {
         assert!(index > self.applied, "entry {index} applied after entry {}", self.applied);
         let before = self.milestones();
         self.applied = index;
-        self.new_events.clear();
+        self.events.begin_entry();
         let unix_ms = entry.unix_ms;
         let applied = match &entry.command {
             Command::Lead { coordinator } => {
-                self.note(unix_ms, EventKind::Leading { term, coordinator: *coordinator });
+                self.events.note(unix_ms, EventKind::Leading { term, coordinator: *coordinator });
                 Ok(EntryOutcome::Accepted)
             }
             Command::Request { id, command, steps } => self.once(unix_ms, *id, command, *steps),
             Command::Found { ephemeral, founder, tokens } => {
                 self.found(*ephemeral, founder, tokens)
             }
-            Command::Coordinator { id, coordinator } => self.settle_in(*id, coordinator),
-            Command::ShutOut { coordinator } => self.shut_out(*coordinator),
+            Command::Coordinator { id, coordinator } => {
+                self.coordinators.settle_in(index, *id, coordinator)
+            }
+            Command::ShutOut { coordinator } => self.coordinators.shut_out(*coordinator),
             Command::Recover { survivor } => self.recover(unix_ms, *survivor),
-            Command::SpendToken { token, node } => Ok(self.spend(unix_ms, token, node)),
+            Command::SpendToken { token, node } => Ok(self.access.spend(unix_ms, token, node)),
             Command::LoseLines { lineage, gap } => self.lose_lines(unix_ms, *lineage, *gap),
-            command => self.must_run().and_then(|()| self.train(unix_ms, term, command)),
+            command => self.runs.must_run().and_then(|()| self.train(unix_ms, term, command)),
         };
         let outcome = applied.unwrap_or_else(EntryOutcome::Refused);
         self.check_applied(&before, &entry.command, &outcome);
@@ -214,7 +129,7 @@ impl State {
     ) -> Result<EntryOutcome, Rejection> {
         match command {
             Command::Register { run, name, registration } => {
-                self.must_be(*run)?;
+                self.runs.must_be(*run)?;
                 self.register(unix_ms, name, registration)
             }
             Command::Lose { worker, reason } => self.lose(unix_ms, *worker, reason),
@@ -225,12 +140,12 @@ impl State {
                 self.await_owners(unix_ms, *generation, owners)
             }
             Command::Note { run, kind } => {
-                self.must_be(*run)?;
-                self.note(unix_ms, kind.clone());
+                self.runs.must_be(*run)?;
+                self.events.note(unix_ms, kind.clone());
                 Ok(EntryOutcome::Accepted)
             }
             Command::End { run, outcome, figures, steps } => {
-                self.must_be(*run)?;
+                self.runs.must_be(*run)?;
                 self.end(unix_ms, outcome.clone(), figures.clone(), *steps);
                 Ok(EntryOutcome::Accepted)
             }
@@ -247,112 +162,6 @@ impl State {
     /// The index of the newest applied entry. 0 before the first.
     pub fn index(&self) -> u64 {
         self.applied
-    }
-
-    /// What the newest entry brought to the history, in order.
-    pub fn new_events(&self) -> &[HistoryEvent] {
-        &self.new_events
-    }
-
-    /// The run, once an operator has submitted one.
-    pub fn run(&self) -> Option<&RunSpec> {
-        self.run.as_ref()
-    }
-
-    /// Whether there is a run that has not ended.
-    pub fn is_training(&self) -> bool {
-        self.run.is_some() && self.outcome == Outcome::Running
-    }
-
-    /// The current generation's record, once there is one.
-    pub fn record(&self) -> Option<&Record> {
-        self.record.as_ref()
-    }
-
-    /// The members of the current generation, by rank.
-    pub(crate) fn members(&self) -> impl Iterator<Item = WorkerId> {
-        self.record.iter().flat_map(|record| &record.members).map(|member| member.worker)
-    }
-
-    /// The number of the newest generation there was, of this run or an earlier one. 0 if there was
-    /// none.
-    pub fn generation(&self) -> Generation {
-        self.generation
-    }
-
-    /// Whether the worker is a member of the current generation.
-    pub fn is_member(&self, worker: WorkerId) -> bool {
-        self.workers.get(&worker).is_some_and(|known| known.phase.is_member())
-    }
-
-    /// Whether the worker is part of the run, or may become so.
-    pub fn is_present(&self, worker: WorkerId) -> bool {
-        self.workers.get(&worker).is_some_and(|known| known.phase.is_present())
-    }
-
-    /// Since when the generations start no step, milliseconds of Unix time. `None` if they do.
-    pub fn waiting_since(&self) -> Option<u64> {
-        self.waiting_since
-    }
-
-    /// The owners that a change of generation waits for, if it does.
-    pub fn awaited(&self) -> &AwaitedOwners {
-        &self.awaited
-    }
-
-    /// Whether an event has told of the loss of this member, though every generation still lists
-    /// it.
-    pub fn is_reported_dead(&self, worker: WorkerId) -> bool {
-        self.reported_dead.contains(&worker)
-    }
-
-    /// The registered workers and the newest of those that are gone, by id.
-    pub fn workers(&self) -> &BTreeMap<WorkerId, Worker> {
-        &self.workers
-    }
-
-    /// The registered workers that are there, by id.
-    pub fn present(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
-        self.workers
-            .iter()
-            .filter(|(_, known)| known.phase.is_present())
-            .map(|(&id, known)| (id, known))
-    }
-
-    /// The newest worker of a node, if it is there.
-    pub fn on_node(&self, name: &NodeName) -> Option<WorkerId> {
-        self.nodes.get(name).copied()
-    }
-
-    /// How many parameter shards every worker of the run sees, once one has registered.
-    pub fn shards(&self) -> Option<u32> {
-        self.run_fingerprint.as_ref().map(RunFingerprint::shards)
-    }
-
-    /// Why the run's bits are not those of any other such run, if they are not: the probe digests
-    /// of its workers differ.
-    pub fn divergence(&self) -> Option<String> {
-        self.probes.divergence()
-    }
-
-    /// How the run stands.
-    pub fn outcome(&self) -> &Outcome {
-        &self.outcome
-    }
-
-    /// The newest thousand events.
-    pub fn events(&self) -> &[Event] {
-        &self.events
-    }
-
-    fn note(&mut self, unix_ms: u64, kind: EventKind) {
-        self.noted += 1;
-        let event = Event { number: self.noted, unix_ms, kind };
-        self.new_events.push(HistoryEvent::Event(event.clone()));
-        self.events.push(event);
-        if self.events.len() > EVENTS {
-            self.events.remove(0);
-        }
     }
 }
 

@@ -6,6 +6,7 @@ use everstep_kernels::random::Philox;
 use everstep_transport::protocol::outcome::{EventKind, WorkerState};
 use everstep_transport::protocol::{Generation, MetricsLine, RunSpec, WorkerId};
 use everstep_worker::registry::Registry;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
 use super::{quantile, sorted};
@@ -184,6 +185,11 @@ impl Churn {
         }
     }
 
+    /// The number of the newest event.
+    pub(super) fn newest_event(&self) -> u64 {
+        self.progress().events.last().map_or(0, |event| event.number)
+    }
+
     /// Whether the run is complete.
     pub(super) fn is_over(&self) -> bool {
         self.is_over
@@ -243,6 +249,24 @@ pub(super) fn change(
     let (generation, unix_ms) = found.next()?;
     let line = progress.lines.iter().find(|line| line.generation >= generation)?;
     Some((generation, unix_ms, line))
+}
+
+/// The same for the first generation without a worker.
+pub(super) fn change_without(
+    progress: &Progress,
+    after: u64,
+    worker: WorkerId,
+) -> Option<(Generation, u64, &MetricsLine)> {
+    change(progress, after, |workers| !workers.contains(&worker))
+}
+
+/// Sends a signal to a process of the cluster.
+pub(super) fn signal(process: u32, signal: Signal) -> Result<(), Failure> {
+    let sent = Pid::from_raw(process as i32).map(|pid| kill_process(pid, signal));
+    match sent {
+        Some(Ok(())) => Ok(()),
+        _ => Err(Failure::new(Exit::Failed, format!("process {process} cannot be signalled"))),
+    }
 }
 
 /// How long training stood still for a generation, as the report counts it, milliseconds.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use everstep_transport::protocol::{MetricsLine, RunSpec, WorkerId};
 use everstep_worker::registry::Registry;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::json;
 
 use super::churn::{self, Churn, TimeSamples};
@@ -142,11 +142,11 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
     };
     churn.rest(STEP_WINDOW).await?;
     let victim = if flags.with_worker { churn.victim() } else { None };
-    let event = churn.progress().events.last().map_or(0, |event| event.number);
+    let event = churn.newest_event();
     let (killed_at, began) = (churn::unix_ms(), Instant::now());
-    send(taken, if flags.stop.is_some() { Signal::STOP } else { Signal::KILL })?;
+    churn::signal(taken, if flags.stop.is_some() { Signal::STOP } else { Signal::KILL })?;
     if let Some((_, process)) = victim {
-        send(process, Signal::KILL)?;
+        churn::signal(process, Signal::KILL)?;
     }
     churn.cluster().agree().await?;
     let back = 1e3 * began.elapsed().as_secs_f64();
@@ -155,7 +155,7 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
     if let Some(time) = flags.stop {
         churn.rest(time.saturating_sub(began.elapsed())).await?;
         (woken_at, last) = (Some(churn::unix_ms()), Instant::now());
-        send(taken, Signal::CONT)?;
+        churn::signal(taken, Signal::CONT)?;
     }
     let step = churn.progress().step().0;
     churn.until("going on", |progress| (progress.step().0 >= step + SETTLED).then_some(())).await?;
@@ -172,17 +172,8 @@ async fn fail_over(flags: &FailoversFlags, churn: &mut Churn) -> Result<Failover
 
 /// From a kill to the first commit without the victim, less a step, milliseconds.
 fn stall(progress: &Progress, event: u64, victim: WorkerId, killed_at: f64) -> Option<f64> {
-    let without = |workers: &[WorkerId]| !workers.contains(&victim);
-    let (_, _, line) = churn::change(progress, event, without)?;
+    let (_, _, line) = churn::change_without(progress, event, victim)?;
     Some((line.unix_ms as f64 - killed_at - churn::step_ms(progress)).max(0.0))
-}
-
-fn send(process: u32, signal: Signal) -> Result<(), Failure> {
-    let sent = Pid::from_raw(process as i32).map(|pid| kill_process(pid, signal));
-    match sent {
-        Some(Ok(())) => Ok(()),
-        _ => Err(Failure::new(Exit::Failed, format!("process {process} cannot be signalled"))),
-    }
 }
 
 impl Failover {

@@ -39,7 +39,7 @@ pub(super) fn run(flags: &JoinsFlags, registry: &Registry) -> Result<(), Failure
 async fn visit(churn: &mut Churn) -> Result<Visit, Failure> {
     churn.until_whole().await?;
     let before = churn.progress().members().to_vec();
-    let event = churn.progress().events.last().map_or(0, |event| event.number);
+    let event = churn.newest_event();
     let began = churn::unix_ms();
     churn.cluster().add_worker(&[])?;
     let stranger = |workers: &[WorkerId]| workers.iter().find(|id| !before.contains(id)).copied();
@@ -51,11 +51,10 @@ async fn visit(churn: &mut Churn) -> Result<Visit, Failure> {
             Some((joiner, unix_ms as f64 - began, churn::stall_ms(progress, generation)?))
         })
         .await?;
-    let event = churn.progress().events.last().map_or(0, |event| event.number);
+    let event = churn.newest_event();
     churn.cluster().drain(joiner).await?;
-    let without = |workers: &[WorkerId]| !workers.contains(&joiner);
     let left = churn.until("without the worker that leaves", |progress| {
-        let (generation, ..) = churn::change(progress, event, without)?;
+        let (generation, ..) = churn::change_without(progress, event, joiner)?;
         churn::stall_ms(progress, generation)
     });
     Ok(Visit { join, arrival, leave: left.await? })

@@ -8,7 +8,7 @@
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_worker::registry::Registry;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::json;
 
 use super::churn::{self, Churn, TimeSamples};
@@ -75,14 +75,13 @@ async fn kill(churn: &mut Churn) -> Result<Option<Kill>, Failure> {
     churn.until_whole().await?;
     let Some((victim, process)) = churn.victim() else { return Ok(None) };
     let step_ms = churn::step_ms(churn.progress());
-    let event = churn.progress().events.last().map_or(0, |event| event.number);
+    let event = churn.newest_event();
     let killed_at = churn::unix_ms();
-    if Pid::from_raw(process as i32).is_none_or(|pid| kill_process(pid, Signal::KILL).is_err()) {
+    if churn::signal(process, Signal::KILL).is_err() {
         return Ok(None);
     }
     let kill = |progress: &Progress| {
-        let without = |workers: &[WorkerId]| !workers.contains(&victim);
-        let (_, recorded_at, line) = churn::change(progress, event, without)?;
+        let (_, recorded_at, line) = churn::change_without(progress, event, victim)?;
         let (recorded_at, resumed_at) = (recorded_at as f64, line.unix_ms as f64);
         Some(Kill {
             stall: (resumed_at - killed_at - step_ms).max(0.0),

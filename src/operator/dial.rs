@@ -9,14 +9,12 @@ use std::time::Duration;
 
 use everstep_transport::identity::Role;
 use everstep_transport::protocol::Message;
-use everstep_transport::quic::{Endpoint, Expected, Link};
+use everstep_transport::quic::{ConnectError, DialBackoff, DialSettings, Endpoint, Expected, Link};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
 
-/// The pause between two dials, at first and at most.
-const DIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_millis(500));
-/// How long a dial may take, at first and at most. QUIC asks a silent port ever less often.
-const DIAL_TIMEOUT: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(3));
+/// The pace of dials. An operator waits for the answer.
+const OPERATOR_DIALS: DialSettings =
+    DialSettings { longest_pause: Duration::from_millis(500), ..DialSettings::DEFAULT };
 
 /// An event of a link or a dial.
 pub(super) struct LinkEvent {
@@ -42,23 +40,21 @@ pub(super) async fn run(
     address: SocketAddr,
     events: mpsc::Sender<LinkEvent>,
 ) {
-    let (mut pause, mut limit) = (DIAL_BACKOFF.0, DIAL_TIMEOUT.0);
+    let mut backoff = DialBackoff::new(OPERATOR_DIALS);
     loop {
         let expected = Expected::Role(Role::Coordinator);
-        let dialed = timeout(limit, endpoint.connect(address, &expected)).await;
-        let why = match dialed {
-            Ok(Ok(link)) => {
-                (pause, limit) = (DIAL_BACKOFF.0, DIAL_TIMEOUT.0);
+        let why = match backoff.dial(&endpoint, address, &expected).await {
+            Ok(link) => {
+                backoff.reset();
                 listen(link, address, &events).await
             }
-            Ok(Err(error)) => error.to_string(),
-            Err(_) => "nobody answers there".into(),
+            Err(ConnectError::NoAnswer { .. }) => "nobody answers there".into(),
+            Err(error) => error.to_string(),
         };
         if events.send(LinkEvent { address, what: LinkChange::Lost(why) }).await.is_err() {
             return;
         }
-        sleep(pause).await;
-        (pause, limit) = ((pause * 2).min(DIAL_BACKOFF.1), (limit * 2).min(DIAL_TIMEOUT.1));
+        backoff.pause().await;
     }
 }
 

@@ -13,12 +13,14 @@
 //! error. A peer that sends bytes that no honest node would send loses its connection, and only
 //! that.
 //!
-//! This module does not know what a message means, which nodes ought to be connected, or when to
-//! try again.
+//! A [`Dialer`] connects to nodes that may be away, again and again.
+//!
+//! This module does not know what a message means, or which nodes ought to be connected.
 
 mod allow_list;
 mod bulk;
 mod control;
+mod dialer;
 mod endpoint;
 mod endpoint_state;
 mod enrol;
@@ -37,6 +39,7 @@ mod tls;
 mod wire;
 
 pub use bulk::{BulkReceiver, BulkSender};
+pub use dialer::{DialBackoff, DialSettings, Dialer};
 pub use endpoint::{BindError, Endpoint, Expected};
 pub use enrol::{EnrolError, enrol, enrol_as, renew};
 pub use error::{ConnectError, LinkError};

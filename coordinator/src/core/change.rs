@@ -229,6 +229,7 @@ impl GenerationChange {
             written,
             reached: self.reached,
             give_up: give_up.as_ref(),
+            is_exempt: state.is_exempt(),
             #[cfg(feature = "planted")]
             plant: state.plant,
         }))

@@ -17,7 +17,7 @@ impl Core {
     /// The end of the run is about to be proposed.
     pub(super) fn check_end(&self, outcome: &Outcome) {
         let Outcome::Complete(results) = outcome else { return };
-        if is_exempt(&self.state) {
+        if self.state.is_exempt() {
             return;
         }
         assert!(
@@ -33,20 +33,10 @@ impl Core {
 
 /// Lines are about to be written: they end with the newest that this coordinator knows.
 pub(super) fn check_lines(state: &State, fresh: &[LineRecord], reach: Step) {
-    if is_exempt(state) {
+    if state.is_exempt() {
         return;
     }
     let steps = fresh.iter().map(|record| record.line.step.0);
     let first = reach.0 + 1 - fresh.len() as u64;
     assert!(steps.eq(first..=reach.0), "I13: each step has one line, in order");
-}
-
-#[cfg(not(feature = "planted"))]
-fn is_exempt(_: &State) -> bool {
-    false
-}
-
-#[cfg(feature = "planted")]
-fn is_exempt(state: &State) -> bool {
-    state.plant.is_some()
 }

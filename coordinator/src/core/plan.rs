@@ -72,6 +72,8 @@ pub(super) struct PlanInputs<'a> {
     /// Why the leader gives up the state of silent owners, or why the run is to go back although
     /// nothing is lost.
     pub(super) give_up: Option<&'a GiveUp>,
+    /// Whether a bug is planted in the core: its plan is proposed without a proof.
+    pub(super) is_exempt: bool,
     #[cfg(feature = "planted")]
     pub(super) plant: Option<CorePlant>,
 }

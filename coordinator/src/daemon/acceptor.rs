@@ -11,7 +11,7 @@ use everstep_transport::identity::Role;
 use everstep_transport::quic::{Link, LinkError};
 use tokio::sync::watch;
 
-use super::actor::{CoordinatorActor, Expelled, NewLink, PeerEvent};
+use super::actor::{CoordinatorActor, Expelled, PeerConnected, PeerInput};
 use crate::core::{LinkEnd, LinkId, ShellInput};
 use crate::node::NodeInput;
 
@@ -45,9 +45,9 @@ impl Acceptor {
     /// Takes a new link. If the actor is gone, the task that ticks it will hear of that.
     pub(super) async fn admit(&self, link: Link) {
         let id = LinkId(1 + self.count.fetch_add(1, Ordering::Relaxed));
-        let new_link = NewLink { id, link: link.clone() };
-        if self.coordinator.send(new_link).await.is_ok() {
-            tokio::spawn(self.clone().listen_to(id, link));
+        let connected = PeerConnected { id, link: link.clone() };
+        if self.coordinator.send(connected).await.is_ok() {
+            tokio::spawn(self.clone().run(id, link));
         }
     }
 
@@ -56,7 +56,8 @@ impl Acceptor {
         self.coordinator.do_send(Expelled);
     }
 
-    async fn listen_to(mut self, id: LinkId, link: Link) {
+    /// Carries a link's messages until it ends, and then its end.
+    async fn run(mut self, id: LinkId, link: Link) {
         let waits = link.identity().role != Role::Coordinator;
         loop {
             let (input, over) = match link.receive().await {
@@ -72,7 +73,7 @@ impl Acceptor {
             if waits && self.backlog.wait_for(|waiting| *waiting < MAX_BACKLOG).await.is_err() {
                 return;
             }
-            if self.coordinator.send(PeerEvent(input)).await.is_err() || over {
+            if self.coordinator.send(PeerInput(input)).await.is_err() || over {
                 return;
             }
         }

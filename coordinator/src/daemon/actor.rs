@@ -39,7 +39,7 @@ use crate::node::{Node, NodeInput};
 /// A link to a peer that has proved its identity.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct NewLink {
+pub(super) struct PeerConnected {
     pub(super) id: LinkId,
     pub(super) link: Link,
 }
@@ -47,7 +47,7 @@ pub(super) struct NewLink {
 /// A peer has sent a message, or its link is gone.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct PeerEvent(pub(super) NodeInput);
+pub(super) struct PeerInput(pub(super) NodeInput);
 
 /// Time has passed. The coordinator looks at the clock by itself as well. Answers with an error
 /// that has stopped it, or with true once the other coordinators go on without it.
@@ -206,6 +206,7 @@ impl CoordinatorActor {
         Time(self.start.elapsed().as_nanos() as u64)
     }
 
+    /// Gives the node an input, and carries out what follows from it.
     fn on_input(&mut self, input: impl Into<NodeInput>) {
         let input = input.into();
         if self.failure.is_some() {
@@ -275,7 +276,7 @@ impl CoordinatorActor {
 
     /// Answers a coordinator that lacks keys, which are in no log. Returns whether this was such a
     /// message.
-    fn is_answered(&self, from: LinkId, message: &protocol::Message) -> bool {
+    fn answer_for_keys(&self, from: LinkId, message: &protocol::Message) -> bool {
         let of_coordinator =
             self.links.get(&from).is_some_and(|link| link.identity().role == Role::Coordinator);
         let asks = matches!(message, protocol::Message::FetchKeys) && of_coordinator;
@@ -329,10 +330,10 @@ impl Actor for CoordinatorActor {
     }
 }
 
-impl Handler<NewLink> for CoordinatorActor {
+impl Handler<PeerConnected> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, NewLink { id, link }: NewLink, _: &mut Self::Context) {
+    fn handle(&mut self, PeerConnected { id, link }: PeerConnected, _: &mut Self::Context) {
         let identity = link.identity().clone();
         tracing::debug!(peer = %identity, link = id.0, "connected");
         self.links.insert(id, link);
@@ -341,16 +342,16 @@ impl Handler<NewLink> for CoordinatorActor {
     }
 }
 
-impl Handler<PeerEvent> for CoordinatorActor {
+impl Handler<PeerInput> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, PeerEvent(input): PeerEvent, _: &mut Self::Context) {
+    fn handle(&mut self, PeerInput(input): PeerInput, _: &mut Self::Context) {
         let gone = match &input {
             NodeInput::Shell(ShellInput::Disconnected { link, reason, .. }) => {
                 Some((*link, reason.clone()))
             }
             NodeInput::Shell(ShellInput::Message { from, message })
-                if self.is_answered(*from, message) =>
+                if self.answer_for_keys(*from, message) =>
             {
                 return;
             }

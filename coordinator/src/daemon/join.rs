@@ -12,9 +12,7 @@ use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, JoinToken, NodeKey, Role};
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Keys, Message};
-use everstep_transport::quic::{
-    ConnectError, Endpoint, Expected, HostPort, Link, Settings, enrol_as,
-};
+use everstep_transport::quic::{Endpoint, Expected, HostPort, Link, Settings, enrol_as};
 use tokio::time::{Instant, sleep, timeout};
 
 #[cfg(feature = "failpoints")]
@@ -229,8 +227,7 @@ async fn ask_at(
 
 async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Link, String> {
     let expected = Expected::Role(Role::Coordinator);
-    let link = timeout(JOIN_ANSWER_TIMEOUT, endpoint.connect(address, &expected)).await;
-    let link = link.unwrap_or(Err(ConnectError::NoAnswer { address }));
+    let link = endpoint.connect_within(address, &expected, JOIN_ANSWER_TIMEOUT).await;
     link.map_err(|error| error.to_string())
 }
 

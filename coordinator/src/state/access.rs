@@ -30,6 +30,13 @@ const WORKER_REVOKED_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
 /// How long an operator stays revoked: its certificate lasts a year.
 const OPERATOR_REVOKED_FOR: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 
+/// Which nodes are admitted.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub(super) struct Access {
+    pub(super) tokens: Tokens,
+    pub(super) revocations: Revocations,
+}
+
 /// The revoked nodes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub(super) struct Revocations {
@@ -50,33 +57,10 @@ impl Revocations {
     }
 }
 
-impl State {
-    /// The tokens that admit nodes.
-    pub fn tokens(&self) -> &Tokens {
-        &self.tokens
-    }
-
-    /// Whether a node of this identity is never let in.
-    pub fn is_revoked(&self, node: &Identity) -> bool {
-        self.revocations.since.contains_key(node)
-    }
-
-    /// The revoked nodes, by role and name.
-    pub fn revoked(&self) -> impl Iterator<Item = &Identity> {
-        self.revocations.since.keys()
-    }
-
-    /// The revoked nodes, as an operator is told of them.
-    pub fn revoked_views(&self) -> Vec<RevokedView> {
-        let views = self.revocations.since.iter().map(|(Identity { role, name }, since)| {
-            RevokedView { role: *role, name: name.clone(), since_unix_ms: *since }
-        });
-        views.collect()
-    }
-
-    /// Grows with every revocation: the index of the entry that made it.
-    pub fn revocations_revision(&self) -> u64 {
-        self.revocations.revision
+impl Access {
+    /// The cluster is founded with these tokens.
+    pub(super) fn accept(&mut self, tokens: &[AcceptedToken]) {
+        tokens.iter().for_each(|token| self.tokens.accept(token.clone()));
     }
 
     pub(super) fn create_token(
@@ -106,9 +90,11 @@ impl State {
         }
     }
 
-    /// A node that is revoked twice stays revoked since the first time.
+    /// A node that is revoked twice stays revoked since the first time. `index` is that of the
+    /// entry.
     pub(super) fn revoke(
         &mut self,
+        index: u64,
         unix_ms: u64,
         node: &Identity,
     ) -> Result<EntryOutcome, Rejection> {
@@ -120,19 +106,49 @@ impl State {
             return Err(Rejection::TooManyRevoked(MAX_REVOKED));
         }
         self.revocations.since.entry(node.clone()).or_insert(unix_ms);
-        self.revocations.revision = self.applied;
+        self.revocations.revision = index;
         Ok(EntryOutcome::Accepted)
     }
 
     pub(super) fn spend(&mut self, unix_ms: u64, token: &TokenId, name: &NodeName) -> EntryOutcome {
         let is_it = |node: &Identity| node.name == *name;
-        if self.revoked().any(is_it) {
+        if self.revocations.since.keys().any(is_it) {
             return EntryOutcome::NotAdmitted(Refusal::Removed);
         }
         match self.tokens.spend(token, name, at(unix_ms)) {
             Ok(()) => EntryOutcome::Accepted,
             Err(refusal) => EntryOutcome::NotAdmitted(refusal),
         }
+    }
+}
+
+impl State {
+    /// The tokens that admit nodes.
+    pub fn tokens(&self) -> &Tokens {
+        &self.access.tokens
+    }
+
+    /// Whether a node of this identity is never let in.
+    pub fn is_revoked(&self, node: &Identity) -> bool {
+        self.access.revocations.since.contains_key(node)
+    }
+
+    /// The revoked nodes, by role and name.
+    pub fn revoked(&self) -> impl Iterator<Item = &Identity> {
+        self.access.revocations.since.keys()
+    }
+
+    /// The revoked nodes, as an operator is told of them.
+    pub fn revoked_views(&self) -> Vec<RevokedView> {
+        let views = self.access.revocations.since.iter().map(|(Identity { role, name }, since)| {
+            RevokedView { role: *role, name: name.clone(), since_unix_ms: *since }
+        });
+        views.collect()
+    }
+
+    /// Grows with every revocation: the index of the entry that made it.
+    pub fn revocations_revision(&self) -> u64 {
+        self.access.revocations.revision
     }
 }
 

@@ -47,6 +47,12 @@ impl AwaitedOwners {
     pub(crate) fn workers(&self) -> impl Iterator<Item = WorkerId> {
         self.owners.keys().copied()
     }
+
+    /// The wait is for these owners, or it is over if there are none.
+    fn replace(&mut self, unix_ms: u64, owners: &[AwaitedOwner]) {
+        self.since = (!owners.is_empty()).then(|| self.since.unwrap_or(unix_ms));
+        self.owners = owners.iter().map(|owner| (owner.worker, owner.waited_ms)).collect();
+    }
 }
 
 impl State {
@@ -59,9 +65,7 @@ impl State {
         if generation != self.generation() {
             return Err(Rejection::ChangeIsOver(generation));
         }
-        let since = (!owners.is_empty()).then(|| self.awaited.since.unwrap_or(unix_ms));
-        let owners = owners.iter().map(|owner| (owner.worker, owner.waited_ms)).collect();
-        self.awaited = AwaitedOwners { owners, since };
+        self.generation.awaited.replace(unix_ms, owners);
         Ok(EntryOutcome::Accepted)
     }
 }

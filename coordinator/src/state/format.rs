@@ -70,14 +70,6 @@ impl CommandEntry {
 impl State {
     /// The format in which leaders propose entries: the newest that all coordinators read.
     pub fn log_format(&self) -> LogFormat {
-        self.log_format
-    }
-
-    /// Raises the format to the newest that all coordinators read, those included whose votes the
-    /// log may still need.
-    pub(super) fn raise_format(&mut self) {
-        let all = self.coordinators.values().chain(self.leaving.values());
-        let least = all.map(|coordinator| coordinator.log_format).min();
-        self.log_format = self.log_format.max(least.unwrap_or(self.log_format));
+        self.coordinators.log_format
     }
 }

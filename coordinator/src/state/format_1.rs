@@ -25,15 +25,19 @@ use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 use run::{OperatorCommandV1, RunSpecV1};
 
-use super::access::Revocations;
+use super::access::{Access, Revocations};
 use super::awaited::{AwaitedOwner, AwaitedOwners};
+use super::coordinators::{CoordinatorMap, Coordinators};
+use super::events::EventLog;
 use super::fingerprint::RunFingerprint;
+use super::generation::CurrentGeneration;
 use super::lines::{Gap, LineHistory};
 use super::probes::Probes;
 use super::requests;
-use super::runs::PastRun;
+use super::runs::{PastRun, Runs};
 use super::snapshot;
-use super::{Change, LOG_FORMATS, Loss, Worker};
+use super::workers::{Worker, Workers};
+use super::{Change, LOG_FORMATS, Loss};
 
 /// What snapshots of format 1 state in place of the number: a digest of message layouts.
 const LAYOUT: u64 = 0x6a0d_789b_10cd_dee0;
@@ -152,7 +156,7 @@ impl From<CoordinatorV1> for super::CoordinatorInfo {
 /// The coordinators, by id.
 type CoordinatorsV1 = BTreeMap<CoordinatorId, CoordinatorV1>;
 
-fn updated(coordinators: CoordinatorsV1) -> super::Coordinators {
+fn updated(coordinators: CoordinatorsV1) -> CoordinatorMap {
     coordinators.into_iter().map(|(id, known)| (id, known.into())).collect()
 }
 
@@ -235,36 +239,44 @@ impl From<StateV1> for super::State {
         }
         Self {
             applied: state.applied,
-            ephemeral: state.ephemeral,
-            coordinators: updated(state.coordinators),
-            leaving: updated(state.leaving),
-            shut_out: updated(state.shut_out),
-            revision: state.revision,
-            tokens: state.tokens,
-            revocations: state.revocations,
+            coordinators: Coordinators {
+                ephemeral: state.ephemeral,
+                current: updated(state.coordinators),
+                leaving: updated(state.leaving),
+                shut_out: updated(state.shut_out),
+                revision: state.revision,
+                ..Coordinators::default()
+            },
+            access: Access { tokens: state.tokens, revocations: state.revocations },
             outcomes,
-            past_runs: state.past_runs,
-            run_id: state.run_id,
-            run,
-            run_fingerprint: state.run_fingerprint,
-            probes: state.probes,
-            workers: state.workers,
-            gone: state.gone,
-            nodes: state.nodes,
-            numbers: state.numbers,
-            numbered: state.numbered,
-            generation: state.generation,
-            record: state.record,
-            unreachable: state.unreachable,
-            waiting_since: state.waiting_since,
-            reported_dead: state.reported_dead,
-            awaited: state.awaited,
-            goes_back: state.goes_back,
+            runs: Runs {
+                id: state.run_id,
+                spec: run,
+                fingerprint: state.run_fingerprint,
+                probes: state.probes,
+                goes_back: state.goes_back,
+                outcome: state.outcome,
+                past: state.past_runs,
+            },
             lines: state.lines,
-            outcome: state.outcome,
-            events: state.events,
-            noted: state.noted,
-            ..Self::default()
+            workers: Workers {
+                by_id: state.workers,
+                gone: state.gone,
+                nodes: state.nodes,
+                numbers: state.numbers,
+                numbered: state.numbered,
+            },
+            generation: CurrentGeneration {
+                number: state.generation,
+                record: state.record,
+                unreachable: state.unreachable,
+                waiting_since: state.waiting_since,
+                reported_dead: state.reported_dead,
+                awaited: state.awaited,
+            },
+            events: EventLog { newest: state.events, count: state.noted, fresh: Vec::new() },
+            #[cfg(feature = "planted")]
+            plant: None,
         }
     }
 }

@@ -7,74 +7,47 @@ use std::collections::BTreeSet;
 
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{Cause, Record, Shard, Step, Term, WorkerId};
+use everstep_transport::protocol::{Cause, Generation, Record, Shard, Step, Term, WorkerId};
+use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
 
-impl State {
-    pub(super) fn follow(
-        &mut self,
-        unix_ms: u64,
-        term: Term,
-        change: &Change,
-    ) -> Result<EntryOutcome, Rejection> {
-        let record = &change.record;
-        let number = record.number;
-        #[cfg(feature = "planted")]
-        let term = if self.plant == Some(CorePlant::IgnoreTerm) { record.term } else { term };
-        if record.term != term {
-            let planned = record.term;
-            return Err(Rejection::OtherTerm { number, planned, term });
-        }
-        self.fits(record)?;
-        self.accounts_for_all(change)?;
-        self.goes_forwards(change)?;
-        if change.rollback.is_some() {
-            self.go_back(number, record.resume);
-        }
-        self.part_with(unix_ms, change);
-        self.enrol(unix_ms, record);
-        self.note_unreachable(unix_ms, change);
-        if let Some((from, reason)) = &change.rollback {
-            let (from, to, reason) = (*from, record.resume, reason.clone());
-            self.note(unix_ms, EventKind::Rollback { from, to, reason });
-        }
-        self.awaited = AwaitedOwners::default();
-        self.waiting_since = record.waiting.then(|| self.waiting_since.unwrap_or(unix_ms));
-        let began = self.began(change);
-        self.note(unix_ms, began);
-        Ok(EntryOutcome::Accepted)
+/// The generation that trains, and what its successor has to account for.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub(super) struct CurrentGeneration {
+    /// The newest generation there was, of whatever run.
+    pub(super) number: Generation,
+    /// None before the first generation of a run.
+    pub(super) record: Option<Record>,
+    /// Pairs of members that cannot reach each other, and that an event has told of.
+    pub(super) unreachable: BTreeSet<(WorkerId, WorkerId)>,
+    /// Since when the generations start no step, milliseconds of Unix time.
+    pub(super) waiting_since: Option<u64>,
+    /// Members with a loss that an event has already told of.
+    pub(super) reported_dead: BTreeSet<WorkerId>,
+    /// The owners that a change of generation waits for.
+    pub(super) awaited: AwaitedOwners,
+}
+
+impl CurrentGeneration {
+    /// A run begins without a generation. The numbers go on.
+    pub(super) fn begin_run(&mut self) {
+        *self = Self { number: self.number, ..Self::default() };
     }
 
-    /// Checks that the record follows the current one, is whole, and lists workers that are there.
-    fn fits(&self, record: &Record) -> Result<(), Rejection> {
-        let (number, current) = (record.number, self.generation());
-        if record.predecessor != current || number != current.next() {
-            let predecessor = record.predecessor;
-            return Err(Rejection::OtherPredecessor { number, predecessor, current });
-        }
-        let (Some(run), Some(shards)) = (&self.run, self.shards()) else {
-            return Err(Rejection::GenerationWithoutRun(number));
-        };
-        record
-            .validate(run.batch.data_shards, shards)
-            .map_err(|error| Rejection::Malformed { number, problem: error.problem })?;
-        let present = |id| self.workers.get(&id).is_some_and(|known| known.phase.is_present());
-        match record.members.iter().find(|member| !present(member.worker)) {
-            Some(gone) => Err(Rejection::ListsGone { number, worker: gone.worker }),
-            None if record.resume > Step(run.steps) => Err(Rejection::BeyondTheEnd(number)),
-            None => Ok(()),
-        }
+    /// The members, by rank.
+    fn members(&self) -> impl Iterator<Item = WorkerId> {
+        self.record.iter().flat_map(|record| &record.members).map(|member| member.worker)
     }
 
     /// Checks that the change drops no member in silence: each still is one, or was lost, or has
     /// left.
     fn accounts_for_all(&self, change: &Change) -> Result<(), Rejection> {
         let stay: BTreeSet<WorkerId> = change.record.members.iter().map(|m| m.worker).collect();
-        let before = self.record.iter().flat_map(|record| &record.members).map(|m| m.worker);
-        let gone: BTreeSet<WorkerId> = before.filter(|worker| !stay.contains(worker)).collect();
+        let gone: BTreeSet<WorkerId> =
+            self.members().filter(|worker| !stay.contains(worker)).collect();
         let lost = change.lost.iter().map(|loss| loss.worker);
         let told: BTreeSet<WorkerId> = lost.chain(change.left.iter().copied()).collect();
         if gone == told && change.lost.len() + change.left.len() == told.len() {
@@ -104,16 +77,112 @@ impl State {
         Ok(())
     }
 
+    /// The record of the next generation takes the place of this one's. Returns whether there was
+    /// one.
+    fn replace(&mut self, unix_ms: u64, record: &Record) -> bool {
+        self.number = record.number;
+        self.awaited = AwaitedOwners::default();
+        self.waiting_since = record.waiting.then(|| self.waiting_since.unwrap_or(unix_ms));
+        self.record.replace(record.clone()).is_some()
+    }
+}
+
+impl State {
+    /// The current generation's record, once there is one.
+    pub fn record(&self) -> Option<&Record> {
+        self.generation.record.as_ref()
+    }
+
+    /// The members of the current generation, by rank.
+    pub(crate) fn members(&self) -> impl Iterator<Item = WorkerId> {
+        self.generation.members()
+    }
+
+    /// The number of the newest generation there was, of this run or an earlier one. 0 if there was
+    /// none.
+    pub fn generation(&self) -> Generation {
+        self.generation.number
+    }
+
+    /// Since when the generations start no step, milliseconds of Unix time. `None` if they do.
+    pub fn waiting_since(&self) -> Option<u64> {
+        self.generation.waiting_since
+    }
+
+    /// The owners that a change of generation waits for, if it does.
+    pub fn awaited(&self) -> &AwaitedOwners {
+        &self.generation.awaited
+    }
+
+    /// Whether an event has told of the loss of this member, though every generation still lists
+    /// it.
+    pub fn is_reported_dead(&self, worker: WorkerId) -> bool {
+        self.generation.reported_dead.contains(&worker)
+    }
+
+    pub(super) fn follow(
+        &mut self,
+        unix_ms: u64,
+        term: Term,
+        change: &Change,
+    ) -> Result<EntryOutcome, Rejection> {
+        let record = &change.record;
+        let number = record.number;
+        #[cfg(feature = "planted")]
+        let term = if self.plant == Some(CorePlant::IgnoreTerm) { record.term } else { term };
+        if record.term != term {
+            let planned = record.term;
+            return Err(Rejection::OtherTerm { number, planned, term });
+        }
+        self.fits(record)?;
+        self.generation.accounts_for_all(change)?;
+        self.generation.goes_forwards(change)?;
+        if change.rollback.is_some() {
+            self.runs.goes_back = false;
+            self.lines.go_back(number, record.resume);
+        }
+        self.part_with(unix_ms, change);
+        self.enrol(unix_ms, record);
+        self.note_unreachable(unix_ms, change);
+        if let Some((from, reason)) = &change.rollback {
+            let (from, to, reason) = (*from, record.resume, reason.clone());
+            self.events.note(unix_ms, EventKind::Rollback { from, to, reason });
+        }
+        let copies = self.run().map_or(0, |run| run.copies as usize);
+        self.events.note(unix_ms, began(change, copies));
+        Ok(EntryOutcome::Accepted)
+    }
+
+    /// Checks that the record follows the current one, is whole, and lists workers that are there.
+    fn fits(&self, record: &Record) -> Result<(), Rejection> {
+        let (number, current) = (record.number, self.generation());
+        if record.predecessor != current || number != current.next() {
+            let predecessor = record.predecessor;
+            return Err(Rejection::OtherPredecessor { number, predecessor, current });
+        }
+        let (Some(run), Some(shards)) = (self.run(), self.shards()) else {
+            return Err(Rejection::GenerationWithoutRun(number));
+        };
+        record
+            .validate(run.batch.data_shards, shards)
+            .map_err(|error| Rejection::Malformed { number, problem: error.problem })?;
+        match record.members.iter().find(|member| !self.is_present(member.worker)) {
+            Some(gone) => Err(Rejection::ListsGone { number, worker: gone.worker }),
+            None if record.resume > Step(run.steps) => Err(Rejection::BeyondTheEnd(number)),
+            None => Ok(()),
+        }
+    }
+
     fn part_with(&mut self, unix_ms: u64, change: &Change) {
         for loss in &change.lost {
-            self.depart(loss.worker, WorkerPhase::Lost);
-            if !self.reported_dead.remove(&loss.worker) {
-                self.note(unix_ms, lost(loss));
+            self.workers.depart(loss.worker, WorkerPhase::Lost);
+            if !self.generation.reported_dead.remove(&loss.worker) {
+                self.events.note(unix_ms, lost(loss));
             }
         }
         for &worker in &change.left {
-            self.depart(worker, WorkerPhase::Left);
-            self.note(unix_ms, EventKind::Left { worker });
+            self.workers.depart(worker, WorkerPhase::Left);
+            self.events.note(unix_ms, EventKind::Left { worker });
         }
     }
 
@@ -128,51 +197,50 @@ impl State {
         if !self.is_member(worker) {
             return Err(Rejection::NoMember(worker));
         }
-        if self.reported_dead.insert(worker) {
-            self.note(unix_ms, lost(loss));
+        if self.generation.reported_dead.insert(worker) {
+            self.events.note(unix_ms, lost(loss));
         }
         Ok(EntryOutcome::Accepted)
     }
 
     fn enrol(&mut self, unix_ms: u64, record: &Record) {
-        let under_way = self.record.replace(record.clone()).is_some();
-        self.generation = record.number;
-        for member in &record.members {
+        let under_way = self.generation.replace(unix_ms, record);
+        for worker in record.members.iter().map(|member| member.worker) {
             // A member that was taken for dead, and answers all the same, joins anew.
-            let returns = self.reported_dead.remove(&member.worker);
-            if under_way && (returns || !self.is_member(member.worker)) {
-                self.note(unix_ms, EventKind::Joined { worker: member.worker });
+            let returns = self.generation.reported_dead.remove(&worker);
+            let is_member = self.workers.is_member(worker);
+            if under_way && (returns || !is_member) {
+                self.events.note(unix_ms, EventKind::Joined { worker });
             }
-            if !self.is_member(member.worker) {
-                self.set_phase(member.worker, WorkerPhase::Member);
+            if !is_member {
+                self.workers.set_phase(worker, WorkerPhase::Member);
             }
         }
     }
 
     /// Tells of each pair once, as long as both are members.
     fn note_unreachable(&mut self, unix_ms: u64, change: &Change) {
-        let mut known = std::mem::take(&mut self.unreachable);
-        known.retain(|(one, other)| self.is_member(*one) && self.is_member(*other));
+        let is_member = |worker: WorkerId| self.workers.is_member(worker);
+        let known = &mut self.generation.unreachable;
+        known.retain(|(one, other)| is_member(*one) && is_member(*other));
         for &workers in &change.unreachable {
             if known.insert(workers) {
-                self.note(unix_ms, EventKind::Unreachable { workers });
+                self.events.note(unix_ms, EventKind::Unreachable { workers });
             }
         }
-        self.unreachable = known;
     }
+}
 
-    fn began(&self, change: &Change) -> EventKind {
-        let record = &change.record;
-        let copies = self.run.as_ref().map_or(0, |run| run.copies as usize);
-        EventKind::Generation {
-            generation: record.number,
-            cause: record.cause,
-            workers: record.members.iter().map(|member| member.worker).collect(),
-            at_step: record.resume,
-            redone: change.redone,
-            waiting: record.waiting,
-            under_protected: under_protected(record, copies),
-        }
+fn began(change: &Change, copies: usize) -> EventKind {
+    let record = &change.record;
+    EventKind::Generation {
+        generation: record.number,
+        cause: record.cause,
+        workers: record.members.iter().map(|member| member.worker).collect(),
+        at_step: record.resume,
+        redone: change.redone,
+        waiting: record.waiting,
+        under_protected: under_protected(record, copies),
     }
 }
 

@@ -50,6 +50,36 @@ impl LineHistory {
     pub fn gap_at(&self, step: Step) -> Option<Gap> {
         self.gaps.iter().copied().find(|gap| gap.contains(step))
     }
+
+    /// The run goes back to this step, with this generation.
+    pub(super) fn go_back(&mut self, generation: Generation, step: Step) {
+        self.lineage.rollback = generation;
+        self.back_to = step;
+        self.gaps.retain_mut(|gap| {
+            gap.to = gap.to.min(step);
+            gap.from <= gap.to
+        });
+    }
+
+    /// Adds a gap of this history, which lies within the settled steps.
+    fn lose(&mut self, lineage: Lineage, gap: Gap, settled: Step) -> Result<(), Rejection> {
+        if lineage != self.lineage {
+            return Err(Rejection::OtherLineage);
+        }
+        if gap.from > gap.to || gap.to > settled {
+            return Err(Rejection::Unsettled { from: gap.from, to: gap.to });
+        }
+        if self.gap_at(gap.from).is_some() {
+            return Err(Rejection::KnownGap(gap.from));
+        }
+        self.gaps.push(gap);
+        self.gaps.sort_by_key(|gap| gap.from);
+        if self.gaps.len() > GAPS {
+            let oldest = self.gaps.remove(0);
+            self.gaps[0].from = oldest.from;
+        }
+        Ok(())
+    }
 }
 
 impl State {
@@ -60,20 +90,8 @@ impl State {
 
     /// The newest step that the log shows to be settled: each step up to it has had its line.
     pub fn settled(&self) -> Step {
-        let newest = self.past_runs.back().filter(|past| past.id == self.run_id);
-        let resumed = self.record.as_ref().map_or(Step(0), |record| record.resume);
-        newest.map_or(resumed, |past| past.steps)
-    }
-
-    /// The run goes back to this step, with this generation.
-    pub(super) fn go_back(&mut self, generation: Generation, step: Step) {
-        self.goes_back = false;
-        self.lines.lineage.rollback = generation;
-        self.lines.back_to = step;
-        self.lines.gaps.retain_mut(|gap| {
-            gap.to = gap.to.min(step);
-            gap.from <= gap.to
-        });
+        let resumed = self.record().map_or(Step(0), |record| record.resume);
+        self.runs.ended().map_or(resumed, |past| past.steps)
     }
 
     /// No process has these lines any more.
@@ -83,22 +101,9 @@ impl State {
         lineage: Lineage,
         gap: Gap,
     ) -> Result<EntryOutcome, Rejection> {
-        if lineage != self.lines.lineage {
-            return Err(Rejection::OtherLineage);
-        }
-        if gap.from > gap.to || gap.to > self.settled() {
-            return Err(Rejection::Unsettled { from: gap.from, to: gap.to });
-        }
-        if self.lines.gap_at(gap.from).is_some() {
-            return Err(Rejection::KnownGap(gap.from));
-        }
-        self.lines.gaps.push(gap);
-        self.lines.gaps.sort_by_key(|gap| gap.from);
-        if self.lines.gaps.len() > GAPS {
-            let oldest = self.lines.gaps.remove(0);
-            self.lines.gaps[0].from = oldest.from;
-        }
-        self.note(unix_ms, EventKind::LinesLost { from: gap.from, to: gap.to });
+        let settled = self.settled();
+        self.lines.lose(lineage, gap, settled)?;
+        self.events.note(unix_ms, EventKind::LinesLost { from: gap.from, to: gap.to });
         Ok(EntryOutcome::Accepted)
     }
 }

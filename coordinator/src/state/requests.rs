@@ -128,13 +128,15 @@ impl State {
             OperatorCommand::Submit(run) => self.submit(unix_ms, run),
             OperatorCommand::Cancel(run) => self.cancel(unix_ms, *run, steps),
             OperatorCommand::Drain(worker) => {
-                self.must_run()?;
+                self.runs.must_run()?;
                 self.drain(unix_ms, *worker)
             }
-            OperatorCommand::CreateToken(token) => self.create_token(unix_ms, token),
-            OperatorCommand::RevokeToken(token) => self.revoke_token(token),
-            OperatorCommand::Revoke(node) => self.revoke(unix_ms, node),
-            OperatorCommand::Remove(coordinator) => self.remove(*coordinator),
+            OperatorCommand::CreateToken(token) => self.access.create_token(unix_ms, token),
+            OperatorCommand::RevokeToken(token) => self.access.revoke_token(token),
+            OperatorCommand::Revoke(node) => self.access.revoke(self.applied, unix_ms, node),
+            OperatorCommand::Remove(coordinator) => {
+                self.coordinators.remove(self.applied, *coordinator)
+            }
             OperatorCommand::Rollback { run, step, generation } => {
                 self.want_rollback(*run, *step, *generation)
             }

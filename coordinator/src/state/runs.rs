@@ -3,16 +3,18 @@
 //! A cluster trains one run at a time. Worker ids and the numbers of generations continue from run
 //! to run. So an entry or a message of an older run is never taken for one of the next run.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 
 use everstep_transport::protocol::figures::RunFigures;
+use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{Generation, HistoryEvent, Lineage, RunId, RunSpec, Step};
+use everstep_transport::protocol::{Generation, Lineage, NodeName, RunId, RunSpec, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::fingerprint::RunFingerprint;
 use super::probes::Probes;
-use super::{AwaitedOwners, EntryOutcome, LineHistory, State};
+use super::{EntryOutcome, LineHistory, State};
 
 /// How many of the newest finished runs the state still tells of.
 const REMEMBERED: usize = 100;
@@ -36,24 +38,132 @@ pub struct PastRun {
     pub figures: RunFigures,
 }
 
-impl State {
-    /// The run's id: the index of the entry that submitted it. 0 before the first run.
-    pub fn run_id(&self) -> RunId {
-        self.run_id
-    }
-
+/// The run that goes on, or went on last, and the runs before it.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub(super) struct Runs {
+    /// The index of the entry that submitted the run. 0 before the first run.
+    pub(super) id: RunId,
+    pub(super) spec: Option<RunSpec>,
+    pub(super) fingerprint: Option<RunFingerprint>,
+    pub(super) probes: Probes,
+    /// An operator wants the run to go back to its initial state.
+    pub(super) goes_back: bool,
+    pub(super) outcome: Outcome,
     /// The newest runs that are over, in the order of their ends.
-    pub fn past_runs(&self) -> &VecDeque<PastRun> {
-        &self.past_runs
+    pub(super) past: VecDeque<PastRun>,
+}
+
+impl Default for Runs {
+    fn default() -> Self {
+        Self {
+            id: 0,
+            spec: None,
+            fingerprint: None,
+            probes: Probes::default(),
+            goes_back: false,
+            outcome: Outcome::Running,
+            past: VecDeque::new(),
+        }
+    }
+}
+
+impl Runs {
+    /// Whether the run has not ended, or there is none yet.
+    fn is_running(&self) -> bool {
+        self.outcome == Outcome::Running
     }
 
+    /// Refuses an entry that comes after the end of the run.
     pub(super) fn must_run(&self) -> Result<(), Rejection> {
-        if self.outcome == Outcome::Running { Ok(()) } else { Err(Rejection::RunIsOver) }
+        if self.is_running() { Ok(()) } else { Err(Rejection::RunIsOver) }
     }
 
     /// Refuses an entry of another run: it may come into the log after the end of its own run.
     pub(super) fn must_be(&self, run: RunId) -> Result<(), Rejection> {
-        if self.run_id == run { Ok(()) } else { Err(Rejection::NotTheRun(run)) }
+        if self.id == run { Ok(()) } else { Err(Rejection::NotTheRun(run)) }
+    }
+
+    /// What the state tells of the run, if it has ended.
+    pub(super) fn ended(&self) -> Option<&PastRun> {
+        self.past.back().filter(|past| past.id == self.id)
+    }
+
+    /// The first worker fixes the fingerprint. Every other worker must have the same.
+    pub(super) fn admit(
+        &mut self,
+        name: &NodeName,
+        registration: &Registration,
+    ) -> Result<(), Rejection> {
+        if self.spec.is_none() {
+            return Err(Rejection::NoRunToJoin);
+        }
+        if registration.model.as_ref().is_some_and(|place| !place.is_valid()) {
+            return Err(Rejection::ModelPath);
+        }
+        if registration.host.as_ref().is_some_and(|host| !host.is_valid()) {
+            return Err(Rejection::Host);
+        }
+        match &self.fingerprint {
+            None => self.fingerprint = Some(RunFingerprint::first(name, registration)?),
+            Some(fingerprint) => fingerprint.check(name, registration)?,
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, id: RunId, run: &RunSpec) {
+        let past = std::mem::take(&mut self.past);
+        *self = Self { id, spec: Some(run.clone()), past, ..Self::default() };
+    }
+
+    fn end(&mut self, outcome: Outcome, past: PastRun) {
+        self.past.push_back(past);
+        if self.past.len() > REMEMBERED {
+            self.past.pop_front();
+        }
+        (self.outcome, self.goes_back) = (outcome, false);
+    }
+}
+
+impl State {
+    /// The run, once an operator has submitted one.
+    pub fn run(&self) -> Option<&RunSpec> {
+        self.runs.spec.as_ref()
+    }
+
+    /// The run's id: the index of the entry that submitted it. 0 before the first run.
+    pub fn run_id(&self) -> RunId {
+        self.runs.id
+    }
+
+    /// Whether there is a run that has not ended.
+    pub fn is_training(&self) -> bool {
+        self.run().is_some() && self.runs.is_running()
+    }
+
+    /// How the run stands.
+    pub fn outcome(&self) -> &Outcome {
+        &self.runs.outcome
+    }
+
+    /// How many parameter shards every worker of the run sees, once one has registered.
+    pub fn shards(&self) -> Option<u32> {
+        self.runs.fingerprint.as_ref().map(RunFingerprint::shards)
+    }
+
+    /// Why the run's bits are not those of any other such run, if they are not: the probe digests
+    /// of its workers differ.
+    pub fn divergence(&self) -> Option<String> {
+        self.runs.probes.divergence()
+    }
+
+    /// The newest runs that are over, in the order of their ends.
+    pub fn past_runs(&self) -> &VecDeque<PastRun> {
+        &self.runs.past
+    }
+
+    /// Whether an operator wants the run to go back, and it has not done so yet.
+    pub fn is_to_go_back(&self) -> bool {
+        self.runs.goes_back
     }
 
     pub(super) fn submit(
@@ -61,34 +171,27 @@ impl State {
         unix_ms: u64,
         run: &RunSpec,
     ) -> Result<EntryOutcome, Rejection> {
-        match &self.run {
-            Some(current) if self.outcome == Outcome::Running && current == run => {}
-            Some(current) if self.outcome == Outcome::Running => {
-                let name = &current.name;
-                return Err(Rejection::OtherRun(name.clone()));
+        match self.run() {
+            Some(current) if self.is_training() && current == run => {}
+            Some(current) if self.is_training() => {
+                return Err(Rejection::OtherRun(current.name.clone()));
             }
-            Some(_) if self.ephemeral => return Err(Rejection::RunIsOver),
+            Some(_) if self.is_ephemeral() => return Err(Rejection::RunIsOver),
             _ => self.begin(unix_ms, run),
         }
-        Ok(EntryOutcome::Run(self.run_id))
+        Ok(EntryOutcome::Run(self.run_id()))
     }
 
     /// Begins a run. Nothing is left of the run before but what the state tells of it.
     fn begin(&mut self, unix_ms: u64, run: &RunSpec) {
-        (self.run_id, self.run) = (self.applied, Some(run.clone()));
-        (self.run_fingerprint, self.probes) = (None, Probes::default());
-        self.workers.clear();
-        self.gone.clear();
-        self.numbers.retain(|name, _| self.nodes.contains_key(name));
-        self.nodes.clear();
-        self.unreachable.clear();
-        (self.record, self.waiting_since, self.goes_back) = (None, None, false);
-        (self.reported_dead, self.awaited) = (BTreeSet::new(), AwaitedOwners::default());
-        let lineage = Lineage { run: self.run_id, rollback: Generation(0) };
+        let id = self.applied;
+        self.runs.begin(id, run);
+        self.workers.begin_run();
+        self.generation.begin_run();
+        let lineage = Lineage { run: id, rollback: Generation(0) };
         self.lines = LineHistory { lineage, ..LineHistory::default() };
-        self.outcome = Outcome::Running;
-        self.new_events.push(HistoryEvent::Run(self.run_id));
-        self.note(unix_ms, EventKind::Submitted { run: run.name.clone() });
+        self.events.begin_run(id);
+        self.events.note(unix_ms, EventKind::Submitted { run: run.name.clone() });
     }
 
     /// Ends this run, and no other that was begun since. The steps up to `settled` are settled.
@@ -98,14 +201,12 @@ impl State {
         run: RunId,
         settled: Step,
     ) -> Result<EntryOutcome, Rejection> {
-        self.must_run()?;
-        if self.run.is_none() {
-            return Err(Rejection::NoRun);
-        }
-        self.must_be(run)?;
+        self.runs.must_run()?;
+        let Some(spec) = self.run() else { return Err(Rejection::NoRun) };
+        let figures = RunFigures { steps: spec.steps, ..RunFigures::default() };
+        self.runs.must_be(run)?;
         let outcome = Outcome::Failed { name: None, reason: "it was cancelled".into() };
-        let steps = self.run.as_ref().map_or(0, |run| run.steps);
-        self.end(unix_ms, outcome, RunFigures { steps, ..RunFigures::default() }, settled);
+        self.end(unix_ms, outcome, figures, settled);
         Ok(EntryOutcome::Accepted)
     }
 
@@ -117,29 +218,25 @@ impl State {
         figures: RunFigures,
         settled: Step,
     ) {
-        let run = self.run.as_ref();
+        let run = self.run();
         let (name, steps) = run.map_or((String::new(), 0), |run| (run.name.clone(), run.steps));
         let (failure, hash) = match &outcome {
             Outcome::Running => return,
             Outcome::Complete(results) => {
                 let model = figures.model.clone();
-                self.note(unix_ms, EventKind::Complete { step: Step(steps), model });
+                self.events.note(unix_ms, EventKind::Complete { step: Step(steps), model });
                 (None, state_hash(steps, results))
             }
             Outcome::Failed { reason, .. } => {
-                self.note(unix_ms, EventKind::Failed { reason: reason.clone() });
+                self.events.note(unix_ms, EventKind::Failed { reason: reason.clone() });
                 (Some(reason.clone()), None)
             }
         };
-        let (id, steps) = (self.run_id, settled.max(self.settled()));
+        let (id, steps) = (self.run_id(), settled.max(self.settled()));
         let divergence = self.divergence();
         let figures = RunFigures { ended_unix_ms: Some(unix_ms), ..figures };
         let past = PastRun { id, name, steps, failure, hash, divergence, figures };
-        self.past_runs.push_back(past);
-        if self.past_runs.len() > REMEMBERED {
-            self.past_runs.pop_front();
-        }
-        (self.outcome, self.goes_back) = (outcome, false);
+        self.runs.end(outcome, past);
     }
 
     /// An operator wants the run to go back to this step: the next generation does.
@@ -149,24 +246,19 @@ impl State {
         step: Step,
         known: Generation,
     ) -> Result<EntryOutcome, Rejection> {
-        self.must_run()?;
-        self.must_be(run)?;
+        self.runs.must_run()?;
+        self.runs.must_be(run)?;
         let rollback = self.lines.lineage.rollback;
         if known > Generation(0) && rollback > known {
             return Err(Rejection::GoneBack(rollback));
         }
-        if self.record.is_none() {
+        if self.record().is_none() {
             return Err(Rejection::NotBegun);
         }
         if step != Step(0) {
             return Err(Rejection::NoCheckpoint(step));
         }
-        self.goes_back = true;
+        self.runs.goes_back = true;
         Ok(EntryOutcome::Accepted)
-    }
-
-    /// Whether an operator wants the run to go back, and it has not done so yet.
-    pub fn is_to_go_back(&self) -> bool {
-        self.goes_back
     }
 }

@@ -4,6 +4,7 @@
 //! have equal bytes (I14). Bytes from a peer or a disk give an error, or a state on which
 //! everything here can rely. They do not hold what the newest entry brought to the history.
 
+use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::format::LogFormat;
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
@@ -40,7 +41,7 @@ impl State {
         let state = rkyv::to_bytes::<rancor::Error>(self);
         let state = state.expect("a state is finite and needs no shared pointers");
         let mut bytes = vec![0; DIGEST];
-        bytes.extend(u64::from(self.log_format.0).to_le_bytes());
+        bytes.extend(u64::from(self.log_format().0).to_le_bytes());
         bytes.extend_from_slice(&state);
         let digest = blake3::hash(&bytes[DIGEST..]);
         bytes[..DIGEST].copy_from_slice(digest.as_bytes());
@@ -69,16 +70,18 @@ impl State {
 
     /// A condition that applying an entry relies on, and that does not hold.
     pub(super) fn contradiction(&self) -> Option<&'static str> {
-        let known = |id| self.workers.contains_key(id);
-        let members = self.record.iter().flat_map(|record| &record.members);
+        let workers = &self.workers;
+        let known = |id: &WorkerId| workers.by_id.contains_key(id);
         match () {
-            () if !self.gone.iter().all(known) => Some("a worker that is gone is not there"),
-            () if !self.nodes.values().all(known) => Some("a node's worker is not there"),
-            () if self.workers.keys().any(|id| id.0 > self.applied) => {
+            () if !workers.gone.iter().all(known) => Some("a worker that is gone is not there"),
+            () if !workers.nodes.values().all(known) => Some("a node's worker is not there"),
+            () if workers.by_id.keys().any(|id| id.0 > self.applied) => {
                 Some("a worker is from the future")
             }
-            () if !members.map(|member| &member.worker).all(known) => Some("a member is not there"),
-            () if self.events.len() as u64 > self.noted => Some("there are too many events"),
+            () if !self.members().all(|id| known(&id)) => Some("a member is not there"),
+            () if self.events.newest.len() as u64 > self.events.count => {
+                Some("there are too many events")
+            }
             () => None,
         }
     }

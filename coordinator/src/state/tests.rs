@@ -9,11 +9,13 @@ use everstep_transport::identity::{
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::{Fingerprint, Registration};
+use everstep_transport::protocol::outcome::{Event, Outcome};
 use everstep_transport::protocol::{
-    Commit, DataShard, Decision, Device, LossScale, MetricsLine, OperatorCommand, Rank, RequestId,
-    Shard, Step, Term,
+    Commit, DataShard, Decision, Device, Generation, HistoryEvent, LossScale, MetricsLine,
+    NodeName, OperatorCommand, Rank, Record, RequestId, RunSpec, Shard, Step,
 };
 
+use super::events::EVENTS;
 use super::workers::REMEMBERED;
 use super::*;
 
@@ -359,7 +361,7 @@ fn of_those_who_are_gone_only_the_newest_are_remembered() {
     let oldest = WorkerId(newest.0 - 3 * (REMEMBERED as u64 - 1));
     let ids: Vec<WorkerId> = state.workers().keys().copied().collect();
     assert_eq!((ids[0], ids[1], ids[REMEMBERED]), (WorkerId(2), oldest, newest));
-    assert_eq!(state.nodes.len(), 1, "their nodes too");
+    assert_eq!(state.workers.nodes.len(), 1, "their nodes too");
 }
 
 /// A worker that has left may not have heard that it may go, and would register anew.
@@ -684,15 +686,15 @@ fn a_snapshot_with_any_byte_changed_is_refused() {
 fn a_snapshot_that_contradicts_itself_is_refused() {
     type Break = fn(&mut State);
     let table: [(Break, &str); 4] = [
-        (|state| state.gone.push_back(WorkerId(99)), "a worker that is gone is not there"),
+        (|state| state.workers.gone.push_back(WorkerId(99)), "a worker that is gone is not there"),
         (
             |state| {
-                state.nodes.insert(name("z"), WorkerId(99));
+                state.workers.nodes.insert(name("z"), WorkerId(99));
             },
             "a node's worker",
         ),
         (|state| state.applied = 1, "from the future"),
-        (|state| state.noted = 0, "too many events"),
+        (|state| state.events.count = 0, "too many events"),
     ];
     for (change, problem) in table {
         let mut state = rich();
@@ -751,12 +753,8 @@ fn token_of(number: u64, expires: u64) -> AcceptedToken {
 #[test]
 fn the_tokens_of_the_beginning_are_listed_and_revoked_for_good() {
     let first = token(1, None, None);
-    let command = Command::Found {
-        ephemeral: false,
-        founder: coordinator("one", 1, 1),
-        tokens: vec![first.clone()],
-    };
-    let found = entry(command);
+    let (founder, tokens) = (coordinator("one", 1, 1), vec![first.clone()]);
+    let found = entry(Command::Found { ephemeral: false, founder, tokens });
     let revoke = request(1, OperatorCommand::RevokeToken(first.id()));
     let (state, verdicts) = replay(&[found.clone(), revoke, found]);
     assert_eq!(verdicts[1..], [EntryOutcome::Accepted, EntryOutcome::Coordinator(FOUNDER)]);

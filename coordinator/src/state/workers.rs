@@ -1,18 +1,19 @@
 //! The workers of the run: how they come in, and how they go.
 
+use std::collections::{BTreeMap, VecDeque};
+
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{ModelPlace, NodeName, WorkerId, WorkerLabel};
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::fingerprint::RunFingerprint;
 use super::{EntryOutcome, State};
 
 /// A registered worker.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Worker {
-    /// The number that people call it by: see `State::number`.
+    /// The number that people call it by: see `Workers::number`.
     pub number: u32,
     /// The name of its node.
     pub name: NodeName,
@@ -61,58 +62,58 @@ impl Worker {
     }
 }
 
-impl State {
-    /// The name by which people know a worker, as long as the state remembers it.
-    pub fn label(&self, worker: WorkerId) -> Option<WorkerLabel> {
-        Some(self.workers.get(&worker)?.label(worker))
+/// The workers of the run, and their nodes.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub(super) struct Workers {
+    /// The registered workers, and the newest of those that are gone.
+    pub(super) by_id: BTreeMap<WorkerId, Worker>,
+    /// The workers that are gone, in the order in which they went.
+    pub(super) gone: VecDeque<WorkerId>,
+    /// The newest registration of each node, unless that worker is gone.
+    pub(super) nodes: BTreeMap<NodeName, WorkerId>,
+    /// What people call the workers of each node.
+    pub(super) numbers: BTreeMap<NodeName, u32>,
+    /// The newest number that was given.
+    pub(super) numbered: u32,
+}
+
+impl Workers {
+    /// A run begins without workers. Nodes that had one keep their numbers.
+    pub(super) fn begin_run(&mut self) {
+        self.by_id.clear();
+        self.gone.clear();
+        self.numbers.retain(|name, _| self.nodes.contains_key(name));
+        self.nodes.clear();
     }
 
-    /// Where the worker would write the model. `None` if it has no directory.
-    pub(crate) fn place_of(&self, worker: WorkerId) -> Option<&ModelPlace> {
-        self.workers.get(&worker)?.registration.model.as_ref()
+    fn phase(&self, worker: WorkerId) -> Option<WorkerPhase> {
+        self.by_id.get(&worker).map(|known| known.phase)
     }
 
-    /// The name of a worker for a sentence.
-    pub fn called(&self, worker: WorkerId) -> String {
-        let unknown = || format!("the worker with id {worker}");
-        self.label(worker).map_or_else(unknown, |label| label.to_string())
+    pub(super) fn is_member(&self, worker: WorkerId) -> bool {
+        self.phase(worker).is_some_and(WorkerPhase::is_member)
     }
 
-    pub(super) fn register(
-        &mut self,
-        unix_ms: u64,
-        name: &NodeName,
-        registration: &Registration,
-    ) -> Result<EntryOutcome, Rejection> {
-        if let Some(worker) = self.on_node(name)
-            && self.workers[&worker].registration.incarnation == registration.incarnation
-        {
-            return Ok(EntryOutcome::Registered(worker));
+    pub(super) fn is_present(&self, worker: WorkerId) -> bool {
+        self.phase(worker).is_some_and(WorkerPhase::is_present)
+    }
+
+    fn on_node(&self, name: &NodeName) -> Option<WorkerId> {
+        self.nodes.get(name).copied()
+    }
+
+    /// The worker, if it is there.
+    fn known(&self, worker: WorkerId) -> Result<&Worker, Rejection> {
+        match self.by_id.get(&worker) {
+            Some(known) if known.phase.is_present() => Ok(known),
+            Some(gone) => Err(Rejection::Gone(gone.label(worker))),
+            None => Err(Rejection::NoWorker(worker)),
         }
-        if let Err(reason) = self.admit(name, registration) {
-            let refused = EventKind::Refused { name: name.clone(), reason: reason.to_string() };
-            self.note(unix_ms, refused);
-            return Err(reason);
-        }
-        let worker = self.next_id();
-        let number = self.number(name);
-        let host = registration.host.clone();
-        self.probes.note(WorkerLabel { number, worker, host }, registration);
-        self.note(unix_ms, EventKind::Registered { worker, name: name.clone(), number });
-        self.nodes.insert(name.clone(), worker);
-        let (name, registration) = (name.clone(), registration.clone());
-        let phase = WorkerPhase::Registered;
-        self.workers.insert(worker, Worker { number, name, registration, phase });
-        Ok(EntryOutcome::Registered(worker))
     }
 
-    /// An index of the log occurs once: so no process is ever taken for a worker that is gone.
-    fn next_id(&self) -> WorkerId {
-        #[cfg(feature = "planted")]
-        if self.plant == Some(crate::plant::CorePlant::ReuseId) {
-            return WorkerId(self.workers.len() as u64 + 2);
-        }
-        WorkerId(self.applied)
+    fn insert(&mut self, id: WorkerId, worker: Worker) {
+        self.nodes.insert(worker.name.clone(), id);
+        self.by_id.insert(id, worker);
     }
 
     /// The number of this node's workers for people: 1, 2, 3 in the order of the first
@@ -129,66 +130,11 @@ impl State {
 
     /// Drops all that the state knows of a worker.
     fn forget(&mut self, worker: WorkerId) {
-        if let Some(known) = self.workers.remove(&worker)
+        if let Some(known) = self.by_id.remove(&worker)
             && !self.nodes.contains_key(&known.name)
         {
             self.numbers.remove(&known.name);
         }
-    }
-
-    /// The first worker fixes the fingerprint. Every other worker must have the same.
-    fn admit(&mut self, name: &NodeName, registration: &Registration) -> Result<(), Rejection> {
-        if self.run.is_none() {
-            return Err(Rejection::NoRunToJoin);
-        }
-        if registration.model.as_ref().is_some_and(|place| !place.is_valid()) {
-            return Err(Rejection::ModelPath);
-        }
-        if registration.host.as_ref().is_some_and(|host| !host.is_valid()) {
-            return Err(Rejection::Host);
-        }
-        match &self.run_fingerprint {
-            None => self.run_fingerprint = Some(RunFingerprint::first(name, registration)?),
-            Some(run_fingerprint) => run_fingerprint.check(name, registration)?,
-        }
-        Ok(())
-    }
-
-    pub(super) fn lose(
-        &mut self,
-        unix_ms: u64,
-        worker: WorkerId,
-        why: &str,
-    ) -> Result<EntryOutcome, Rejection> {
-        let known = self.known(worker)?;
-        if self.is_member(worker) {
-            return Err(Rejection::Member(known.label(worker)));
-        }
-        self.vacate(worker);
-        self.forget(worker);
-        let (reason, detect_ms, pause_ms) = (why.to_string(), 0, 0);
-        self.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
-        Ok(EntryOutcome::Accepted)
-    }
-
-    /// A member leaves with a generation, any other worker at once.
-    pub(super) fn drain(
-        &mut self,
-        unix_ms: u64,
-        worker: WorkerId,
-    ) -> Result<EntryOutcome, Rejection> {
-        let member = self.is_member(worker);
-        if self.known(worker)?.phase == WorkerPhase::Leaving {
-            return Ok(EntryOutcome::Accepted);
-        }
-        self.note(unix_ms, EventKind::Draining { worker });
-        if member {
-            self.set_phase(worker, WorkerPhase::Leaving);
-        } else {
-            self.depart(worker, WorkerPhase::Left);
-            self.note(unix_ms, EventKind::Left { worker });
-        }
-        Ok(EntryOutcome::Accepted)
     }
 
     /// A worker is gone. The state still tells of it until enough others are gone.
@@ -204,7 +150,7 @@ impl State {
     /// Forgets the oldest worker that was lost. A worker that has left, and did not hear of it,
     /// would come back.
     fn forget_one(&mut self) {
-        let is_lost = |id: &WorkerId| self.workers[id].phase == WorkerPhase::Lost;
+        let is_lost = |id: &WorkerId| self.by_id[id].phase == WorkerPhase::Lost;
         let oldest = self.gone.iter().position(is_lost).unwrap_or(0);
         if let Some(worker) = self.gone.remove(oldest) {
             self.forget(worker);
@@ -212,8 +158,8 @@ impl State {
     }
 
     /// A worker is gone from its node, where there may be a newer one by now.
-    pub(super) fn vacate(&mut self, worker: WorkerId) {
-        if let Some(known) = self.workers.get(&worker)
+    fn vacate(&mut self, worker: WorkerId) {
+        if let Some(known) = self.by_id.get(&worker)
             && self.nodes.get(&known.name) == Some(&worker)
         {
             self.nodes.remove(&known.name);
@@ -221,17 +167,125 @@ impl State {
     }
 
     pub(super) fn set_phase(&mut self, worker: WorkerId, phase: WorkerPhase) {
-        if let Some(known) = self.workers.get_mut(&worker) {
+        if let Some(known) = self.by_id.get_mut(&worker) {
             known.phase = phase;
         }
     }
+}
 
-    /// The worker, if it is there.
-    fn known(&self, worker: WorkerId) -> Result<&Worker, Rejection> {
-        match self.workers.get(&worker) {
-            Some(known) if known.phase.is_present() => Ok(known),
-            Some(gone) => Err(Rejection::Gone(gone.label(worker))),
-            None => Err(Rejection::NoWorker(worker)),
+impl State {
+    /// The registered workers and the newest of those that are gone, by id.
+    pub fn workers(&self) -> &BTreeMap<WorkerId, Worker> {
+        &self.workers.by_id
+    }
+
+    /// The registered workers that are there, by id.
+    pub fn present(&self) -> impl Iterator<Item = (WorkerId, &Worker)> {
+        let present = self.workers().iter().filter(|(_, known)| known.phase.is_present());
+        present.map(|(&id, known)| (id, known))
+    }
+
+    /// Whether the worker is a member of the current generation.
+    pub fn is_member(&self, worker: WorkerId) -> bool {
+        self.workers.is_member(worker)
+    }
+
+    /// Whether the worker is part of the run, or may become so.
+    pub fn is_present(&self, worker: WorkerId) -> bool {
+        self.workers.is_present(worker)
+    }
+
+    /// The newest worker of a node, if it is there.
+    pub fn on_node(&self, name: &NodeName) -> Option<WorkerId> {
+        self.workers.on_node(name)
+    }
+
+    /// The name by which people know a worker, as long as the state remembers it.
+    pub fn label(&self, worker: WorkerId) -> Option<WorkerLabel> {
+        Some(self.workers().get(&worker)?.label(worker))
+    }
+
+    /// Where the worker would write the model. `None` if it has no directory.
+    pub(crate) fn place_of(&self, worker: WorkerId) -> Option<&ModelPlace> {
+        self.workers().get(&worker)?.registration.model.as_ref()
+    }
+
+    /// The name of a worker for a sentence.
+    pub fn called(&self, worker: WorkerId) -> String {
+        let unknown = || format!("the worker with id {worker}");
+        self.label(worker).map_or_else(unknown, |label| label.to_string())
+    }
+
+    pub(super) fn register(
+        &mut self,
+        unix_ms: u64,
+        name: &NodeName,
+        registration: &Registration,
+    ) -> Result<EntryOutcome, Rejection> {
+        if let Some(worker) = self.on_node(name)
+            && self.workers()[&worker].registration.incarnation == registration.incarnation
+        {
+            return Ok(EntryOutcome::Registered(worker));
         }
+        if let Err(reason) = self.runs.admit(name, registration) {
+            let refused = EventKind::Refused { name: name.clone(), reason: reason.to_string() };
+            self.events.note(unix_ms, refused);
+            return Err(reason);
+        }
+        let worker = self.next_id();
+        let number = self.workers.number(name);
+        let (name, registration) = (name.clone(), registration.clone());
+        let phase = WorkerPhase::Registered;
+        let registered = Worker { number, name: name.clone(), registration, phase };
+        self.runs.probes.note(registered.label(worker), &registered.registration);
+        self.events.note(unix_ms, EventKind::Registered { worker, name, number });
+        self.workers.insert(worker, registered);
+        Ok(EntryOutcome::Registered(worker))
+    }
+
+    /// An index of the log occurs once: so no process is ever taken for a worker that is gone.
+    fn next_id(&self) -> WorkerId {
+        #[cfg(feature = "planted")]
+        if self.plant == Some(crate::plant::CorePlant::ReuseId) {
+            return WorkerId(self.workers().len() as u64 + 2);
+        }
+        WorkerId(self.applied)
+    }
+
+    pub(super) fn lose(
+        &mut self,
+        unix_ms: u64,
+        worker: WorkerId,
+        why: &str,
+    ) -> Result<EntryOutcome, Rejection> {
+        let known = self.workers.known(worker)?;
+        if known.phase.is_member() {
+            return Err(Rejection::Member(known.label(worker)));
+        }
+        self.workers.vacate(worker);
+        self.workers.forget(worker);
+        let (reason, detect_ms, pause_ms) = (why.to_string(), 0, 0);
+        self.events.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
+        Ok(EntryOutcome::Accepted)
+    }
+
+    /// A member leaves with a generation, any other worker at once.
+    pub(super) fn drain(
+        &mut self,
+        unix_ms: u64,
+        worker: WorkerId,
+    ) -> Result<EntryOutcome, Rejection> {
+        let phase = self.workers.known(worker)?.phase;
+        if phase == WorkerPhase::Leaving {
+            return Ok(EntryOutcome::Accepted);
+        }
+        self.events.note(unix_ms, EventKind::Draining { worker });
+        if phase.is_member() {
+            self.workers.set_phase(worker, WorkerPhase::Leaving);
+        } else {
+            self.workers.depart(worker, WorkerPhase::Left);
+            self.events.note(unix_ms, EventKind::Left { worker });
+        }
+        Ok(EntryOutcome::Accepted)
     }
 }

@@ -244,8 +244,21 @@ impl Endpoint {
         address: SocketAddr,
         expected: &Expected,
     ) -> Result<Link, ConnectError> {
-        let attempt = self.attempt(address, expected);
-        let connected = timeout(self.shared.settings.handshake_timeout, attempt).await;
+        self.connect_within(address, expected, self.shared.settings.handshake_timeout).await
+    }
+
+    /// The same, but gives up after `limit`, as if nobody answered.
+    ///
+    /// # Errors
+    /// [`ConnectError`], in words for the user.
+    pub async fn connect_within(
+        &self,
+        address: SocketAddr,
+        expected: &Expected,
+        limit: Duration,
+    ) -> Result<Link, ConnectError> {
+        let limit = limit.min(self.shared.settings.handshake_timeout);
+        let connected = timeout(limit, self.attempt(address, expected)).await;
         connected.unwrap_or(Err(ConnectError::NoAnswer { address }))
     }
 

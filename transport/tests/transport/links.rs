@@ -10,8 +10,8 @@ use everstep_transport::protocol::{
     Chunk, ChunkKind, Encoding, Generation, Message, Rank, Record, Shard, Step, codec, exemplars,
 };
 use everstep_transport::quic::{
-    BulkReceiver, ConnectError, Encoded, Endpoint, EndpointStats, Expected, LinkError, MAX_MTU,
-    Settings,
+    BulkReceiver, ConnectError, DialBackoff, DialSettings, Encoded, Endpoint, EndpointStats,
+    Expected, LinkError, MAX_MTU, Settings,
 };
 
 use crate::support::{World, link, loopback, name, settings};
@@ -351,6 +351,29 @@ async fn where_nobody_listens_nobody_answers() {
     let address = silent.local_addr().unwrap();
     let error = here.connect(address, &Expected::Anyone).await.unwrap_err();
     assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_node_that_comes_up_late_is_found_by_a_later_dial() {
+    let world = World::new();
+    let here = world.worker("worker-1");
+    let silent = std::net::UdpSocket::bind(loopback()).unwrap();
+    let address = silent.local_addr().unwrap();
+    let quick = Duration::from_millis(10);
+    let pace = DialSettings { first_pause: quick, first_timeout: quick, ..DialSettings::DEFAULT };
+    let mut backoff = DialBackoff::new(pace);
+    let error = backoff.dial(&here, address, &Expected::Anyone).await.unwrap_err();
+    assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
+    drop(silent);
+    let credentials = world.credentials(Role::Worker, "worker-2");
+    let _there = Endpoint::bind(address, &credentials, settings(), None).unwrap();
+    let link = loop {
+        backoff.pause().await;
+        if let Ok(link) = backoff.dial(&here, address, &Expected::Anyone).await {
+            break link;
+        }
+    };
+    assert_eq!(link.remote_address(), address);
 }
 
 #[tokio::test]

@@ -105,6 +105,7 @@ impl WorkerActor {
         Time(self.shell.began.elapsed().as_nanos() as u64)
     }
 
+    /// Gives the core an input, and carries out what follows from it.
     fn on_input(&mut self, input: Input, context: &mut Context<Self>) {
         #[cfg(feature = "failpoints")]
         failpoint::on_input(&input, self.resume);
@@ -115,11 +116,11 @@ impl WorkerActor {
         let is_message = matches!(input, Input::Coordinator { .. } | Input::Peer { .. });
         let before = committed(&self.core);
         self.core.handle(now, input);
-        let mut told = Vec::new();
+        let mut inputs = Vec::new();
         while let Some(effect) = self.core.poll_effect() {
             #[cfg(feature = "failpoints")]
             failpoint::on_effect(&effect);
-            told.extend(self.perform(effect, context));
+            inputs.extend(self.perform(effect, context));
         }
         self.wait_span.follow(&self.core);
         self.shell.endpoint.rest(self.core.member().is_none());
@@ -129,7 +130,7 @@ impl WorkerActor {
             self.changed.send_modify(|version| *version += 1);
         }
         // Only the beginning of a generation produces inputs, so this recursion ends.
-        told.into_iter().for_each(|input| self.on_input(input, context));
+        inputs.into_iter().for_each(|input| self.on_input(input, context));
     }
 
     /// Logs what a worker that shall leave waits for, whenever that changes.
@@ -160,13 +161,13 @@ impl WorkerActor {
         match effect {
             Effect::SendToCoordinator { link, message: Message::Finished(result) } => {
                 let result = self.complete(result);
-                self.send_on(link, Message::Finished(result));
+                self.send(link, Message::Finished(result));
             }
             Effect::SendToCoordinator { link, message: Message::Heartbeat(mut heartbeat) } => {
                 heartbeat.telemetry = self.shell.device_host.telemetry();
-                self.send_on(link, Message::Heartbeat(heartbeat));
+                self.send(link, Message::Heartbeat(heartbeat));
             }
-            Effect::SendToCoordinator { link, message } => self.send_on(link, message),
+            Effect::SendToCoordinator { link, message } => self.send(link, message),
             Effect::Coordinators(all) => {
                 self.shell.known.send_replace(all);
             }
@@ -223,7 +224,7 @@ impl WorkerActor {
         self.peers.enter(self.core.worker(), record)
     }
 
-    fn send_on(&self, link: LinkId, message: Message) {
+    fn send(&self, link: LinkId, message: Message) {
         // The core repeats a lost message when there is a new link.
         let Some(link) = self.coordinators.get(&link) else { return };
         if let Err(error) = link.send(message) {
@@ -272,9 +273,9 @@ impl Handler<Event> for WorkerActor {
 impl Handler<PeerInput> for WorkerActor {
     type Result = ();
 
-    fn handle(&mut self, heard: PeerInput, context: &mut Self::Context) {
-        if self.peers.hear(&heard) {
-            self.on_input(heard.input, context);
+    fn handle(&mut self, from_peer: PeerInput, context: &mut Self::Context) {
+        if self.peers.hear(&from_peer) {
+            self.on_input(from_peer.input, context);
         }
     }
 }

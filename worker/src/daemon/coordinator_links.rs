@@ -16,7 +16,9 @@ use std::time::Duration;
 use actix::{MailboxError, Recipient};
 use everstep_transport::identity::{Credentials, Identity, JoinToken, Role, UnixTime};
 use everstep_transport::protocol::{CoordinatorView, NodeName};
-use everstep_transport::quic::{self, ConnectError, Endpoint, Expected, HostPort, Link, LinkError};
+use everstep_transport::quic::{
+    self, ConnectError, DialSettings, Dialer, Endpoint, Expected, HostPort, Link, LinkError,
+};
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
@@ -28,13 +30,6 @@ use crate::step::event::{Input, LinkId};
 const COORDINATORS_GONE_AFTER: Duration = Duration::from_secs(600);
 /// The interval at which the log says that no coordinator can be reached.
 const UNREACHABLE_LOG_INTERVAL: Duration = Duration::from_secs(60);
-/// The pause between two calls at one place, at first and at most.
-const COORDINATOR_DIAL_BACKOFF: (Duration, Duration) =
-    (Duration::from_millis(50), Duration::from_secs(1));
-/// How long one call may take, at first and at most. QUIC retries a silent port ever less often, so
-/// a new call finds a coordinator that has just come up sooner.
-const COORDINATOR_DIAL_TIMEOUT: (Duration, Duration) =
-    (Duration::from_millis(500), Duration::from_secs(3));
 
 /// The means to reach coordinators.
 pub struct DialContext {
@@ -65,31 +60,21 @@ pub async fn run(dial_context: DialContext, link_events: LinkEvents) {
 
 /// The links, and the search for missing ones.
 struct CoordinatorLinks {
-    dialer: Arc<Dialer>,
+    endpoint: Arc<RenewingEndpoint>,
     seeds: SeedAddresses,
     known: watch::Receiver<Vec<CoordinatorView>>,
     link_events: LinkEvents,
-    targets: BTreeMap<SocketAddr, DialTarget>,
+    dialer: Dialer<SocketAddr>,
+    /// The names of the coordinators that the worker has met at dialed addresses.
+    met: BTreeMap<SocketAddr, NodeName>,
     /// Links that are up. If there are two to one coordinator, that coordinator closes the link
     /// that it takes for the older.
     links: BTreeMap<LinkId, CoordinatorLink>,
-    dials: JoinSet<(SocketAddr, Result<Link, ConnectError>)>,
     /// The reading tasks, one for each link that is up.
     readers: JoinSet<Result<LinkLost, MailboxError>>,
     /// The number of links that have been up.
     count: u64,
     outage: Outage,
-}
-
-/// An address that the worker dials.
-struct DialTarget {
-    /// The name of the coordinator that the worker met there. None before the first link.
-    met: Option<NodeName>,
-    is_dialing: bool,
-    /// The time before which the worker does not dial it again.
-    due: Instant,
-    pause: Duration,
-    limit: Duration,
 }
 
 /// The addresses of the command line.
@@ -125,13 +110,13 @@ impl CoordinatorLinks {
         let DialContext { endpoint, places, known, token } = dial_context;
         let now = Instant::now();
         Self {
-            dialer: Arc::new(Dialer { endpoint, token, renewing: Mutex::new(()) }),
+            endpoint: Arc::new(RenewingEndpoint { endpoint, token, renewing: Mutex::new(()) }),
             seeds: SeedAddresses::new(places, now),
             known,
             link_events,
-            targets: BTreeMap::new(),
+            dialer: Dialer::new(DialSettings::DEFAULT),
+            met: BTreeMap::new(),
             links: BTreeMap::new(),
-            dials: JoinSet::new(),
             readers: JoinSet::new(),
             count: 0,
             outage: Outage { since: now, warned: now, reason: "none was named".into() },
@@ -146,9 +131,7 @@ impl CoordinatorLinks {
                     Ok(()) => self.take(),
                     Err(_) => return Ok(()), // The actor has ended.
                 },
-                Some(Ok((address, dialed))) = self.dials.join_next() => {
-                    self.dialed(address, dialed).await?;
-                }
+                (address, dialed) = self.dialer.dialed() => self.dialed(address, dialed).await?,
                 Some(Ok(ended)) = self.readers.join_next() => self.lost(ended?).await?,
                 Some(Ok(addresses)) = self.seeds.resolving.join_next() => {
                     self.seeds.take(addresses);
@@ -163,24 +146,16 @@ impl CoordinatorLinks {
     /// Dials every wanted address that is due. Returns when to look again.
     fn dial(&mut self) -> Instant {
         let (now, is_alone) = (Instant::now(), self.links.is_empty());
-        let mut wake = now + COORDINATOR_DIAL_BACKOFF.1;
+        let mut wake = now + DialSettings::DEFAULT.longest_pause;
         if is_alone || self.known.borrow().is_empty() {
             self.seeds.resolve(now);
         }
         for (address, expected) in self.wanted() {
-            let target = self.targets.entry(address).or_insert_with(|| DialTarget::new(now));
-            if target.is_dialing {
-                continue;
-            }
-            if target.due > now {
-                wake = wake.min(target.due);
-                continue;
-            }
-            target.is_dialing = true;
-            let (dialer, limit) = (self.dialer.clone(), target.limit);
-            self.dials.spawn(async move {
-                (address, dialer.dial(address, &expected, limit, is_alone).await)
+            let endpoint = self.endpoint.clone();
+            let due = self.dialer.dial(address, now, |limit| async move {
+                endpoint.connect_within(address, &expected, limit, is_alone).await
             });
+            wake = due.map_or(wake, |due| due.min(wake));
         }
         wake
     }
@@ -194,7 +169,7 @@ impl CoordinatorLinks {
         };
         // A coordinator may have two of these addresses, and needs one link.
         let is_linked = |address: &SocketAddr| {
-            let met = self.targets.get(address).and_then(|target| target.met.as_ref());
+            let met = self.met.get(address);
             met.is_some_and(|name| self.links.values().any(|linked| linked.name() == name))
         };
         let seeds = seeds.iter().filter(|address| !is_linked(address));
@@ -227,7 +202,8 @@ impl CoordinatorLinks {
         let is_named = |address: &SocketAddr| {
             seeds.contains(address) || known.iter().any(|view| view.address == *address)
         };
-        self.targets.retain(|address, target| target.is_dialing || is_named(address));
+        self.dialer.retain(is_named);
+        self.met.retain(|address, _| is_named(address));
     }
 
     /// Closes links to nodes that are no longer coordinators, once there is a link to a current
@@ -249,18 +225,14 @@ impl CoordinatorLinks {
         address: SocketAddr,
         dialed: Result<Link, ConnectError>,
     ) -> Result<(), MailboxError> {
-        let now = Instant::now();
-        let target = self.targets.entry(address).or_insert_with(|| DialTarget::new(now));
-        target.is_dialing = false;
         match dialed {
             Ok(link) => {
-                *target =
-                    DialTarget { met: Some(link.identity().name.clone()), ..DialTarget::new(now) };
+                self.dialer.reset(&address);
+                self.met.insert(address, link.identity().name.clone());
                 self.attach(address, link).await
             }
             Err(error) => {
                 tracing::debug!(%address, %error, "trying again");
-                target.put_off(now);
                 self.outage.reason = error.to_string();
                 Ok(())
             }
@@ -283,9 +255,7 @@ impl CoordinatorLinks {
         let now = Instant::now();
         if let Some(linked) = self.links.remove(&id) {
             tracing::warn!(name = %linked.name(), %reason, "the link to a coordinator is lost");
-            if let Some(target) = self.targets.get_mut(&linked.address) {
-                target.put_off(now);
-            }
+            self.dialer.put_off(&linked.address);
         }
         if self.links.is_empty() {
             self.outage = Outage { since: now, warned: now, reason: reason.to_string() };
@@ -323,7 +293,7 @@ impl SeedAddresses {
         if is_literal || now < self.due || !self.resolving.is_empty() {
             return;
         }
-        self.due = now + COORDINATOR_DIAL_BACKOFF.1;
+        self.due = now + DialSettings::DEFAULT.longest_pause;
         let places = self.places.clone();
         self.resolving.spawn(async move {
             let mut addresses = Vec::new();
@@ -351,25 +321,6 @@ impl CoordinatorLink {
     }
 }
 
-impl DialTarget {
-    /// A place that the worker dials at once.
-    fn new(now: Instant) -> Self {
-        Self {
-            met: None,
-            is_dialing: false,
-            due: now,
-            pause: COORDINATOR_DIAL_BACKOFF.0,
-            limit: COORDINATOR_DIAL_TIMEOUT.0,
-        }
-    }
-
-    fn put_off(&mut self, now: Instant) {
-        self.due = now + self.pause;
-        self.pause = (self.pause * 2).min(COORDINATOR_DIAL_BACKOFF.1);
-        self.limit = (self.limit * 2).min(COORDINATOR_DIAL_TIMEOUT.1);
-    }
-}
-
 /// Passes one link's messages on. Returns when the link has ended. An error means that the actor
 /// has ended.
 async fn read(id: LinkId, link: Link, event: Recipient<Event>) -> Result<LinkLost, MailboxError> {
@@ -381,16 +332,16 @@ async fn read(id: LinkId, link: Link, event: Recipient<Event>) -> Result<LinkLos
     }
 }
 
-/// Dials coordinators, with a certificate that is still valid.
-struct Dialer {
+/// The endpoint, which connects to coordinators with a certificate that is still valid.
+struct RenewingEndpoint {
     endpoint: Arc<Endpoint>,
     token: JoinToken,
     /// Held while one call renews the certificate. One new certificate is enough.
     renewing: Mutex<()>,
 }
 
-impl Dialer {
-    async fn dial(
+impl RenewingEndpoint {
+    async fn connect_within(
         &self,
         address: SocketAddr,
         expected: &Expected,
@@ -403,8 +354,7 @@ impl Dialer {
             self.renew(address, &held, limit).await;
         }
         let held = self.endpoint.credentials();
-        let dialed = timeout(limit, self.endpoint.connect(address, expected)).await;
-        let dialed = dialed.unwrap_or(Err(ConnectError::NoAnswer { address }));
+        let dialed = self.endpoint.connect_within(address, expected, limit).await;
         if matches!(dialed, Err(ConnectError::Expired { .. })) {
             self.renew(address, &held, limit).await;
         }

@@ -105,7 +105,7 @@ impl DeviceHost {
             Ok((device, built)) => {
                 let facts = device.checkpoint_facts(&built.registration.fingerprint);
                 self.store = facts.map(|facts| self.run_store(facts, own.clone()));
-                self.run(device, done.alive, own);
+                self.take_over(device, done.alive, own);
                 let gpu = built.registration.device.gpu;
                 self.telemetry = gpu.map(|gpu| telemetry::start(gpu, self.registry.clone()));
                 Some(Input::Built(built))
@@ -126,7 +126,8 @@ impl DeviceHost {
         }
     }
 
-    fn run(&mut self, device: Device, alive: Arc<()>, own: Addr<WorkerActor>) {
+    /// Gives the device its thread, and carries its reports to the actor.
+    fn take_over(&mut self, device: Device, alive: Arc<()>, own: Addr<WorkerActor>) {
         let (jobs, mut reports) = device_thread::start(device, alive);
         self.device = Some(jobs);
         let build = self.build;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::{Generation, Message, NodeName, Step};
-use everstep_transport::quic::{Endpoint, Expected, Link};
+use everstep_transport::quic::{DialBackoff, DialSettings, Endpoint, Expected, Link};
 use tokio::task::JoinSet;
 
 use super::event::PeerLink;
@@ -21,8 +21,9 @@ use crate::step::event::{Lane, StreamItem};
 
 /// How long a link may take to come up before the core hears of it.
 pub const PEER_LINK_TIMEOUT: Duration = Duration::from_secs(3);
-/// The pause between two calls, at first and at most.
-const PEER_DIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(1));
+/// The pace of calls. A peer is there when its record comes, so each call may last.
+const PEER_DIALS: DialSettings =
+    DialSettings { first_timeout: DialSettings::DEFAULT.longest_timeout, ..DialSettings::DEFAULT };
 
 /// The link, the queues and the state of one other worker.
 pub struct Peer {
@@ -175,13 +176,12 @@ impl Peer {
 }
 
 async fn connect(endpoint: &Endpoint, address: SocketAddr, expected: &Expected) -> Link {
-    let (mut pause, longest) = PEER_DIAL_BACKOFF;
+    let mut backoff = DialBackoff::new(PEER_DIALS);
     loop {
-        match endpoint.connect(address, expected).await {
+        match backoff.dial(endpoint, address, expected).await {
             Ok(link) => return link,
             Err(error) => tracing::debug!(%address, %error, "trying again"),
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(longest);
+        backoff.pause().await;
     }
 }

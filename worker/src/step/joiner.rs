@@ -20,7 +20,7 @@ use everstep_transport::time::Time;
 
 use super::catch_up::{CatchUp, CatchUpContext, StateHeader};
 use super::event::{Admission, Effect, Gradient, Job, Report};
-use super::replica_state::{ReducedShard, ReplicaState};
+use super::replica_state::{EnterError, ReducedShard, ReplicaState};
 use super::setup::Setup;
 use super::sized_record::SizedRecord;
 
@@ -52,15 +52,18 @@ enum JoinerStage {
 
 impl Joiner {
     /// Begins a generation that does not list the worker, with the worker's state.
+    ///
+    /// # Errors
+    /// If the record goes back behind what was settled (invariant I17).
     pub fn enter(
         setup: Arc<Setup>,
         worker: WorkerId,
         sized_record: SizedRecord,
         mut replica: ReplicaState,
-    ) -> Self {
-        let jobs = replica.enter(sized_record.record(), &BTreeMap::new());
+    ) -> Result<Self, EnterError> {
+        let jobs = replica.enter(sized_record.record(), &BTreeMap::new())?;
         replica.was_member = false;
-        Self {
+        Ok(Self {
             catch_up: CatchUp::default(),
             stage: JoinerStage::Idle,
             written: Step(0),
@@ -70,7 +73,7 @@ impl Joiner {
             worker,
             sized_record,
             replica,
-        }
+        })
     }
 
     /// The state that outlives the generation.

@@ -7,6 +7,7 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+mod error;
 #[cfg(feature = "planted")]
 mod planted;
 
@@ -18,6 +19,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+pub use self::error::EnterError;
 use super::event::{Gradient, Job, Origin};
 use super::gradients::Gradients;
 use super::member::checkpoint::is_from_checkpoint;
@@ -137,14 +139,25 @@ impl ReplicaState {
     /// Turns the state into what the record resumes with, for an owner of these shards in it.
     /// Returns the device's jobs.
     ///
-    /// # Panics
+    /// # Errors
     /// If the record goes back behind what was settled, or lists this worker as owner of a shard
-    /// that it cannot bring to the resume version (invariants I17 and I16).
-    pub(super) fn enter(&mut self, record: &Record, owned: &BTreeMap<Shard, bool>) -> Vec<Job> {
+    /// that it cannot bring to the resume version (invariants I17 and I16). The state is of no use
+    /// then.
+    ///
+    /// # Panics
+    /// If this worker has entered the record, or a later one (invariant I1).
+    pub(super) fn enter(
+        &mut self,
+        record: &Record,
+        owned: &BTreeMap<Shard, bool>,
+    ) -> Result<Vec<Job>, EnterError> {
         assert!(record.number > self.generation, "I1: a worker enters no number twice");
         let resume = Version::resumed(record);
         let follows = record.predecessor == self.generation && record.cause != Cause::Rollback;
-        assert!(!follows || record.resume >= self.settled, "I17: what has settled is history");
+        if follows && record.resume < self.settled {
+            let (number, resume, settled) = (record.number, record.resume, self.settled);
+            return Err(EnterError::Backwards { number, resume, settled });
+        }
         let mut jobs = Vec::new();
         let origin = if self.is_void(record, owned) {
             self.begin_anew(record, owned);
@@ -158,9 +171,11 @@ impl ReplicaState {
             self.keep(record, owned);
             Origin::Held
         };
-        for shard in owned.keys().filter(|_| origin != Origin::Checkpoint) {
-            let held = self.copies.get(shard).map(|copy| copy.version);
-            assert_eq!(held, Some(resume), "I16: an owner reaches the resume version by itself");
+        for &shard in owned.keys().filter(|_| origin != Origin::Checkpoint) {
+            if self.copies.get(&shard).is_none_or(|copy| copy.version != resume) {
+                let (number, resume) = (record.number, record.resume);
+                return Err(EnterError::OutOfReach { number, shard, resume });
+            }
             self.computing[shard.0 as usize] = resume;
         }
         self.generation = record.number;
@@ -172,7 +187,7 @@ impl ReplicaState {
             owned: owned.iter().map(|(shard, primary)| (*shard, *primary)).collect(),
             syncing: self.syncing().map(|(shard, _)| shard).collect(),
         });
-        jobs
+        Ok(jobs)
     }
 
     /// Whether to begin from the seed. It does so if the run begins or rolls back. It does so if,

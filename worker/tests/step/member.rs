@@ -37,7 +37,9 @@ fn enter(worker: WorkerId, record: Record) -> Member {
     };
     let plan = MemberPlan::new(record, worker, PARAMETERS, DATA_SHARDS).expect("a member");
     let owned = plan.owned().keys().map(|shard| (*shard, Step(0), 0)).collect();
-    let mut member = Member::enter(NOW, Arc::new(setup), plan, ReplicaState::initial(3));
+    let replica = ReplicaState::initial(3);
+    let entered = Member::enter(NOW, Arc::new(setup), plan, replica);
+    let mut member = entered.expect("a record to enter");
     member.report(NOW, Report::Entered { generation: GENERATION, owned });
     member
 }

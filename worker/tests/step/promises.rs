@@ -5,10 +5,10 @@ use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::{
     Chunk, ChunkKind, Commit, Decision, Generation, Message, Record, Shard, Step, Term,
 };
-use everstep_worker::step::event::{Admission, Effect, Job, Origin, Report};
+use everstep_worker::step::event::{Admission, Effect, Exit, Job, Origin, Report};
 
 use crate::solo::{Solo, TERM, chunk, commit, length, next_record};
-use crate::support::{GENERATION, MEMBERS};
+use crate::support::{GENERATION, MEMBERS, STRANGER, record};
 
 const NEXT: Generation = Generation(GENERATION.0 + 1);
 
@@ -192,29 +192,6 @@ fn parameters_are_handed_out_once_for_each_question() {
     assert!(solo.jobs().is_empty());
 }
 
-/// Invariant I16.
-#[test]
-#[should_panic(expected = "I16")]
-fn an_owner_that_holds_nothing_stops() {
-    let mut solo = Solo::member(1);
-    solo.hear(Message::Pause { term: TERM, number: NEXT });
-    solo.hear(Message::Announce(next_record(Some(commit(3)))));
-}
-
-/// Invariant I17.
-#[test]
-#[should_panic(expected = "I17")]
-fn a_record_that_undoes_what_has_settled_stops_the_worker() {
-    let mut solo = Solo::member(1);
-    solo.prepare(1);
-    solo.hear(Message::Pause { term: TERM, number: NEXT });
-    solo.hear(Message::Announce(next_record(Some(commit(1)))));
-    let after = Generation(NEXT.0 + 1);
-    solo.hear(Message::Pause { term: TERM, number: after });
-    let record = Record { number: after, predecessor: NEXT, ..next_record(None) };
-    solo.hear(Message::Announce(record));
-}
-
 #[test]
 fn a_record_older_than_the_promise_is_not_entered() {
     let mut solo = Solo::member(1);
@@ -290,4 +267,74 @@ fn a_member_that_a_record_does_not_list_says_nothing_more() {
     solo.peer(MEMBERS[0], Message::Commit(commit(1)));
     assert!(solo.took().is_empty());
     assert_eq!(solo.core.member().map(|member| member.committed()), Some(Step(0)));
+}
+
+/// The reason for which the worker has ended, which every coordinator hears.
+fn failure(solo: &mut Solo) -> String {
+    let effects = solo.took();
+    let told = effects.iter().find_map(|effect| match effect {
+        Effect::SendToCoordinator {
+            message: Message::Failed { at_fault: None, fatal: true, reason },
+            ..
+        } => Some(reason.clone()),
+        _ => None,
+    });
+    let ended = effects.into_iter().find_map(|effect| match effect {
+        Effect::Exit(Exit::Failed(reason)) => Some(reason),
+        _ => None,
+    });
+    assert_eq!(told, ended);
+    ended.expect("the worker has ended")
+}
+
+#[test]
+fn i15_a_record_of_a_number_that_the_worker_has_not_promised_ends_it_with_words() {
+    let mut solo = Solo::registered(MEMBERS[1]);
+    solo.hear(Message::Announce(record()));
+    let words = "I15: generation 4 lists this worker, which has promised only generation 0. This \
+                 is a bug in Everstep: keep the logs";
+    let reason = failure(&mut solo);
+    assert!(reason.starts_with(words), "{reason}");
+    assert!(solo.core.member().is_none());
+}
+
+#[test]
+fn i16_a_record_that_lists_an_owner_without_the_state_ends_it_with_words() {
+    let mut solo = Solo::member(1);
+    assert!(pause(&mut solo, 2, NEXT.0));
+    solo.hear(Message::Announce(next_record(Some(commit(1)))));
+    let words = "I16: generation 5 lists this worker as an owner of parameter shard 0, and it \
+                 cannot bring what it holds to step 1. ";
+    let reason = failure(&mut solo);
+    assert!(reason.starts_with(words), "{reason}");
+}
+
+/// A record without a rollback, after a record that resumed at step 1.
+fn going_back() -> Message {
+    let (number, predecessor) = (NEXT.next(), NEXT);
+    Message::Announce(Record { number, predecessor, ..next_record(None) })
+}
+
+const GOES_BACK: &str = "I17: generation 6 resumes at step 0 without a rollback, and step 1 has \
+                         settled. ";
+
+#[test]
+fn i17_a_record_that_goes_back_behind_a_settled_step_ends_a_member_with_words() {
+    let mut solo = Solo::member(1);
+    solo.prepare(1);
+    assert!(pause(&mut solo, 2, NEXT.0));
+    solo.hear(Message::Announce(next_record(Some(commit(1)))));
+    assert!(pause(&mut solo, 2, NEXT.0 + 1));
+    solo.hear(going_back());
+    let reason = failure(&mut solo);
+    assert!(reason.starts_with(GOES_BACK), "{reason}");
+}
+
+#[test]
+fn i17_a_record_that_goes_back_behind_a_settled_step_ends_a_joiner_with_words() {
+    let mut solo = Solo::registered(STRANGER);
+    solo.hear(Message::Announce(next_record(Some(commit(1)))));
+    solo.hear(going_back());
+    let reason = failure(&mut solo);
+    assert!(reason.starts_with(GOES_BACK), "{reason}");
 }

@@ -21,7 +21,7 @@ impl GenerationBasis<'_> {
         answered: &BTreeSet<WorkerId>,
         record: &Record,
     ) {
-        if inputs.is_exempt() {
+        if inputs.is_exempt {
             return;
         }
         let number = record.number;
@@ -59,7 +59,7 @@ impl PlanInputs<'_> {
     /// I21: the run goes back only if an operator asked for it, or if no owner of some shard that
     /// no answer shows may live, or is still waited for.
     pub(super) fn prove_rollback(&self, orphans: &[Shard], answered: &BTreeSet<WorkerId>) {
-        if self.is_exempt() {
+        if self.is_exempt {
             return;
         }
         assert!(self.complete, "I21: the run goes back though a worker may still answer");
@@ -74,16 +74,6 @@ impl PlanInputs<'_> {
         let is_lost = |shard: &Shard| self.owners_before(*shard).all(is_gone);
         let lost = orphans.iter().any(is_lost);
         assert!(asked || lost, "I21: the run goes back though an owner of each shard may live");
-    }
-
-    #[cfg(not(feature = "planted"))]
-    fn is_exempt(&self) -> bool {
-        false
-    }
-
-    #[cfg(feature = "planted")]
-    fn is_exempt(&self) -> bool {
-        self.plant.is_some()
     }
 }
 

@@ -85,6 +85,7 @@ impl Cluster {
             written: Step(0),
             reached: Step(0),
             give_up: self.give_up.as_ref(),
+            is_exempt: false,
             #[cfg(feature = "planted")]
             plant: None,
         })

@@ -58,6 +58,7 @@ impl CoordinatorActor {
         Ok(())
     }
 
+    /// Carries out an effect of the node.
     fn perform(&mut self, effect: NodeEffect) -> Result<(), CoordinatorError> {
         match effect {
             NodeEffect::Shell(effect) => self.perform_for_core(effect)?,
@@ -72,6 +73,7 @@ impl CoordinatorActor {
         Ok(())
     }
 
+    /// Carries out an effect of the node's core.
     fn perform_for_core(&mut self, effect: ShellEffect) -> Result<(), CoordinatorError> {
         match effect {
             ShellEffect::Send { to, message } => {

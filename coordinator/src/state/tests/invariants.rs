@@ -1,5 +1,7 @@
 //! A state that a bug has broken stops the process with the next entry.
 
+use everstep_transport::protocol::format::LogFormat;
+
 use super::*;
 
 /// Applies entries, then a bug, and then another entry.
@@ -24,13 +26,13 @@ fn entries_of_all_kinds_keep_what_holds() {
 #[test]
 #[should_panic(expected = "I1: only a record makes a generation")]
 fn i1_a_generation_from_nowhere_stops_the_process() {
-    broken(&two_members(), |state| state.generation = Generation(2), &nothing());
+    broken(&two_members(), |state| state.generation.number = Generation(2), &nothing());
 }
 
 #[test]
 #[should_panic(expected = "I1: each worker of generation 1's record is a member")]
 fn i1_a_member_that_is_not_enrolled_stops_the_process() {
-    let bug = |state: &mut State| state.set_phase(WorkerId(3), WorkerPhase::Registered);
+    let bug = |state: &mut State| state.workers.set_phase(WorkerId(3), WorkerPhase::Registered);
     broken(&two_members()[..3], bug, &two_members()[3]);
 }
 
@@ -41,20 +43,20 @@ fn i5_settled_steps_that_go_back_stop_the_process() {
     let figures = exemplars::figures();
     let end = entry(Command::End { run, outcome, figures, steps: Step(2) });
     let entries = [&two_members()[..], &[end]].concat();
-    broken(&entries, |state| state.past_runs.clear(), &nothing());
+    broken(&entries, |state| state.runs.past.clear(), &nothing());
 }
 
 #[test]
 #[should_panic(expected = "I13: each event is told once")]
 fn i13_an_event_that_is_not_told_stops_the_process() {
-    broken(&two_members(), |state| state.new_events.clear(), &nothing());
+    broken(&two_members(), |state| state.events.fresh.clear(), &nothing());
 }
 
 #[test]
 #[should_panic(expected = "I14: the state contradicts itself: a node's worker is not there")]
 fn i14_a_contradiction_stops_the_process() {
     let bug = |state: &mut State| {
-        state.nodes.insert(name("c"), WorkerId(9));
+        state.workers.nodes.insert(name("c"), WorkerId(9));
     };
     broken(&two_members()[..3], bug, &two_members()[3]);
 }
@@ -62,6 +64,6 @@ fn i14_a_contradiction_stops_the_process() {
 #[test]
 #[should_panic(expected = "I23: the log's format goes back")]
 fn i23_a_format_that_goes_back_stops_the_process() {
-    let bug = |state: &mut State| state.log_format = LogFormat(0);
+    let bug = |state: &mut State| state.coordinators.log_format = LogFormat(0);
     broken(&two_members(), bug, &nothing());
 }

@@ -2,6 +2,8 @@
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+use std::sync::Arc;
+
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{Generation, Message, Record, RunSpec, Step, Term, WorkerId};
 use everstep_transport::time::Time;
@@ -15,6 +17,8 @@ use crate::step::event::{Effect, Exit, LinkId};
 use crate::step::joiner::Joiner;
 use crate::step::member::{Feed, Member};
 use crate::step::plan::MemberPlan;
+use crate::step::replica_state::{EnterError, ReplicaState};
+use crate::step::setup::Setup;
 use crate::step::sized_record::SizedRecord;
 
 impl Core {
@@ -255,24 +259,13 @@ impl Core {
         self.model.renew(record.resume.0 >= setup.run.steps);
         self.checkpoints.renew(&record);
         self.heartbeats.begin_generation();
-        let data_shards = setup.run.batch.data_shards;
-        if listed {
-            assert_eq!(promised, record.number, "I15: a member has promised its generation");
-            match MemberPlan::new(record, worker, setup.parameters, data_shards) {
-                Ok(plan) => {
-                    let member = Member::enter(now, setup, plan, replica);
-                    self.phase = Phase::Training(Box::new(member));
-                }
-                Err(error) => return self.fail(None, true, error.to_string()),
-            }
-        } else {
-            match SizedRecord::new(record, setup.parameters, data_shards) {
-                Ok(sized_record) => {
-                    let joiner = Joiner::enter(setup, worker, sized_record, replica);
-                    self.phase = Phase::Joining(Box::new(joiner));
-                }
-                Err(error) => return self.fail(None, true, error.to_string()),
-            }
+        let entered = match listed {
+            true => become_member(now, (worker, promised), (setup, replica), record),
+            false => become_joiner(worker, (setup, replica), record),
+        };
+        match entered {
+            Ok(phase) => self.phase = phase,
+            Err(reason) => return self.fail(None, true, reason),
         }
         self.restore();
         self.replay_early(now);
@@ -295,16 +288,48 @@ impl Core {
     }
 
     #[cfg(feature = "planted")]
-    fn planted(
-        &self,
-        mut replica: crate::step::replica_state::ReplicaState,
-    ) -> crate::step::replica_state::ReplicaState {
+    fn planted(&self, mut replica: ReplicaState) -> ReplicaState {
         replica.plant = self.plant;
         if self.plant == Some(crate::plant::Plant::ForgetLine) {
             replica.lines.clear();
         }
         replica
     }
+}
+
+/// A worker enters a record that lists it. `promised` is its last promise before the record came.
+/// Returns why the record is wrong, in words for the user, if it is.
+fn become_member(
+    now: Time,
+    (worker, promised): (WorkerId, Generation),
+    (setup, replica): (Arc<Setup>, ReplicaState),
+    record: Record,
+) -> Result<Phase, String> {
+    let number = record.number;
+    if promised != number {
+        return Err(EnterError::Unpromised { number, promised }.to_string());
+    }
+    let data_shards = setup.run.batch.data_shards;
+    let plan = MemberPlan::new(record, worker, setup.parameters, data_shards).map_err(words)?;
+    let member = Member::enter(now, setup, plan, replica).map_err(words)?;
+    Ok(Phase::Training(Box::new(member)))
+}
+
+/// A worker enters a record that does not list it. Returns why the record is wrong, in words for
+/// the user, if it is.
+fn become_joiner(
+    worker: WorkerId,
+    (setup, replica): (Arc<Setup>, ReplicaState),
+    record: Record,
+) -> Result<Phase, String> {
+    let data_shards = setup.run.batch.data_shards;
+    let sized_record = SizedRecord::new(record, setup.parameters, data_shards).map_err(words)?;
+    let joiner = Joiner::enter(setup, worker, sized_record, replica).map_err(words)?;
+    Ok(Phase::Joining(Box::new(joiner)))
+}
+
+fn words(error: impl ToString) -> String {
+    error.to_string()
 }
 
 /// The evidence of a worker that has never been in a generation.

@@ -13,7 +13,7 @@ use super::{AllGather, Member, Restoring, Round, Serving, StepControl, Voting};
 use crate::step::event::{Effect, Report};
 use crate::step::finish::Finish;
 use crate::step::plan::MemberPlan;
-use crate::step::replica_state::{ReducedShard, ReplicaState};
+use crate::step::replica_state::{EnterError, ReducedShard, ReplicaState};
 use crate::step::setup::Setup;
 use crate::step::version::Version;
 use crate::step::vote_tally::VoteTally;
@@ -21,16 +21,16 @@ use crate::step::vote_tally::VoteTally;
 impl Member {
     /// Enters a generation with the worker's state.
     ///
-    /// # Panics
+    /// # Errors
     /// If the record asks for what the worker cannot have: see invariants I16 and I17.
     pub fn enter(
         now: Time,
         setup: Arc<Setup>,
         plan: MemberPlan,
         mut replica: ReplicaState,
-    ) -> Self {
+    ) -> Result<Self, EnterError> {
         let mut out = VecDeque::from([Effect::Enter(plan.record().clone())]);
-        out.extend(replica.enter(plan.record(), plan.owned()).into_iter().map(Effect::Device));
+        out.extend(replica.enter(plan.record(), plan.owned())?.into_iter().map(Effect::Device));
         replica.was_member = true;
         replica.committed_at.get_or_insert(now);
         let first = replica.committed().next();
@@ -56,7 +56,7 @@ impl Member {
             member.take_up_kept();
         }
         member.advance(now);
-        member
+        Ok(member)
     }
 
     /// The state that outlives the generation.

@@ -174,7 +174,8 @@ mod tests {
             run,
         };
         let plan = MemberPlan::new(record, SELF, 2_000, 2).expect("a member");
-        Member::enter(Time(1), Arc::new(setup), plan, ReplicaState::initial(2))
+        let replica = ReplicaState::initial(2);
+        Member::enter(Time(1), Arc::new(setup), plan, replica).expect("a record to enter")
     }
 
     fn vote(digests: u32) -> Prepared {

@@ -188,9 +188,10 @@ impl Tile<'_> {
                 next += 1;
             }
             for (left, right) in left.iter().zip(right) {
-                // SAFETY: lines are aligned, and have 16 numbers.
-                let [low, high] =
-                    [0, 1].map(|half| unsafe { _mm512_load_ps(right[half].0.as_ptr()) });
+                let [low, high] = [0, 1].map(|half| {
+                    // SAFETY: lines are aligned, and have 16 numbers.
+                    unsafe { _mm512_load_ps(right[half].0.as_ptr()) }
+                });
                 for (sums, value) in sums.iter_mut().zip(left.0) {
                     let value = _mm512_set1_ps(value);
                     sums[0] = _mm512_fmadd_ps(value, low, sums[0]);
