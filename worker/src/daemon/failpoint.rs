@@ -247,7 +247,7 @@ mod tests {
 
     /// Messages that a worker neither sends nor receives, or only with several coordinators or
     /// runs. Also messages that it sends all the time, and those that end it anyway.
-    const WITHOUT_A_POINT: [&str; 33] = [
+    const WITHOUT_A_POINT: [&str; 40] = [
         "heartbeat",
         "failed",
         "unable",
