@@ -11,6 +11,7 @@
 
 mod access;
 mod awaited;
+mod checkpoints;
 mod coordinators;
 mod entry;
 mod fingerprint;
@@ -32,18 +33,19 @@ use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, HistoryEvent, NodeName, Record, RunId, RunSpec, Term, WorkerId,
+    CoordinatorId, Generation, HistoryEvent, NodeName, Record, RunId, RunSpec, Step, Term, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
 use self::access::Revocations;
 pub use self::awaited::{AwaitedOwner, AwaitedOwners};
+pub use self::checkpoints::Checkpoints;
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::entry::{ArchivedCommandEntry, Change, Command, CommandEntry, CoordinatorInfo, Loss};
 use self::fingerprint::RunFingerprint;
 pub use self::format::{EntryError, LOG_FORMATS};
-pub use self::lines::{Gap, LineHistory};
+pub use self::lines::{Gap, LineHistory, Undone};
 use self::probes::Probes;
 use self::requests::RequestOutcomes;
 pub(crate) use self::requests::command_digest;
@@ -115,8 +117,9 @@ pub struct State {
     reported_dead: BTreeSet<WorkerId>,
     /// The owners that a change of generation waits for.
     awaited: AwaitedOwners,
-    /// An operator wants the run to go back to its initial state.
-    goes_back: bool,
+    /// The step to which an operator wants the run to go back.
+    goes_back: Option<Step>,
+    checkpoints: Checkpoints,
     lines: LineHistory,
     outcome: Outcome,
     /// The newest events, at most [`EVENTS`].
@@ -161,7 +164,8 @@ impl Default for State {
             waiting_since: None,
             reported_dead: BTreeSet::new(),
             awaited: AwaitedOwners::default(),
-            goes_back: false,
+            goes_back: None,
+            checkpoints: Checkpoints::default(),
             lines: LineHistory::default(),
             outcome: Outcome::Running,
             events: Vec::new(),
@@ -223,6 +227,14 @@ impl State {
             Command::Died(loss) => self.report_death(unix_ms, loss),
             Command::AwaitOwners { generation, owners } => {
                 self.await_owners(unix_ms, *generation, owners)
+            }
+            Command::ListCheckpoint { run, checkpoint, deleted } => {
+                self.must_be(*run)?;
+                self.list_checkpoint(unix_ms, checkpoint, deleted)
+            }
+            Command::DamageCheckpoint { run, id, reason } => {
+                self.must_be(*run)?;
+                self.damage_checkpoint(unix_ms, *id, reason)
             }
             Command::Note { run, kind } => {
                 self.must_be(*run)?;

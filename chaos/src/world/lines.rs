@@ -237,7 +237,8 @@ mod tests {
 
     fn history(rollback: u64) -> LineHistory {
         let lineage = Lineage { run: 4, rollback: Generation(rollback) };
-        LineHistory { lineage, back_to: Step(2), gaps: Vec::new() }
+        let undone = Undone { after: Step(2), before: Generation(rollback) };
+        LineHistory { lineage, undone: vec![undone], gaps: Vec::new() }
     }
 
     #[test]

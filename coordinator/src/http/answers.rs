@@ -56,6 +56,8 @@ pub(super) fn status(overview: &Overview) -> Value {
         "waiting": view.waiting,
         "owners_awaited": view.owners_awaited,
         "model_awaited": view.model_awaited,
+        "store_error": view.store_error,
+        "checkpoint": view.checkpoint,
         "standstill": view.standstill,
         "outage": view.outage.map(|(silent, span)| outage(view, silent, span)),
         "unable": view.unable.iter().map(|(name, why)| (name, &why.words)).collect::<Vec<_>>(),

@@ -53,6 +53,8 @@ pub(crate) fn view() -> ClusterView {
         waiting: None,
         owners_awaited: None,
         model_awaited: None,
+        store_error: None,
+        checkpoint: Step(800),
         standstill: None,
         unable: Vec::new(),
         outage: None,

@@ -28,7 +28,7 @@ use run::{OperatorCommandV1, RunSpecV1};
 use super::access::Revocations;
 use super::awaited::{AwaitedOwner, AwaitedOwners};
 use super::fingerprint::RunFingerprint;
-use super::lines::{Gap, LineHistory};
+use super::lines::{Gap, LineHistory, Undone};
 use super::probes::Probes;
 use super::requests;
 use super::runs::PastRun;
@@ -187,6 +187,23 @@ impl From<OutcomesV1> for requests::RequestOutcomes {
     }
 }
 
+/// A run of format 1 goes back to its beginning only.
+#[derive(Archive, Serialize, Deserialize)]
+struct LineHistoryV1 {
+    lineage: Lineage,
+    back_to: Step,
+    gaps: Vec<Gap>,
+}
+
+impl From<LineHistoryV1> for LineHistory {
+    fn from(history: LineHistoryV1) -> Self {
+        let LineHistoryV1 { lineage, back_to, gaps } = history;
+        let undone = Undone { after: back_to, before: lineage.rollback };
+        let undone = (lineage.rollback > Generation(0)).then_some(undone);
+        Self { lineage, undone: undone.into_iter().collect(), gaps }
+    }
+}
+
 #[derive(Archive, Serialize, Deserialize)]
 struct StateV1 {
     applied: u64,
@@ -215,7 +232,7 @@ struct StateV1 {
     reported_dead: BTreeSet<WorkerId>,
     awaited: AwaitedOwners,
     goes_back: bool,
-    lines: LineHistory,
+    lines: LineHistoryV1,
     outcome: Outcome,
     events: Vec<Event>,
     noted: u64,
@@ -259,8 +276,8 @@ impl From<StateV1> for super::State {
             waiting_since: state.waiting_since,
             reported_dead: state.reported_dead,
             awaited: state.awaited,
-            goes_back: state.goes_back,
-            lines: state.lines,
+            goes_back: state.goes_back.then_some(Step(0)),
+            lines: state.lines.into(),
             outcome: state.outcome,
             events: state.events,
             noted: state.noted,

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{Cause, Record, Shard, Step, Term, WorkerId};
+use everstep_transport::protocol::{Cause, Commit, Record, Shard, Step, Term, WorkerId};
 
 use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase};
 #[cfg(feature = "planted")]
@@ -90,18 +90,34 @@ impl State {
     fn goes_forwards(&self, change: &Change) -> Result<(), Rejection> {
         let Change { record, rollback, .. } = change;
         let number = record.number;
-        let reached = self.record.as_ref().map_or(Step(0), |current| current.resume);
+        let resumed = self.record.as_ref().map_or(Step(0), |current| current.resume);
+        let reached = resumed.max(self.checkpoints.newest_step());
         if record.resume < reached && rollback.is_none() {
             return Err(Rejection::Backwards { number, step: record.resume });
         }
-        if rollback.is_some() && record.cause != Cause::Rollback {
+        if rollback.is_some() != (record.cause == Cause::Rollback) {
             return Err(Rejection::OtherCause(number));
         }
         let committed = record.commit.as_ref().map_or(Step(0), |commit| commit.step);
         if committed != record.resume {
             return Err(Rejection::OtherCommit { number, step: record.resume });
         }
+        if rollback.is_some() {
+            return self.restores(record);
+        }
         Ok(())
+    }
+
+    /// Checks that a rollback goes to the initial state, or to a checkpoint that can be restored, by
+    /// its commit.
+    fn restores(&self, record: &Record) -> Result<(), Rejection> {
+        self.can_go_back_to(record.resume)?;
+        let listed = self.checkpoints.newest_up_to(record.resume);
+        let listed = listed.map(|listed| Commit { hold: false, ..listed.commit.clone() });
+        match listed.filter(|commit| commit.step == record.resume) == record.commit {
+            true => Ok(()),
+            false => Err(Rejection::OtherCommit { number: record.number, step: record.resume }),
+        }
     }
 
     fn part_with(&mut self, unix_ms: u64, change: &Change) {

@@ -12,7 +12,7 @@ use everstep_transport::protocol::{Generation, HistoryEvent, Lineage, RunId, Run
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::probes::Probes;
-use super::{AwaitedOwners, EntryOutcome, LineHistory, State};
+use super::{AwaitedOwners, Checkpoints, EntryOutcome, LineHistory, State};
 
 /// How many of the newest finished runs the state still tells of.
 const REMEMBERED: usize = 100;
@@ -82,7 +82,8 @@ impl State {
         self.numbers.retain(|name, _| self.nodes.contains_key(name));
         self.nodes.clear();
         self.unreachable.clear();
-        (self.record, self.waiting_since, self.goes_back) = (None, None, false);
+        (self.record, self.waiting_since, self.goes_back) = (None, None, None);
+        self.checkpoints = Checkpoints::default();
         (self.reported_dead, self.awaited) = (BTreeSet::new(), AwaitedOwners::default());
         let lineage = Lineage { run: self.run_id, rollback: Generation(0) };
         self.lines = LineHistory { lineage, ..LineHistory::default() };
@@ -139,7 +140,7 @@ impl State {
         if self.past_runs.len() > REMEMBERED {
             self.past_runs.pop_front();
         }
-        (self.outcome, self.goes_back) = (outcome, false);
+        (self.outcome, self.goes_back) = (outcome, None);
     }
 
     /// An operator wants the run to go back to this step: the next generation does.
@@ -158,15 +159,18 @@ impl State {
         if self.record.is_none() {
             return Err(Rejection::NotBegun);
         }
-        if step != Step(0) {
-            return Err(Rejection::NoCheckpoint(step));
-        }
-        self.goes_back = true;
+        self.can_go_back_to(step)?;
+        self.goes_back = Some(step);
         Ok(EntryOutcome::Accepted)
     }
 
     /// Whether an operator wants the run to go back, and it has not done so yet.
     pub fn is_to_go_back(&self) -> bool {
+        self.goes_back.is_some()
+    }
+
+    /// The step to which an operator wants the run to go back, if it has not done so yet.
+    pub fn goes_back_to(&self) -> Option<Step> {
         self.goes_back
     }
 }

@@ -79,7 +79,7 @@ impl State {
             }
             () if !members.map(|member| &member.worker).all(known) => Some("a member is not there"),
             () if self.events.len() as u64 > self.noted => Some("there are too many events"),
-            () => None,
+            () => self.checkpoints.contradiction(),
         }
     }
 }

@@ -4,7 +4,9 @@ mod runs;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::checkpoint::{CheckpointId, CheckpointView, SavedPart, WorkerPart, WrittenManifest};
+use super::checkpoint::{
+    CheckpointId, CheckpointView, ListedCheckpoint, SavedPart, WorkerPart, WrittenManifest,
+};
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
     CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand, RequestId, Secret,
@@ -106,7 +108,7 @@ fn checkpoint() -> CheckpointId {
     CheckpointId { step: STEP, generation: GENERATION }
 }
 
-fn part() -> SavedPart {
+fn saved_part() -> SavedPart {
     SavedPart {
         commit: commit(),
         bytes: 900,
@@ -115,6 +117,12 @@ fn part() -> SavedPart {
         shards: vec![(Shard(0), [7; 32])],
         write_ms: 8,
     }
+}
+
+/// A checkpoint that the log lists.
+pub fn listed_checkpoint() -> ListedCheckpoint {
+    let (commit, state_hash) = (commit(), [8; 32]);
+    ListedCheckpoint { commit, bytes: 900, write_ms: 8, state_hash, damage: None }
 }
 
 fn from_worker() -> Vec<Message> {
@@ -173,7 +181,7 @@ fn from_worker() -> Vec<Message> {
         Message::Failed { at_fault: Some(WORKER), fatal: true, reason: "no data".into() },
         Message::Unable { inability: Inability::Run, reason: "no such file".into() },
         Message::Written(place()),
-        Message::Saved(part()),
+        Message::Saved(saved_part()),
         Message::Unsaved { id: checkpoint(), reason: "no space left".into() },
         Message::WrittenManifest(WrittenManifest {
             id: checkpoint(),
@@ -208,7 +216,7 @@ fn from_coordinator() -> Vec<Message> {
         Message::WriteManifest {
             term,
             generation,
-            parts: vec![WorkerPart { worker: WORKER, part: part() }],
+            parts: vec![WorkerPart { worker: WORKER, part: saved_part() }],
             bitwise: true,
             delete: vec![checkpoint()],
         },

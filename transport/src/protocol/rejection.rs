@@ -34,6 +34,10 @@ pub enum Rejection {
     NoCheckpoint(Step),
     #[error("the checkpoint of step {0} is listed already")]
     CheckpointListed(Step),
+    #[error("the checkpoint of step {0} is damaged; `everstep checkpoint ls` lists the others")]
+    CheckpointDamaged(Step),
+    #[error("generation {generation} did not make step {step} of the run's history")]
+    OtherHistory { step: Step, generation: Generation },
 
     // Of workers.
     #[error("there is no run to register for")]
