@@ -36,8 +36,9 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     if let Some(error) = view.store_error.as_ref().filter(|error| error.waits) {
         let waited = seconds(view.since(error.since_unix_ms));
         let StoreError { called, reason, .. } = error;
-        let words =
-            format!("waiting for {waited}: {called} cannot use the store of the checkpoints: {reason}");
+        let words = format!(
+            "waiting for {waited}: {called} cannot use the store of the checkpoints: {reason}"
+        );
         return ("waiting", words);
     }
     if let Some((silent, span)) = view.outage {
@@ -188,11 +189,12 @@ mod tests {
         assert_eq!(run_status(&waiting).1, "waiting: 1 of at least 2 workers");
         let label = WorkerLabel { number: 2, worker: WorkerId(4), host: HostName::of("b") };
         let (owners, workers) = (vec![WorkerId(4)], vec![label]);
-        let awaited = OwnersAwaited { shards: 3, owners, since_unix_ms: 78_000, workers };
+        let (since_unix_ms, checkpoint) = (78_000, Step(800));
+        let awaited = OwnersAwaited { shards: 3, owners, since_unix_ms, workers, checkpoint };
         let owners = ClusterView { owners_awaited: Some(awaited), changing: true, ..view() };
         let words = "waiting for 12 s: worker 2 (id 4, on b) is silent, and no other worker holds \
                      3 parameter shards; if it has ended for good, `everstep run rollback --step \
-                     0` gives up what it held";
+                     800` gives up what it held";
         assert_eq!(run_status(&owners), ("waiting", words.into()));
         let silent = ClusterView { outage: Some((2, Duration::from_millis(14_900))), ..view() };
         let words = "cut off: 2 of 2 workers have been silent for 14 s; they may train on, and \

@@ -225,6 +225,7 @@ impl World {
 
 #[cfg(test)]
 mod tests {
+    use everstep_coordinator::state::Undone;
     use everstep_transport::protocol::Generation;
 
     use super::*;

@@ -49,7 +49,7 @@ pub(super) struct CheckpointWriting {
 }
 
 impl CheckpointWriting {
-    /// What a coordinator knows that begins to lead now: nothing.
+    /// The knowledge of a coordinator that begins or ceases to lead now.
     pub(super) fn new(now: Time) -> Self {
         Self { renewed: now, ..Self::default() }
     }

@@ -57,8 +57,8 @@ fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overv
     let is_waiting = waits.iter().any(|(_, span)| span.is_some());
     page.gauge("everstep_waiting", "Whether the run waits for anything.", flag(is_waiting));
     let help = "How long the run has waited: for workers, for silent owners of parameter shards, \
-                for a store that takes the model, for devices that get on, or for a network that \
-                reaches workers; 0 where it does not wait.";
+                for a store that takes the model or gives a checkpoint, for devices that get on, \
+                or for a network that reaches workers; 0 where it does not wait.";
     let seconds = |span: Option<Duration>| span.unwrap_or_default().as_secs_f64();
     let spans = waits.map(|(what, span)| ("what", what, seconds(span)));
     page.labelled("everstep_waiting_seconds", "gauge", help, &spans);

@@ -4,6 +4,8 @@ mod runs;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+pub use self::runs::run;
+use self::runs::stated_run;
 use super::checkpoint::{
     CheckpointId, CheckpointView, ListedCheckpoint, SavedPart, WorkerPart, WrittenManifest,
 };
@@ -27,8 +29,6 @@ use super::outcome::{
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
 use super::rejection::Rejection;
 use super::run::Precision;
-pub use self::runs::run;
-use self::runs::stated_run;
 use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
 use crate::identity::{AcceptedToken, JoinToken, Role, TokenLimits};
 
@@ -334,6 +334,7 @@ fn of_operators() -> Vec<Message> {
                 owners: vec![WorkerId(4)],
                 since_unix_ms: 5,
                 workers: vec![label],
+                checkpoint: STEP,
             }),
             model_awaited: Some(ModelAwaited {
                 failed: Some(WriteFailure {

@@ -405,6 +405,9 @@ pub struct OwnersAwaited {
     pub since_unix_ms: u64,
     /// The silent owners, by the names that people use.
     pub workers: Vec<WorkerLabel>,
+    /// The step to which the run goes back if an operator gives them up: that of the newest
+    /// checkpoint. 0: the initial state.
+    pub checkpoint: Step,
 }
 
 impl fmt::Display for OwnersAwaited {
@@ -414,13 +417,13 @@ impl fmt::Display for OwnersAwaited {
             1 => ("is", "has", "it"),
             _ => ("are", "have", "they"),
         };
-        let (called, shards) = (called.join(", "), self.shards);
+        let (called, shards, step) = (called.join(", "), self.shards, self.checkpoint);
         let plural = if shards == 1 { "" } else { "s" };
         write!(
             f,
             "{called} {is} silent, and no other worker holds {shards} parameter \
-             shard{plural}; if {it} {has} ended for good, `everstep run rollback --step 0` gives \
-             up what {it} held"
+             shard{plural}; if {it} {has} ended for good, `everstep run rollback --step {step}` \
+             gives up what {it} held"
         )
     }
 }

@@ -30,7 +30,9 @@ pub enum Rejection {
     GoneBack(Generation),
     #[error("the run has not begun: there is nothing to go back from")]
     NotBegun,
-    #[error("there is no checkpoint of step {0} to go back to; `everstep checkpoint ls` lists them")]
+    #[error(
+        "there is no checkpoint of step {0} to go back to; `everstep checkpoint ls` lists them"
+    )]
     NoCheckpoint(Step),
     #[error("the checkpoint of step {0} is listed already")]
     CheckpointListed(Step),

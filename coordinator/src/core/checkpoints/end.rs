@@ -34,9 +34,7 @@ impl Core {
             !matches!(kind, EventKind::Rollback { to, .. } if *to < step)
                 && !matches!(kind, EventKind::Submitted { .. })
         });
-        let is_it = |kind: &EventKind| {
-            matches!(kind, EventKind::CheckpointFailed { step: failed, .. } if *failed == step)
-        };
+        let is_it = |kind: &EventKind| matches!(kind, EventKind::CheckpointFailed { step: failed, .. } if *failed == step);
         let is_own = |id: &CheckpointId| id.step == step && self.state.is_of_history(*id);
         self.checkpoints.failed.iter().any(is_own) || of_history.any(is_it)
     }

@@ -3,8 +3,8 @@
 use everstep_transport::protocol::checkpoint::step_folder;
 use everstep_transport::protocol::outcome::state_hash;
 use everstep_transport::protocol::{
-    CheckpointId, CheckpointSpec, CheckpointView, OnFailure, Question, Reply, SavedPart, WorkerPart,
-    WrittenManifest,
+    CheckpointId, CheckpointSpec, CheckpointView, OnFailure, Question, Reply, SavedPart,
+    WorkerPart, WrittenManifest,
 };
 
 use super::results::digests_of;
@@ -113,10 +113,9 @@ fn when_all_parts_are_durable_and_the_step_is_settled_the_step_leader_writes_the
         panic!("no order")
     };
     assert_eq!((*term, *generation, *bitwise), (Term(1), Generation(1), true));
-    let expected = links.iter().map(|link| WorkerPart {
-        worker: world.id(*link),
-        part: part(&world, *link, id(5, 1)),
-    });
+    let expected = links
+        .iter()
+        .map(|link| WorkerPart { worker: world.id(*link), part: part(&world, *link, id(5, 1)) });
     assert_eq!((parts, delete), (&expected.collect(), &vec![]));
     write(&mut world, links[0], id(5, 1), vec![]);
     let listed = world.core.state().checkpoints().find(id(5, 1)).expect("it is listed");

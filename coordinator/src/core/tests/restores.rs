@@ -1,5 +1,7 @@
 //! Runs that go back to a checkpoint.
 
+use everstep_transport::protocol::CheckpointId;
+
 use super::checkpoints::{complete, id, listed, orders, save, saving, settle, write};
 use super::*;
 
@@ -43,8 +45,6 @@ fn restore(world: &mut World, link: LinkId) {
     let versions = owned.map(|(shard, _)| (shard, (record.resume, made))).collect();
     world.actor(link).versions = versions;
 }
-
-use everstep_transport::protocol::CheckpointId;
 
 /// Each settled step has one line, before and after the rollback.
 #[test]
@@ -112,7 +112,8 @@ fn a_damaged_checkpoint_is_followed_by_an_older_one_and_at_last_by_the_seed() {
     damage(&mut world, links[2], id(10, 1));
     world.pass(100, &living);
     assert_eq!(began(&world), (Cause::Rollback, 5, Some(1)));
-    let told = |kind: &EventKind| matches!(kind, EventKind::CheckpointDamaged { step: Step(10), .. });
+    let told =
+        |kind: &EventKind| matches!(kind, EventKind::CheckpointDamaged { step: Step(10), .. });
     assert_eq!(world.events().iter().filter(|kind| told(kind)).count(), 1);
     assert_eq!(listed(&world), [5], "step 10 is undone");
     damage(&mut world, links[0], id(5, 1));

@@ -84,7 +84,8 @@ pub(crate) fn rich_with_checkpoints() -> State {
 /// Invariant I12.
 #[test]
 fn a_checkpoint_that_is_not_of_the_runs_history_is_not_listed() {
-    let of_run_2 = Command::ListCheckpoint { run: 2, checkpoint: checkpoint(2, 1), deleted: vec![] };
+    let of_run_2 =
+        Command::ListCheckpoint { run: 2, checkpoint: checkpoint(2, 1), deleted: vec![] };
     assert_eq!(refused(&[entry(of_run_2)]), "run 2 is not the current one");
     for step in [0, 11] {
         let words = format!("steps {step} to {step} are not all settled");
