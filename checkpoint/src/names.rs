@@ -7,6 +7,7 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
+pub use everstep_transport::protocol::checkpoint::step_folder;
 use everstep_transport::protocol::{Generation, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 
@@ -172,11 +173,6 @@ pub struct NameError {
 
 /// The end of the name of an unfinished file in a directory.
 pub(crate) const PARTIAL: &str = ".partial";
-
-/// The folder of a checkpoint: `step-000500`.
-pub fn step_folder(step: Step) -> String {
-    format!("step-{:06}", step.0)
-}
 
 /// Foreign text for a message: short, and without control characters.
 pub(crate) fn shown(text: &str) -> String {

@@ -24,6 +24,7 @@
 mod admission;
 mod catch_up;
 mod change;
+mod checkpoints;
 mod clients;
 mod clock;
 mod confirm;
@@ -57,6 +58,8 @@ use everstep_transport::protocol::{HistoryEntry, Message, Term};
 use everstep_transport::time::Time;
 
 use self::change::GenerationChange;
+use self::checkpoints::CheckpointWriting;
+pub use self::checkpoints::StoreError;
 use self::clients::Clients;
 pub use self::event::{CoreEffect, CoreInput, ShellEffect, ShellInput};
 use self::finish::Completion;
@@ -94,6 +97,7 @@ pub struct Core {
     health: WorkerHealth,
     change: GenerationChange,
     completion: Completion,
+    checkpoints: CheckpointWriting,
     lines: Lines,
     history: HistoryCache,
     clients: Clients,
@@ -122,6 +126,7 @@ impl Core {
             health: WorkerHealth::new(now),
             change: GenerationChange::default(),
             completion: Completion::default(),
+            checkpoints: CheckpointWriting::default(),
             lines: Lines::default(),
             history: HistoryCache::default(),
             clients: Clients::default(),
@@ -246,6 +251,7 @@ impl Core {
             Command::Lose { worker, .. } => self.lost(now, worker, &verdict),
             Command::Drain { worker } => self.drained(now, worker),
             Command::Generation(change) if verdict == EntryOutcome::Accepted => {
+                self.checkpoints.renew(now);
                 self.began(now, change)
             }
             Command::Generation(change) => self.not_begun(now, change.record.number),
@@ -261,6 +267,8 @@ impl Core {
             Command::SpendToken { token, node } => {
                 self.clients.admissions.spent(&mut self.outbox, (token, node), verdict);
             }
+            Command::ListCheckpoint { checkpoint, .. } => self.listed(now, &checkpoint, &verdict),
+            Command::DamageCheckpoint { .. } => self.damage_known(now, &verdict),
             Command::Lead { .. }
             | Command::Died(_)
             | Command::AwaitOwners { .. }

@@ -23,6 +23,8 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
             | EventKind::Recovered { .. }
             | EventKind::LinesLost { .. }
             | EventKind::Standstill { .. }
+            | EventKind::CheckpointFailed { .. }
+            | EventKind::CheckpointDamaged { .. }
     )
 }
 
@@ -83,5 +85,12 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         }
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
         EventKind::Standstill { reason } => format!("no device of the run gets on: {reason}"),
+        EventKind::Checkpoint { step, .. } => format!("the checkpoint of step {step} is complete"),
+        EventKind::CheckpointFailed { step, reason } => {
+            format!("the checkpoint of step {step} was not written: {reason}")
+        }
+        EventKind::CheckpointDamaged { step, reason } => {
+            format!("the checkpoint of step {step} is damaged, and cannot be restored: {reason}")
+        }
     }
 }

@@ -18,7 +18,7 @@ use rkyv::util::AlignedVec;
 use crate::format::LINES_FILE_FORMAT;
 use crate::lines::{LineRecord, LinesFound, RECENT, UNSURE};
 use crate::log::SyncFile;
-use crate::state::LineHistory;
+use crate::state::{LineHistory, Undone};
 
 /// The first bytes of a file.
 const MAGIC: [u8; 8] = *b"eslines\x01";
@@ -273,10 +273,16 @@ fn verified(file: &File, history: &LineHistory) -> io::Result<Step> {
     }
 }
 
-/// Where the lines of this history end. Behind its rollback's step, either all lines are of this
-/// history, or all are of the one before.
+/// Where the lines of this history end.
 fn cut(file: &File, history: &LineHistory, reach: Step) -> io::Result<Step> {
-    let mut next = history.back_to.min(reach);
+    history.undone.iter().try_fold(reach, |reach, undone| cut_at(file, history, undone, reach))
+}
+
+/// Where the lines end that a rollback has left. Behind the rollback's step, either all lines are of
+/// its history, or all are of the one before: generations ascend in a file.
+fn cut_at(file: &File, history: &LineHistory, undone: &Undone, reach: Step) -> io::Result<Step> {
+    let back_to = undone.after.min(reach);
+    let mut next = back_to;
     while let Some(gap) = history.gap_at(next.next()) {
         next = gap.to.min(reach);
     }
@@ -285,7 +291,7 @@ fn cut(file: &File, history: &LineHistory, reach: Step) -> io::Result<Step> {
     }
     let line = read(file, next, 1)?.pop().flatten().map(|record| record.line);
     let is_own = line.is_some_and(|line| history.admits(line.step, line.generation));
-    Ok(if is_own { reach } else { history.back_to.min(reach) })
+    Ok(if is_own { reach } else { back_to })
 }
 
 /// Where the record of the step after this one begins.

@@ -54,6 +54,10 @@ pub enum CorePlant {
     /// The core shuts a coordinator out though it may be the only one that can send the leader the
     /// history that the leader lacks.
     ShutOutTellers,
+    /// A leader lists a checkpoint whether its step is settled or not.
+    ListUnsettled,
+    /// A leader lists a checkpoint whether all parts are there or not.
+    ListWithoutPart,
     /// A leader proposes entries in the newest format of its own build.
     ProposeNewest,
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::{Inability, WorkerState};
 use everstep_transport::protocol::{Step, WorkerId};
 
-use crate::core::{ClusterView, RunEnd, UnableReason};
+use crate::core::{ClusterView, RunEnd, StoreError, UnableReason};
 
 /// A word for scripts, and a sentence for people.
 pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
@@ -32,6 +32,14 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     if let Some(awaited) = &view.model_awaited {
         let waited = seconds(view.since(awaited.since_unix_ms));
         return ("waiting", format!("waiting for {waited}: {awaited}"));
+    }
+    if let Some(error) = view.store_error.as_ref().filter(|error| error.waits) {
+        let waited = seconds(view.since(error.since_unix_ms));
+        let StoreError { called, reason, .. } = error;
+        let words = format!(
+            "waiting for {waited}: {called} cannot use the store of the checkpoints: {reason}"
+        );
+        return ("waiting", words);
     }
     if let Some((silent, span)) = view.outage {
         let words = format!(
@@ -72,8 +80,8 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
         let words = format!("changing: generation {next} begins after step {step} of {steps}");
         return ("changing", words);
     }
-    let (with, unable) = (workers(view.world_size), unable(view));
-    ("training", format!("training: step {step} of {steps} with {with}{unable}"))
+    let (with, unable, store) = (workers(view.world_size), unable(view), store(view));
+    ("training", format!("training: step {step} of {steps} with {with}{unable}{store}"))
 }
 
 /// Why a worker cannot compute the run, as the end of a sentence. Empty where all can.
@@ -85,6 +93,14 @@ fn unable(view: &ClusterView) -> String {
         Inability::Run => format!("; {name} cannot compute the run: {words}"),
         Inability::Place => format!("; {name} cannot compute yet: {words}"),
     }
+}
+
+/// Why the run's store does not answer, as the end of a sentence. Empty where it does.
+fn store(view: &ClusterView) -> String {
+    let Some(StoreError { called, reason, .. }) = &view.store_error else {
+        return String::new();
+    };
+    format!("; {called} cannot use the store of the checkpoints: {reason}")
 }
 
 /// The same for a run that is over. `last` is its last step.
@@ -173,11 +189,12 @@ mod tests {
         assert_eq!(run_status(&waiting).1, "waiting: 1 of at least 2 workers");
         let label = WorkerLabel { number: 2, worker: WorkerId(4), host: HostName::of("b") };
         let (owners, workers) = (vec![WorkerId(4)], vec![label]);
-        let awaited = OwnersAwaited { shards: 3, owners, since_unix_ms: 78_000, workers };
+        let (since_unix_ms, checkpoint) = (78_000, Step(800));
+        let awaited = OwnersAwaited { shards: 3, owners, since_unix_ms, workers, checkpoint };
         let owners = ClusterView { owners_awaited: Some(awaited), changing: true, ..view() };
         let words = "waiting for 12 s: worker 2 (id 4, on b) is silent, and no other worker holds \
                      3 parameter shards; if it has ended for good, `everstep run rollback --step \
-                     0` gives up what it held";
+                     800` gives up what it held";
         assert_eq!(run_status(&owners), ("waiting", words.into()));
         let silent = ClusterView { outage: Some((2, Duration::from_millis(14_900))), ..view() };
         let words = "cut off: 2 of 2 workers have been silent for 14 s; they may train on, and \

@@ -11,6 +11,7 @@
 
 mod access;
 mod awaited;
+mod checkpoints;
 mod coordinators;
 mod entry;
 mod events;
@@ -34,13 +35,14 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use self::access::Access;
 pub use self::awaited::{AwaitedOwner, AwaitedOwners};
+pub use self::checkpoints::Checkpoints;
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::entry::{ArchivedCommandEntry, Change, Command, CommandEntry, CoordinatorInfo, Loss};
 use self::events::EventLog;
 pub use self::format::{EntryError, LOG_FORMATS};
 use self::generation::CurrentGeneration;
-pub use self::lines::{Gap, LineHistory};
+pub use self::lines::{Gap, LineHistory, Undone};
 use self::requests::RequestOutcomes;
 pub(crate) use self::requests::command_digest;
 pub use self::runs::PastRun;
@@ -76,6 +78,7 @@ pub struct State {
     /// The outcomes of operators' requests.
     outcomes: RequestOutcomes,
     runs: Runs,
+    checkpoints: Checkpoints,
     lines: LineHistory,
     workers: Workers,
     generation: CurrentGeneration,
@@ -138,6 +141,14 @@ impl State {
             Command::Died(loss) => self.report_death(unix_ms, loss),
             Command::AwaitOwners { generation, owners } => {
                 self.await_owners(unix_ms, *generation, owners)
+            }
+            Command::ListCheckpoint { run, checkpoint, deleted } => {
+                self.runs.must_be(*run)?;
+                self.list_checkpoint(unix_ms, checkpoint, deleted)
+            }
+            Command::DamageCheckpoint { run, id, reason } => {
+                self.runs.must_be(*run)?;
+                self.damage_checkpoint(unix_ms, *id, reason)
             }
             Command::Note { run, kind } => {
                 self.runs.must_be(*run)?;

@@ -225,6 +225,7 @@ impl World {
 
 #[cfg(test)]
 mod tests {
+    use everstep_coordinator::state::Undone;
     use everstep_transport::protocol::Generation;
 
     use super::*;
@@ -237,7 +238,8 @@ mod tests {
 
     fn history(rollback: u64) -> LineHistory {
         let lineage = Lineage { run: 4, rollback: Generation(rollback) };
-        LineHistory { lineage, back_to: Step(2), gaps: Vec::new() }
+        let undone = Undone { after: Step(2), before: Generation(rollback) };
+        LineHistory { lineage, undone: vec![undone], gaps: Vec::new() }
     }
 
     #[test]

@@ -228,6 +228,7 @@ impl GenerationChange {
             newest: state.generation(),
             written,
             reached: self.reached,
+            checkpoints: state.checkpoints(),
             give_up: give_up.as_ref(),
             is_exempt: state.is_exempt(),
             #[cfg(feature = "planted")]
@@ -337,6 +338,7 @@ impl Core {
         self.join_up(now);
         self.judge_unable(now);
         self.see_to_model(now);
+        self.see_to_checkpoints(now);
         match &self.change.phase {
             ChangePhase::Steady => self.consider(now),
             ChangePhase::Holding(_) => self.keep_holding(now),

@@ -87,7 +87,8 @@ impl Core {
         }
     }
 
-    /// Ends the run when this coordinator has every member's result and the line of every step.
+    /// Ends the run when this coordinator has every member's result and the line of every step, and
+    /// the last checkpoint is listed or has failed.
     pub(super) fn conclude(&mut self, now: Time) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         let is_durable = self.completion.model.is_durable();
@@ -95,6 +96,9 @@ impl Core {
         let is_durable =
             is_durable || self.state.plant == Some(crate::plant::CorePlant::FinishUnwritten);
         if !is_durable || self.written() < Step(run.steps) || !self.running() {
+            return;
+        }
+        if self.lacks_last_checkpoint() {
             return;
         }
         if let Some(outcome) = self.completion.outcome(record) {

@@ -1,13 +1,13 @@
-//! Assertions of a leader before it proposes the end of a run, and of a coordinator before it
-//! writes metrics lines. Each names its invariant, and a broken one stops the process.
+//! Assertions of a leader before it proposes the end of a run or lists a checkpoint, and of a
+//! coordinator before it writes metrics lines. Each names its invariant, and a broken one stops the process.
 //!
 //! Results, lines and messages of workers have been checked before. A core with a planted bug
 //! asserts nothing here: the simulator's checks are to find the bug.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
-use everstep_transport::protocol::Step;
 use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::{CheckpointId, Step, WorkerPart};
 
 use super::Core;
 use crate::lines::LineRecord;
@@ -29,6 +29,20 @@ impl Core {
         let members = self.state.record().map_or(0, |record| record.members.len());
         assert_eq!(results.len(), members, "I3: a complete run has every member's result");
     }
+}
+
+/// A checkpoint is about to be listed: these parts are durable.
+pub(super) fn check_checkpoint(core: &Core, id: CheckpointId, parts: &[WorkerPart]) {
+    if core.state.is_exempt() {
+        return;
+    }
+    let CheckpointId { step, generation } = id;
+    assert!(core.is_settled(id), "I12: step {step} of generation {generation} is not settled");
+    let shards = parts.iter().flat_map(|part| &part.part.shards).map(|(shard, _)| shard.0);
+    let mut shards: Vec<u32> = shards.collect();
+    shards.sort_unstable();
+    let all = 0..core.state.shards().unwrap_or(0);
+    assert!(all.eq(shards), "I12: the checkpoint of step {step} does not have each shard once");
 }
 
 /// Lines are about to be written: they end with the newest that this coordinator knows.

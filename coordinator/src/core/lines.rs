@@ -27,6 +27,8 @@ use crate::lines::{LineRecord, LineSums, LinesFound, PAGE, RECENT, UNSURE};
 use crate::plant::CorePlant;
 use crate::state::{Command, Gap, State};
 
+/// Of how many generations a coordinator knows which steps they made: the newest.
+const GENERATIONS: usize = 64;
 /// A coordinator that lacks lines asks another coordinator after this long.
 const LINES_FETCH_RETRY: Duration = Duration::from_millis(500);
 /// A coordinator that has heard of no line of a run under way for this long asks for news.
@@ -51,6 +53,9 @@ pub(super) struct Lines {
     /// The newest step up to which the file is durable.
     durable: Step,
     first_loss: Option<f64>,
+    /// The first step of each generation, as far as this coordinator has seen its lines come: the
+    /// newest [`GENERATIONS`].
+    begun: VecDeque<(Step, Generation)>,
     /// The newest records, at most [`RECENT`].
     recent: VecDeque<LineRecord>,
     /// Measures how long training stands still.
@@ -124,7 +129,20 @@ impl Lines {
         record
     }
 
+    /// The generation that made a step, if its line is here and this coordinator has seen it come.
+    pub(super) fn generation_of(&self, step: Step) -> Option<Generation> {
+        let begun = self.begun.iter().rev().find(|(first, _)| *first <= step);
+        begun.filter(|_| step <= self.reach).map(|(_, generation)| *generation)
+    }
+
     fn keep(&mut self, record: LineRecord) {
+        let MetricsLine { step, generation, .. } = record.line;
+        if self.newest_generation() != generation || self.begun.is_empty() {
+            self.begun.push_back((step, generation));
+            if self.begun.len() > GENERATIONS {
+                self.begun.pop_front();
+            }
+        }
         self.recent.push_back(record);
         if self.recent.len() > RECENT {
             self.recent.pop_front();
@@ -143,7 +161,7 @@ impl Lines {
             #[cfg(feature = "planted")]
             let history = match state.plant {
                 Some(CorePlant::KeepUndoneLines) => {
-                    crate::state::LineHistory { back_to: Step(u64::MAX), ..history }
+                    crate::state::LineHistory { undone: Vec::new(), ..history }
                 }
                 _ => history,
             };

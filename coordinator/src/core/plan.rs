@@ -8,9 +8,10 @@
 //! point ([`shard_holders`]), which workers take part ([`planned_members`]), and which own and
 //! compute which shards ([`owners`], towards a [`target`]).
 //!
-//! History goes back to its beginning, and the run takes the steps again from there, in two cases:
-//! the processes of all owners of some shard have ended, or the operator gives up waiting for them.
-//! If no answer shows a shard while one of its owners may live, the run waits: silence is not
+//! History goes back to the newest checkpoint, or to its beginning if there is none, and the run
+//! takes the steps again from there, in two cases: the processes of all owners of some shard have
+//! ended, or the operator gives up waiting for them. A checkpoint of the very point that history has
+//! come to loses no step, so the run waits for no owner then. Else, if no answer shows a shard while one of its owners may live, the run waits: silence is not
 //! death, however long it lasts (I21).
 
 mod owners;
@@ -22,7 +23,9 @@ mod target;
 
 use everstep_transport::protocol::generation::{Cause, Member};
 use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{Generation, Record, RunSpec, Shard, Step, Term, WorkerId};
+use everstep_transport::protocol::{
+    CheckpointId, Generation, Record, RunSpec, Shard, Step, Term, WorkerId,
+};
 use everstep_transport::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 #[cfg(feature = "planted")]
@@ -37,7 +40,7 @@ use super::partition::Pair;
 use crate::assign::Occasion;
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
-use crate::state::{Change, Worker, WorkerPhase};
+use crate::state::{Change, Checkpoints, Worker, WorkerPhase};
 
 /// A coordinator with the planted bug takes an owner for dead that is silent for this long.
 #[cfg(feature = "planted")]
@@ -69,6 +72,8 @@ pub(super) struct PlanInputs<'a> {
     pub(super) written: Step,
     /// The newest step that a member has reported as committed.
     pub(super) reached: Step,
+    /// The checkpoints that the log lists.
+    pub(super) checkpoints: &'a Checkpoints,
     /// Why the leader gives up the state of silent owners, or why the run is to go back although
     /// nothing is lost.
     pub(super) give_up: Option<&'a GiveUp>,
@@ -108,8 +113,8 @@ pub(super) enum Wait {
 pub(super) enum GiveUp {
     /// The state of these owners, which have been silent for `redundancy.give_up_after`.
     Silent(BTreeSet<WorkerId>),
-    /// Every step of the run, as an operator asks.
-    Everything,
+    /// Every step after this one, as an operator asks.
+    After(Step),
 }
 
 /// Plans the generation after the current one.
@@ -124,9 +129,10 @@ pub(super) fn plan(inputs: &PlanInputs) -> Plan {
     let planned = PlannedMembers::choose(inputs, &answered, &shard_holders);
     let orphans = shard_holders.missing(&planned.members);
     let reached = resume_point.step().max(inputs.written).max(inputs.reached);
-    match inputs.reason_to_go_back(&orphans, &answered) {
+    let is_saved = inputs.is_saved(&resume_point, &answered);
+    match inputs.reason_to_go_back(&orphans, &answered, is_saved) {
         Some(reason) => {
-            inputs.prove_rollback(&orphans, &answered);
+            inputs.prove_rollback(&orphans, &answered, is_saved);
             Plan::Change(Box::new(go_back(inputs, &answered, (reached, reason))))
         }
         None if orphans.is_empty() => {
@@ -137,11 +143,12 @@ pub(super) fn plan(inputs: &PlanInputs) -> Plan {
     }
 }
 
-/// Begins again from the initial state, with every worker that has answered.
+/// Goes back to a checkpoint or to the initial state, with every worker that has answered.
 fn go_back(inputs: &PlanInputs, answered: &BTreeSet<WorkerId>, rollback: (Step, String)) -> Change {
     let shard_holders = ShardHolders::Everyone;
     let planned = PlannedMembers::choose(inputs, answered, &shard_holders);
-    let basis = GenerationBasis { resume_point: ResumePoint::Seed, shard_holders, planned };
+    let resume_point = ResumePoint::restored(inputs);
+    let basis = GenerationBasis { resume_point, shard_holders, planned };
     let mut change = basis.change(inputs, answered);
     change.record.cause = Cause::Rollback;
     change.redone = inputs.begun().next().is_some();
@@ -280,6 +287,7 @@ impl PlanInputs<'_> {
         &self,
         orphans: &[Shard],
         answered: &BTreeSet<WorkerId>,
+        is_saved: bool,
     ) -> Option<String> {
         #[cfg(feature = "planted")]
         if self.plant == Some(CorePlant::HastyRollback) && !orphans.is_empty() {
@@ -289,14 +297,24 @@ impl PlanInputs<'_> {
             return None;
         }
         match self.give_up {
-            Some(GiveUp::Everything) => return Some("an operator asked for it".into()),
+            Some(GiveUp::After(_)) => return Some("an operator asked for it".into()),
             Some(GiveUp::Silent(_)) | None => {}
         }
         let is_lost = |shard: &Shard| {
-            self.silent_owners(*shard, answered).all(|owner| self.is_given_up(owner))
+            is_saved || self.silent_owners(*shard, answered).all(|owner| self.is_given_up(owner))
         };
         let lost: Vec<Shard> = orphans.iter().copied().filter(is_lost).collect();
         lost.first().map(|first| self.describe_loss(*first, lost.len()))
+    }
+
+    /// Whether a checkpoint has the state at this point of history, and no step after it can be
+    /// settled: a member of the generation that ends would have told of it.
+    fn is_saved(&self, resume_point: &ResumePoint, answered: &BTreeSet<WorkerId>) -> bool {
+        let ResumePoint::Commit(commit) = resume_point else { return false };
+        let is_witnessed = self.previous().any(|member| answered.contains(&member));
+        is_witnessed
+            && self.written.max(self.reached) <= commit.step
+            && self.checkpoints.find_whole(CheckpointId::of(commit)).is_some()
     }
 
     /// The owners of a shard that have not answered, and may live.

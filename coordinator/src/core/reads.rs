@@ -86,6 +86,7 @@ impl Core {
                 }
                 Question::Tokens => Reply::Tokens(self.state.tokens().views()),
                 Question::Runs => Reply::Runs(self.runs(now)),
+                Question::Checkpoints => Reply::Checkpoints(self.checkpoint_views()),
                 Question::Revoked => Reply::Revoked(self.state.revoked_views()),
             };
             self.outbox.send(link, Message::Told(reply));

@@ -1,6 +1,7 @@
 //! A coordinator and its peers, hand-made: [`World`] with a log that agrees at once, and workers
 //! that answer as real ones do, unless a test tells them not to.
 
+mod checkpoints;
 mod confirm;
 mod cut_off;
 mod hangs;
@@ -18,6 +19,7 @@ mod reads;
 mod registration;
 mod requests;
 mod restart;
+mod restores;
 mod results;
 mod rollback;
 mod storms;
@@ -108,6 +110,8 @@ struct Actor {
     ready: bool,
     /// How many bytes the worker says to be behind.
     behind: u64,
+    /// The worker reads a checkpoint only when the test says so.
+    restores_late: bool,
 }
 
 impl World {
@@ -399,6 +403,7 @@ impl World {
             computing: None,
             telemetry: None,
             unwritten: None,
+            store_error: None,
         }
     }
 
@@ -590,6 +595,7 @@ impl Actor {
             (self.commit, self.under_way) = (None, None);
             self.lines.clear();
         } else {
+            self.lines.retain(|line| line.step <= record.resume);
             self.commit = record.commit.clone();
             let line = record.commit.iter().map(|commit| commit.line.clone());
             let newest = self.lines.last().map_or(Step(0), |line| line.step);
@@ -597,6 +603,8 @@ impl Actor {
         }
         let made = self.commit.as_ref().map_or(Generation(0), |commit| commit.generation);
         let owned = record.owned_by(rank).into_iter();
+        let restores = record.cause == Cause::Rollback && record.resume > Step(0);
+        let owned = owned.filter(|_| !(restores && self.restores_late));
         self.versions = owned.map(|(shard, _)| (shard, (record.resume, made))).collect();
         self.prepared.clear();
     }

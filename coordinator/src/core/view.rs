@@ -201,7 +201,8 @@ impl Core {
         let owners: Vec<WorkerId> = owners.iter().copied().collect();
         let labels = owners.iter().filter_map(|owner| self.state.label(*owner)).collect();
         let since_unix_ms = self.state.awaited().since().unwrap_or(self.unix_ms(since));
-        Some(OwnersAwaited { shards, owners, since_unix_ms, workers: labels })
+        let checkpoint = self.newest_checkpoint();
+        Some(OwnersAwaited { shards, owners, since_unix_ms, workers: labels, checkpoint })
     }
 
     /// Why a run that has begun starts no step, for want of workers.

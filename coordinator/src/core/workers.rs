@@ -330,6 +330,10 @@ impl Core {
             Message::Leave => self.propose(now, Command::Drain { worker }),
             Message::Finished(result) if result.worker == worker => self.finished(now, result),
             Message::Written(place) => self.written_by(now, worker, place),
+            Message::Saved(part) => self.saved(now, worker, part),
+            Message::Unsaved { id, reason } => self.unsaved(now, worker, id, &reason),
+            Message::WrittenManifest(it) => self.wrote_manifest(now, worker, it),
+            Message::Damaged { id, reason } => self.damaged(now, worker, id, &reason),
             Message::Unable { inability, reason } => {
                 self.cannot_compute(now, worker, (inability, &reason));
             }
@@ -349,6 +353,7 @@ impl Core {
         let telemetry = heartbeat.telemetry.filter(|_| self.state.is_present(worker));
         self.health.set_telemetry(worker, telemetry);
         self.on_file_status(now, worker, heartbeat.unwritten);
+        self.on_store_status(now, worker, heartbeat.store_error);
         if promised > current {
             self.keep_promise(now);
         }

@@ -62,6 +62,10 @@ pub const POINTS: &[&str] = &[
     // The model.
     "write.send",
     "written.receive",
+    // A checkpoint.
+    "saved.receive",
+    "write_manifest.send",
+    "written_manifest.receive",
     // Operators.
     "request.receive",
     "answer.send",
@@ -76,6 +80,7 @@ pub const POINTS: &[&str] = &[
     "propose.drain",
     "propose.generation",
     "propose.end",
+    "propose.list_checkpoint",
     // An entry is durable, and no peer knows.
     "appended.lead",
     "appended.request",
@@ -84,6 +89,7 @@ pub const POINTS: &[&str] = &[
     "appended.drain",
     "appended.generation",
     "appended.end",
+    "appended.list_checkpoint",
     // An entry is applied, and its consequences are done and sent.
     "applied.lead",
     "applied.request",
@@ -92,6 +98,7 @@ pub const POINTS: &[&str] = &[
     "applied.drain",
     "applied.generation",
     "applied.end",
+    "applied.list_checkpoint",
     // Before lines are written, after that, and when they are durable. Before and after a cut.
     "record",
     "recorded",
@@ -261,6 +268,8 @@ fn of_entry(stage: &str, entry: &raft::RaftEntry) -> Option<&'static str> {
         Command::SpendToken { .. } => "spend_token",
         Command::Died(_) => "died",
         Command::AwaitOwners { .. } => "await_owners",
+        Command::ListCheckpoint { .. } => "list_checkpoint",
+        Command::DamageCheckpoint { .. } => "damage_checkpoint",
     };
     find(stage, kind)
 }
@@ -311,7 +320,12 @@ mod tests {
         let drain = Command::Drain { worker: WORKER };
         let (outcome, figures) = (Outcome::Running, RunFigures::default());
         let end = Command::End { run: 1, outcome, figures, steps: Step(0) };
-        let others = [Command::Lead { coordinator: 1 }, lose, drain, end];
+        let list = Command::ListCheckpoint {
+            run: 1,
+            checkpoint: exemplars::listed_checkpoint(),
+            deleted: vec![],
+        };
+        let others = [Command::Lead { coordinator: 1 }, lose, drain, end, list];
         let place = LogPosition { index: 2, term: Term(1) };
         let entry = |command| raft::RaftEntry {
             place,
@@ -400,11 +414,14 @@ mod tests {
     }
 
     /// Messages without a failpoint: those of a worker whose memory has changed, lines that
-    /// coordinators send again, and messages that only several runs need. Also messages between
+    /// coordinators send again, what workers say of a store that fails or of a checkpoint that is
+    /// damaged, and messages that only several runs need. Also messages between
     /// workers, and messages that operators send only over HTTP, or to look around. The rest has
     /// points by content, or needs none.
-    const WITHOUT_A_POINT: [&str; 24] = [
+    const WITHOUT_A_POINT: [&str; 28] = [
         "failed",
+        "unsaved",
+        "damaged",
         "released",
         "prepared",
         "commit",
@@ -424,10 +441,12 @@ mod tests {
         "ask_tokens",
         "ask_runs",
         "ask_revoked",
+        "ask_checkpoints",
         "told_coordinators",
         "told_tokens",
         "told_runs",
         "told_revoked",
+        "told_checkpoints",
     ];
 
     #[test]

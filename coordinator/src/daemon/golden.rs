@@ -22,6 +22,7 @@ use crate::log::replica::DiskOwner;
 use crate::raft::{
     self, DurableState, EntryKind, HardState, LogPosition, Members, ReplicaId, Snapshot,
 };
+use crate::state::tests::checkpoints::rich_with_checkpoints;
 use crate::state::tests::rich;
 use crate::state::{
     AwaitedOwner, Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory,
@@ -46,8 +47,25 @@ fn address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 40_001).into()
 }
 
-/// One entry of each kind.
-fn entries() -> Vec<CommandEntry> {
+/// One entry of each kind that this format has.
+fn entries(format: u64) -> Vec<CommandEntry> {
+    let mut entries = first_entries();
+    let damaged = exemplars::listed_checkpoint().id();
+    let later = [
+        Command::ListCheckpoint {
+            run: 1,
+            checkpoint: exemplars::listed_checkpoint(),
+            deleted: vec![damaged],
+        },
+        Command::DamageCheckpoint { run: 1, id: damaged, reason: "a bit flipped".into() },
+    ];
+    let later = later.map(|command| CommandEntry { unix_ms: 1_700_000_000_100, command });
+    entries.extend(later.into_iter().filter(|_| format >= 2));
+    entries
+}
+
+/// One entry of each kind that every format has.
+fn first_entries() -> Vec<CommandEntry> {
     let coordinator = CoordinatorInfo {
         name: name(),
         incarnation: 4,
@@ -112,9 +130,14 @@ fn entries() -> Vec<CommandEntry> {
     (1_700_000_000_000..).zip(commands).map(entry).collect()
 }
 
+/// The state of a snapshot of this format.
+fn state(format: u64) -> State {
+    if format >= 2 { rich_with_checkpoints() } else { rich() }
+}
+
 /// A log with a snapshot of a rich state, and these entries behind it.
-fn kept() -> DurableState {
-    let state = rich();
+fn kept(format: u64) -> DurableState {
+    let state = state(format);
     let place = LogPosition { index: state.index(), term: Term(1) };
     let members = Members { voters: vec![ReplicaId(1)], ..Members::default() };
     let entry = |(index, entry): (u64, CommandEntry)| raft::RaftEntry {
@@ -122,8 +145,9 @@ fn kept() -> DurableState {
         kind: EntryKind::Command,
         bytes: entry.encode(*LOG_FORMATS.start()),
     };
-    let entries = (place.index + 1..).zip(entries()).map(entry).collect();
-    let commit = place.index + self::entries().len() as u64;
+    let all = entries(format);
+    let commit = place.index + all.len() as u64;
+    let entries = (place.index + 1..).zip(all).map(entry).collect();
     DurableState {
         hard_state: HardState { term: Term(2), vote: Some(ReplicaId(1)), commit },
         snapshot: Snapshot { place, members, bytes: state.encode() },
@@ -145,15 +169,15 @@ fn membership() -> Membership {
     }
 }
 
-fn history_entries() -> Vec<HistoryEntry> {
-    let events = rich().events().to_vec();
+fn history_entries(format: u64) -> Vec<HistoryEntry> {
+    let events = state(format).events().to_vec();
     let alone = |event| vec![HistoryEvent::Run(1), HistoryEvent::Event(event)];
     (1..).zip(events).map(|(index, event)| HistoryEntry { index, events: alone(event) }).collect()
 }
 
 fn history() -> LineHistory {
     let lineage = Lineage { run: 1, rollback: Generation(0) };
-    LineHistory { lineage, back_to: Step(0), gaps: Default::default() }
+    LineHistory { lineage, ..LineHistory::default() }
 }
 
 fn lines() -> Vec<LineRecord> {
@@ -169,15 +193,16 @@ fn lines() -> Vec<LineRecord> {
     (1..=3).map(record).collect()
 }
 
-/// Writes a coordinator's files into a folder.
+/// Writes a coordinator's files of the newest format into a folder.
 fn write(folder: &Path) {
+    let newest = format::LOG_FILE_FORMAT.newest;
     fs::create_dir_all(folder).expect("a folder");
-    Log::create(&folder.join("log.redb"), OWNER, &kept()).expect("a log");
+    Log::create(&folder.join("log.redb"), OWNER, &kept(newest)).expect("a log");
     MembershipFile::create(&folder.join("coordinators"), membership()).expect("a book");
     let path = folder.join("history.log");
     HistoryFile::create(&path, CLUSTER).expect("a history");
     let mut history_file = HistoryFile::open(&path, CLUSTER, 0).expect("the history").0;
-    for entry in history_entries() {
+    for entry in history_entries(newest) {
         history_file.take(entry).expect("written");
     }
     let mut files = LineFiles::new(folder.join("metrics"), CLUSTER);
@@ -185,20 +210,20 @@ fn write(folder: &Path) {
     files.append(&lines()).expect("written");
 }
 
-/// Reads a coordinator's files, which have the content that [`write`] writes.
-fn read(folder: &Path) {
+/// Reads a coordinator's files, which have the content of this format.
+fn read(folder: &Path, format: u64) {
     let (_, found) = Log::open(&folder.join("log.redb"), OWNER).expect("the log");
-    assert_eq!(found, kept(), "the log");
+    assert_eq!(found, kept(format), "the log");
     let state = State::decode(&found.snapshot.bytes, *LOG_FORMATS.end()).expect("a snapshot");
-    assert_eq!(state.encode(), rich().encode(), "the snapshot");
+    assert_eq!(state.encode(), self::state(format).encode(), "the snapshot");
     let decoded =
         found.entries.iter().map(|it| CommandEntry::decode(&it.bytes, *LOG_FORMATS.end()));
-    assert_eq!(decoded.collect::<Result<Vec<_>, _>>().expect("entries"), entries());
+    assert_eq!(decoded.collect::<Result<Vec<_>, _>>().expect("entries"), entries(format));
     let file = MembershipFile::load(&folder.join("coordinators")).expect("the book");
     assert_eq!(*file.membership(), membership());
     let (_, found) =
         HistoryFile::open(&folder.join("history.log"), CLUSTER, 0).expect("the history");
-    assert_eq!(found, history_entries());
+    assert_eq!(found, history_entries(format));
     let mut files = LineFiles::new(folder.join("metrics"), CLUSTER);
     assert_eq!(files.open(&history()).expect("the lines").reach, Step(3));
     let expected: Vec<_> = lines().into_iter().map(|record| record.line).collect();
@@ -218,12 +243,12 @@ fn copy(from: &Path, to: &Path) {
 fn i23_files_of_the_format_before_are_read_and_are_of_the_newest_format_from_then_on() {
     let dir = tempfile::tempdir().expect("a directory");
     copy(&folder(1), dir.path());
-    read(dir.path());
+    read(dir.path(), 1);
     let head = fs::read(dir.path().join("history.log")).expect("the history");
     assert_eq!(head[8..16], format::HISTORY_FILE_FORMAT.newest.to_le_bytes());
     let head = fs::read(dir.path().join("metrics/1.log")).expect("the lines");
     assert_eq!(head[8..16], format::LINES_FILE_FORMAT.newest.to_le_bytes());
-    read(dir.path());
+    read(dir.path(), 1);
 }
 
 #[test]
@@ -252,5 +277,5 @@ fn i23_files_of_the_newest_format_have_the_bytes_of_its_golden_files() {
     // The database has its own bytes. Its content is the log's format.
     let dir = tempfile::tempdir().expect("a directory");
     copy(&folder(newest), dir.path());
-    read(dir.path());
+    read(dir.path(), newest);
 }

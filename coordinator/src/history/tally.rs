@@ -52,6 +52,8 @@ pub struct Tally {
     pub redone: u64,
     /// How many times the run went back.
     pub rollbacks: u64,
+    /// Checkpoints that were due, and were not written.
+    pub failed_checkpoints: u64,
     /// Settled steps, those that a rollback took back included.
     pub steps: u64,
     /// Settled steps that changed nothing, since the gradient was not finite.
@@ -83,6 +85,7 @@ impl Default for Tally {
             generations: CAUSES.iter().map(|cause| (*cause, 0)).collect(),
             redone: 0,
             rollbacks: 0,
+            failed_checkpoints: 0,
             steps: 0,
             skipped: 0,
             tokens: 0,
@@ -111,6 +114,7 @@ impl Tally {
                 self.redone += u64::from(*redone);
             }
             EventKind::Rollback { .. } => self.rollbacks += 1,
+            EventKind::CheckpointFailed { .. } => self.failed_checkpoints += 1,
             _ => {}
         }
     }

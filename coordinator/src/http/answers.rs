@@ -56,6 +56,8 @@ pub(super) fn status(overview: &Overview) -> Value {
         "waiting": view.waiting,
         "owners_awaited": view.owners_awaited,
         "model_awaited": view.model_awaited,
+        "store_error": view.store_error,
+        "checkpoint": view.checkpoint,
         "standstill": view.standstill,
         "outage": view.outage.map(|(silent, span)| outage(view, silent, span)),
         "unable": view.unable.iter().map(|(name, why)| (name, &why.words)).collect::<Vec<_>>(),
@@ -93,10 +95,10 @@ pub(super) fn coordinators(overview: &Overview, place: &OwnAddress) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::ModelAwaited;
+    use everstep_transport::protocol::{ModelAwaited, WorkerId};
 
     use super::*;
-    use crate::core::Standstill;
+    use crate::core::{Standstill, StoreError};
     use crate::http::tests::overview;
 
     #[test]
@@ -145,6 +147,31 @@ mod tests {
         ] {
             assert!(text.lines().any(|there| there == line), "{line} is not in:\n{text}");
         }
+    }
+
+    #[test]
+    fn the_status_says_which_worker_cannot_use_the_store() {
+        let mut overview = overview();
+        let told = status(&overview);
+        assert_eq!((&told["store_error"], &told["checkpoint"]), (&Value::Null, &json!(800)));
+        overview.cluster.now_unix_ms = 9_000;
+        overview.cluster.store_error = Some(StoreError {
+            worker: WorkerId(5),
+            called: "worker 1 (id 5)".into(),
+            reason: "no route".into(),
+            since_unix_ms: 2_000,
+            waits: true,
+        });
+        let told = status(&overview);
+        let expected =
+            json!({ "worker": 5, "reason": "no route", "since_unix_ms": 2_000, "waits": true });
+        assert_eq!(told["store_error"], expected);
+        assert_eq!(told["state"], "waiting");
+        let text = crate::http::metrics::text(&overview);
+        assert!(text.contains("everstep_waiting_seconds{what=\"store\"} 7\n"), "{text}");
+        overview.cluster.run.as_mut().expect("a run").checkpoint = None;
+        let text = crate::http::metrics::text(&overview);
+        assert!(!text.contains("everstep_checkpoint_step"), "an alert on its age would fire");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{Device, GpuId, Telemetry};
 
 use super::Overview;
+use crate::core::ClusterView;
 use crate::history::Histogram;
 
 /// All figures, in the exposition format.
@@ -56,11 +57,12 @@ fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overv
     let is_waiting = waits.iter().any(|(_, span)| span.is_some());
     page.gauge("everstep_waiting", "Whether the run waits for anything.", flag(is_waiting));
     let help = "How long the run has waited: for workers, for silent owners of parameter shards, \
-                for a store that takes the model, for devices that get on, or for a network that \
-                reaches workers; 0 where it does not wait.";
+                for a store that takes the model or gives a checkpoint, for devices that get on, \
+                or for a network that reaches workers; 0 where it does not wait.";
     let seconds = |span: Option<Duration>| span.unwrap_or_default().as_secs_f64();
     let spans = waits.map(|(what, span)| ("what", what, seconds(span)));
     page.labelled("everstep_waiting_seconds", "gauge", help, &spans);
+    checkpoints(page, cluster);
     let help = "Whether a change of generation is under way.";
     page.gauge("everstep_changing", help, flag(cluster.changing));
     let help = "Pairs of members that cannot reach each other, and cannot be left out.";
@@ -79,6 +81,18 @@ fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overv
         page.gauge("everstep_learning_rate", "Of the newest step.", line.learning_rate);
         page.gauge("everstep_step_seconds", "How long the newest step took.", line.seconds);
     }
+}
+
+/// A run without checkpoints has none of these figures: an alert on their age would fire.
+fn checkpoints(page: &mut MetricsText, cluster: &ClusterView) {
+    if cluster.run.as_ref().is_none_or(|run| run.checkpoint.is_none()) {
+        return;
+    }
+    let help = "The step of the newest checkpoint that can be restored; 0 before the first.";
+    page.gauge("everstep_checkpoint_step", help, cluster.checkpoint.0 as f64);
+    let age = cluster.step().0.saturating_sub(cluster.checkpoint.0);
+    let help = "Settled steps since then: a loss of all workers would undo so many.";
+    page.gauge("everstep_checkpoint_age_steps", help, age as f64);
 }
 
 fn workers(page: &mut MetricsText, Overview { cluster, .. }: &Overview) {
@@ -182,6 +196,8 @@ fn history(page: &mut MetricsText, Overview { tally, .. }: &Overview) {
     page.counter("everstep_steps_redone_total", help, tally.redone);
     let help = "Times at which the run went back to an earlier step.";
     page.counter("everstep_rollbacks_total", help, tally.rollbacks);
+    let help = "Checkpoints that were due, and were not written.";
+    page.counter("everstep_checkpoint_failures_total", help, tally.failed_checkpoints);
     let help = "Settled steps, those that a rollback took back included.";
     page.counter("everstep_steps_committed_total", help, tally.steps);
     let help = "Settled steps that changed nothing: their gradient was not finite.";

@@ -2,8 +2,8 @@
 
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    Device, Generation, MetricsLine, NodeName, Rank, RunSpec, Shard, Step, Term, WorkerId,
-    exemplars,
+    CheckpointSpec, Device, Generation, MetricsLine, NodeName, OnFailure, Rank, RunSpec, Shard,
+    Step, Term, WorkerId, exemplars,
 };
 
 use super::*;
@@ -32,7 +32,10 @@ fn on_gpu(view: WorkerView) -> WorkerView {
 
 /// The run began with three workers. Two of them are at step 812 of 1,000.
 pub(crate) fn view() -> ClusterView {
-    let run = RunSpec { steps: 1_000, start_workers: 3, ..exemplars::run() };
+    let (path, on_failure) = ("/store".into(), OnFailure::Continue);
+    let spec = CheckpointSpec { path, every: 100, keep: 3, keep_every: 0, on_failure };
+    let checkpoint = Some(spec);
+    let run = RunSpec { steps: 1_000, start_workers: 3, checkpoint, ..exemplars::run() };
     let line = MetricsLine {
         step: Step(812),
         loss: 2.5,
@@ -53,6 +56,8 @@ pub(crate) fn view() -> ClusterView {
         waiting: None,
         owners_awaited: None,
         model_awaited: None,
+        store_error: None,
+        checkpoint: Step(800),
         standstill: None,
         unable: Vec::new(),
         outage: None,

@@ -4,7 +4,7 @@ use everstep_transport::protocol::Generation;
 use proptest::prelude::*;
 
 use super::*;
-use crate::state::Gap;
+use crate::state::{Gap, Undone};
 
 fn record(step: u64, generation: u64) -> LineRecord {
     let (step, generation) = (Step(step), Generation(generation));
@@ -18,9 +18,11 @@ fn records(steps: std::ops::RangeInclusive<u64>, generation: u64) -> Vec<LineRec
 
 fn history(rollback: u64, back_to: u64, gaps: &[(u64, u64)]) -> LineHistory {
     let gap = |(from, to): &(u64, u64)| Gap { from: Step(*from), to: Step(*to) };
+    let undone = Undone { after: Step(back_to), before: Generation(rollback) };
+    let undone = (rollback > 0).then_some(undone);
     LineHistory {
         lineage: Lineage { run: 7, rollback: Generation(rollback) },
-        back_to: Step(back_to),
+        undone: undone.into_iter().collect(),
         gaps: gaps.iter().map(gap).collect(),
     }
 }

@@ -14,8 +14,8 @@ use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, Lineage, NodeName, OperatorCommand, Record, RequestId, Step,
-    WorkerId,
+    CheckpointId, CoordinatorId, Generation, Lineage, ListedCheckpoint, NodeName, OperatorCommand,
+    Record, RequestId, Step, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -142,6 +142,24 @@ pub enum Command {
         generation: Generation,
         /// The owners, by id.
         owners: Vec<AwaitedOwner>,
+    },
+    /// A checkpoint is complete: its manifest is durable, and its step is settled.
+    ListCheckpoint {
+        /// The run's id.
+        run: u64,
+        /// The checkpoint.
+        checkpoint: ListedCheckpoint,
+        /// Dropped checkpoints that the writer of the manifest has deleted.
+        deleted: Vec<CheckpointId>,
+    },
+    /// A worker has found damage in a checkpoint.
+    DamageCheckpoint {
+        /// The run's id.
+        run: u64,
+        /// The checkpoint.
+        id: CheckpointId,
+        /// The file, the shard, and what is wrong.
+        reason: String,
     },
 }
 

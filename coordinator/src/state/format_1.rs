@@ -31,13 +31,13 @@ use super::coordinators::{CoordinatorMap, Coordinators};
 use super::events::EventLog;
 use super::fingerprint::RunFingerprint;
 use super::generation::CurrentGeneration;
-use super::lines::{Gap, LineHistory};
+use super::lines::{Gap, LineHistory, Undone};
 use super::probes::Probes;
 use super::requests;
 use super::runs::{PastRun, Runs};
 use super::snapshot;
 use super::workers::{Worker, Workers};
-use super::{Change, LOG_FORMATS, Loss};
+use super::{Change, Checkpoints, LOG_FORMATS, Loss};
 
 /// What snapshots of format 1 state in place of the number: a digest of message layouts.
 const LAYOUT: u64 = 0x6a0d_789b_10cd_dee0;
@@ -191,6 +191,23 @@ impl From<OutcomesV1> for requests::RequestOutcomes {
     }
 }
 
+/// A run of format 1 goes back to its beginning only.
+#[derive(Archive, Serialize, Deserialize)]
+struct LineHistoryV1 {
+    lineage: Lineage,
+    back_to: Step,
+    gaps: Vec<Gap>,
+}
+
+impl From<LineHistoryV1> for LineHistory {
+    fn from(history: LineHistoryV1) -> Self {
+        let LineHistoryV1 { lineage, back_to, gaps } = history;
+        let undone = Undone { after: back_to, before: lineage.rollback };
+        let undone = (lineage.rollback > Generation(0)).then_some(undone);
+        Self { lineage, undone: undone.into_iter().collect(), gaps }
+    }
+}
+
 #[derive(Archive, Serialize, Deserialize)]
 struct StateV1 {
     applied: u64,
@@ -219,7 +236,7 @@ struct StateV1 {
     reported_dead: BTreeSet<WorkerId>,
     awaited: AwaitedOwners,
     goes_back: bool,
-    lines: LineHistory,
+    lines: LineHistoryV1,
     outcome: Outcome,
     events: Vec<Event>,
     noted: u64,
@@ -254,11 +271,12 @@ impl From<StateV1> for super::State {
                 spec: run,
                 fingerprint: state.run_fingerprint,
                 probes: state.probes,
-                goes_back: state.goes_back,
+                goes_back: state.goes_back.then_some(Step(0)),
                 outcome: state.outcome,
                 past: state.past_runs,
             },
-            lines: state.lines,
+            checkpoints: Checkpoints::default(),
+            lines: state.lines.into(),
             workers: Workers {
                 by_id: state.workers,
                 gone: state.gone,

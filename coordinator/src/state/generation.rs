@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{Cause, Generation, Record, Shard, Step, Term, WorkerId};
+use everstep_transport::protocol::{
+    Cause, Commit, Generation, Record, Shard, Step, Term, WorkerId,
+};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase};
@@ -60,14 +62,16 @@ impl CurrentGeneration {
     }
 
     /// Checks I17, and that a resume step has its commit, of the generation that it ends or before.
-    fn goes_forwards(&self, change: &Change) -> Result<(), Rejection> {
+    /// `listed` is the step of the newest checkpoint.
+    fn goes_forwards(&self, change: &Change, listed: Step) -> Result<(), Rejection> {
         let Change { record, rollback, .. } = change;
         let number = record.number;
-        let reached = self.record.as_ref().map_or(Step(0), |current| current.resume);
+        let resumed = self.record.as_ref().map_or(Step(0), |current| current.resume);
+        let reached = resumed.max(listed);
         if record.resume < reached && rollback.is_none() {
             return Err(Rejection::Backwards { number, step: record.resume });
         }
-        if rollback.is_some() && record.cause != Cause::Rollback {
+        if rollback.is_some() != (record.cause == Cause::Rollback) {
             return Err(Rejection::OtherCause(number));
         }
         let committed = record.commit.as_ref().map_or(Step(0), |commit| commit.step);
@@ -136,9 +140,13 @@ impl State {
         }
         self.fits(record)?;
         self.generation.accounts_for_all(change)?;
-        self.generation.goes_forwards(change)?;
+        self.generation.goes_forwards(change, self.checkpoints.newest_step())?;
         if change.rollback.is_some() {
-            self.runs.goes_back = false;
+            self.restores(record)?;
+        }
+        if change.rollback.is_some() {
+            self.runs.goes_back = None;
+            self.checkpoints.go_back(record.resume);
             self.lines.go_back(number, record.resume);
         }
         self.part_with(unix_ms, change);
@@ -151,6 +159,18 @@ impl State {
         let copies = self.run().map_or(0, |run| run.copies as usize);
         self.events.note(unix_ms, began(change, copies));
         Ok(EntryOutcome::Accepted)
+    }
+
+    /// Checks that a rollback goes to the initial state, or to a checkpoint that can be restored, by
+    /// its commit.
+    fn restores(&self, record: &Record) -> Result<(), Rejection> {
+        self.can_go_back_to(record.resume)?;
+        let listed = self.checkpoints.newest_up_to(record.resume);
+        let listed = listed.map(|listed| Commit { hold: false, ..listed.commit.clone() });
+        match listed.filter(|commit| commit.step == record.resume) == record.commit {
+            true => Ok(()),
+            false => Err(Rejection::OtherCommit { number: record.number, step: record.resume }),
+        }
     }
 
     /// Checks that the record follows the current one, is whole, and lists workers that are there.

@@ -8,7 +8,9 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::format::LogFormat;
-use everstep_transport::protocol::{Generation, HistoryEvent, Lineage, Step};
+use everstep_transport::protocol::{
+    CheckpointId, Generation, HistoryEvent, Lineage, ListedCheckpoint, Step,
+};
 
 use super::events::EVENTS;
 use super::workers::REMEMBERED;
@@ -54,6 +56,11 @@ impl State {
                 "I1: only a record makes a generation"
             ),
         }
+        if let (Command::ListCheckpoint { checkpoint, .. }, EntryOutcome::Accepted) =
+            (command, outcome)
+        {
+            self.check_listing(checkpoint);
+        }
         if let (Command::Register { name, .. }, EntryOutcome::Registered(id)) = (command, outcome) {
             let known = self.workers().contains_key(id) && self.on_node(name) == Some(*id);
             assert!(known && id.0 <= self.index(), "I7: worker {id} has the id of another worker");
@@ -96,11 +103,29 @@ impl State {
         let record = record.expect("I1: a generation has its record");
         let resumed = record.commit.as_ref().map_or(Step(0), |commit| commit.step);
         assert_eq!(record.resume, resumed, "I17: a record resumes at the commit that it has");
+        let listed = self.checkpoints().newest_step();
+        assert!(
+            listed <= record.resume,
+            "I12: a checkpoint of step {listed} is listed, and history goes up to {resumed}"
+        );
         let members = record.members.iter().all(|member| self.is_member(member.worker));
         assert!(members, "I1: each worker of generation {generation}'s record is a member");
         if let Some(problem) = self.contradiction() {
             panic!("I14: the state contradicts itself: {problem}");
         }
+    }
+
+    /// A checkpoint is listed: it is of the run's history, and stays for now.
+    fn check_listing(&self, checkpoint: &ListedCheckpoint) {
+        let id @ CheckpointId { step, generation } = checkpoint.id();
+        let is_own = self.is_of_history(id);
+        assert!(is_own, "I12: step {step} of generation {generation} is listed, and undone");
+        let listed = self.checkpoints();
+        if listed.newest_step() == step {
+            assert!(listed.find_whole(id).is_some(), "I12: the newest checkpoint is dropped");
+        }
+        let problem = listed.contradiction();
+        assert_eq!(problem, None, "I12: the checkpoints contradict each other");
     }
 
     /// Whether a bug is planted in the state and its core: neither asserts anything then.

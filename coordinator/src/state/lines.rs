@@ -28,14 +28,30 @@ impl Gap {
     }
 }
 
+/// What a rollback has undone.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Undone {
+    /// The step to which the run went back: the steps after it are undone.
+    pub after: Step,
+    /// The generation that went back: later steps are of this one or a later one.
+    pub before: Generation,
+}
+
+impl Undone {
+    /// Whether a line of this step and generation is undone.
+    fn has(&self, step: Step, generation: Generation) -> bool {
+        step > self.after && generation < self.before
+    }
+}
+
 /// The lines that a file of this run holds, if it holds all that there are.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct LineHistory {
     /// The run, and its newest rollback, that the history belongs to.
     pub lineage: Lineage,
-    /// The step to which the newest rollback went back: later lines are of its generation or a
-    /// later one.
-    pub back_to: Step,
+    /// What rollbacks have undone, ascending by both fields. A file may be of a history before any
+    /// of them.
+    pub undone: Vec<Undone>,
     /// Lost lines, in the order of their steps.
     pub gaps: Vec<Gap>,
 }
@@ -43,22 +59,24 @@ pub struct LineHistory {
 impl LineHistory {
     /// Whether a line of this step and generation can be of this history.
     pub fn admits(&self, step: Step, generation: Generation) -> bool {
-        step <= self.back_to || generation >= self.lineage.rollback
+        !self.undone.iter().any(|undone| undone.has(step, generation))
+    }
+
+    /// The run goes back to this step, with this generation. What went back to the same step before,
+    /// or to a later one, is undone as well.
+    pub(super) fn go_back(&mut self, generation: Generation, step: Step) {
+        self.lineage.rollback = generation;
+        self.undone.retain(|undone| undone.after < step);
+        self.undone.push(Undone { after: step, before: generation });
+        self.gaps.retain_mut(|gap| {
+            gap.to = gap.to.min(step);
+            gap.from <= gap.to
+        });
     }
 
     /// The gap in which the line of this step is lost.
     pub fn gap_at(&self, step: Step) -> Option<Gap> {
         self.gaps.iter().copied().find(|gap| gap.contains(step))
-    }
-
-    /// The run goes back to this step, with this generation.
-    pub(super) fn go_back(&mut self, generation: Generation, step: Step) {
-        self.lineage.rollback = generation;
-        self.back_to = step;
-        self.gaps.retain_mut(|gap| {
-            gap.to = gap.to.min(step);
-            gap.from <= gap.to
-        });
     }
 
     /// Adds a gap of this history, which lies within the settled steps.

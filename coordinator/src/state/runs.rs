@@ -14,7 +14,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::fingerprint::RunFingerprint;
 use super::probes::Probes;
-use super::{EntryOutcome, LineHistory, State};
+use super::{Checkpoints, EntryOutcome, LineHistory, State};
 
 /// How many of the newest finished runs the state still tells of.
 const REMEMBERED: usize = 100;
@@ -46,8 +46,8 @@ pub(super) struct Runs {
     pub(super) spec: Option<RunSpec>,
     pub(super) fingerprint: Option<RunFingerprint>,
     pub(super) probes: Probes,
-    /// An operator wants the run to go back to its initial state.
-    pub(super) goes_back: bool,
+    /// The step to which an operator wants the run to go back.
+    pub(super) goes_back: Option<Step>,
     pub(super) outcome: Outcome,
     /// The newest runs that are over, in the order of their ends.
     pub(super) past: VecDeque<PastRun>,
@@ -60,7 +60,7 @@ impl Default for Runs {
             spec: None,
             fingerprint: None,
             probes: Probes::default(),
-            goes_back: false,
+            goes_back: None,
             outcome: Outcome::Running,
             past: VecDeque::new(),
         }
@@ -120,7 +120,7 @@ impl Runs {
         if self.past.len() > REMEMBERED {
             self.past.pop_front();
         }
-        (self.outcome, self.goes_back) = (outcome, false);
+        (self.outcome, self.goes_back) = (outcome, None);
     }
 }
 
@@ -163,6 +163,11 @@ impl State {
 
     /// Whether an operator wants the run to go back, and it has not done so yet.
     pub fn is_to_go_back(&self) -> bool {
+        self.runs.goes_back.is_some()
+    }
+
+    /// The step to which an operator wants the run to go back, if it has not done so yet.
+    pub fn goes_back_to(&self) -> Option<Step> {
         self.runs.goes_back
     }
 
@@ -188,6 +193,7 @@ impl State {
         self.runs.begin(id, run);
         self.workers.begin_run();
         self.generation.begin_run();
+        self.checkpoints = Checkpoints::default();
         let lineage = Lineage { run: id, rollback: Generation(0) };
         self.lines = LineHistory { lineage, ..LineHistory::default() };
         self.events.begin_run(id);
@@ -255,10 +261,8 @@ impl State {
         if self.record().is_none() {
             return Err(Rejection::NotBegun);
         }
-        if step != Step(0) {
-            return Err(Rejection::NoCheckpoint(step));
-        }
-        self.runs.goes_back = true;
+        self.can_go_back_to(step)?;
+        self.runs.goes_back = Some(step);
         Ok(EntryOutcome::Accepted)
     }
 }

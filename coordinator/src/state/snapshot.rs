@@ -82,7 +82,7 @@ impl State {
             () if self.events.newest.len() as u64 > self.events.count => {
                 Some("there are too many events")
             }
-            () => None,
+            () => self.checkpoints.contradiction(),
         }
     }
 }

@@ -1,3 +1,4 @@
+pub(crate) mod checkpoints;
 mod invariants;
 mod lines;
 

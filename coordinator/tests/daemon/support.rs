@@ -537,6 +537,7 @@ impl Worker {
             computing: None,
             telemetry,
             unwritten: None,
+            store_error: None,
         };
         self.node.say(Message::Heartbeat(heartbeat));
     }

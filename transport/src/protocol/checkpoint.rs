@@ -4,8 +4,11 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+mod retention;
+
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::retention::Retention;
 use super::ids::{Generation, Shard, Step, WorkerId};
 use super::run::SpecError;
 use super::step::Commit;
@@ -73,6 +76,11 @@ impl CheckpointSpec {
         step.0 > 0 && (step.0.is_multiple_of(self.every) || step.0 == steps)
     }
 
+    /// Which checkpoints are deleted when there are newer ones.
+    pub fn retention(&self) -> Retention {
+        Retention { keep: self.keep, keep_every: self.keep_every }
+    }
+
     /// Checks every value. The error names the first that is not valid.
     pub(super) fn validate(&self) -> Result<(), SpecError> {
         let positive = |key, value: u64| match value {
@@ -93,6 +101,11 @@ impl CheckpointSpec {
     }
 }
 
+/// The folder of a checkpoint in its store: `step-000500`.
+pub fn step_folder(step: Step) -> String {
+    format!("step-{:06}", step.0)
+}
+
 /// Names a checkpoint: the state after a step that a generation committed.
 #[derive(
     Archive,
@@ -108,6 +121,7 @@ impl CheckpointSpec {
     Ord,
     Hash,
 )]
+#[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
 pub struct CheckpointId {
     /// The step.
     pub step: Step,

@@ -4,7 +4,11 @@ mod runs;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-use super::checkpoint::{CheckpointId, CheckpointView, SavedPart, WorkerPart, WrittenManifest};
+pub use self::runs::run;
+use self::runs::stated_run;
+use super::checkpoint::{
+    CheckpointId, CheckpointView, ListedCheckpoint, SavedPart, WorkerPart, WrittenManifest,
+};
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
     CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand, RequestId, Secret,
@@ -25,8 +29,6 @@ use super::outcome::{
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
 use super::rejection::Rejection;
 use super::run::Precision;
-pub use self::runs::run;
-use self::runs::stated_run;
 use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
 use crate::identity::{AcceptedToken, JoinToken, Role, TokenLimits};
 
@@ -115,6 +117,12 @@ fn saved_part() -> SavedPart {
         shards: vec![(Shard(0), [7; 32])],
         write_ms: 8,
     }
+}
+
+/// A checkpoint that the log lists.
+pub fn listed_checkpoint() -> ListedCheckpoint {
+    let (commit, state_hash) = (commit(), [8; 32]);
+    ListedCheckpoint { commit, bytes: 900, write_ms: 8, state_hash, damage: None }
 }
 
 fn from_worker() -> Vec<Message> {
@@ -326,6 +334,7 @@ fn of_operators() -> Vec<Message> {
                 owners: vec![WorkerId(4)],
                 since_unix_ms: 5,
                 workers: vec![label],
+                checkpoint: STEP,
             }),
             model_awaited: Some(ModelAwaited {
                 failed: Some(WriteFailure {

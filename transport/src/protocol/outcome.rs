@@ -31,7 +31,7 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// What happened.
+/// What happened. Files of older formats hold the variants by their order: a new variant comes last.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {
@@ -126,31 +126,6 @@ pub enum EventKind {
         /// Which parameter shards were lost, and which workers owned them.
         reason: String,
     },
-    /// A checkpoint is complete: the run can go on from it.
-    Checkpoint {
-        /// Its step.
-        step: Step,
-        /// The bytes of all of its files.
-        bytes: u64,
-        /// How long the slowest worker wrote its part, seconds.
-        seconds: f64,
-        /// The state hash at its step, hexadecimal.
-        state_hash: String,
-    },
-    /// A checkpoint that was due was not written. Training went on.
-    CheckpointFailed {
-        /// Its step.
-        step: Step,
-        /// The reason in words for the user.
-        reason: String,
-    },
-    /// A checkpoint cannot be restored. The run goes back to an older one.
-    CheckpointDamaged {
-        /// Its step.
-        step: Step,
-        /// The file, the shard, and what is wrong.
-        reason: String,
-    },
     /// An operator went on from the directory of one coordinator, since most of the coordinators
     /// were lost for good. Log entries that only the lost ones had are gone.
     Recovered {
@@ -197,6 +172,31 @@ pub enum EventKind {
     /// comes once, until a device has gone on.
     Standstill {
         /// Which worker's device has computed one data shard, and for how long.
+        reason: String,
+    },
+    /// A checkpoint is complete: the run can go on from it.
+    Checkpoint {
+        /// Its step.
+        step: Step,
+        /// The bytes of all of its files.
+        bytes: u64,
+        /// How long the slowest worker wrote its part, seconds.
+        seconds: f64,
+        /// The state hash at its step, hexadecimal.
+        state_hash: String,
+    },
+    /// A checkpoint that was due was not written. Training went on.
+    CheckpointFailed {
+        /// Its step.
+        step: Step,
+        /// The reason in words for the user.
+        reason: String,
+    },
+    /// A checkpoint cannot be restored. The run goes back to an older one.
+    CheckpointDamaged {
+        /// Its step.
+        step: Step,
+        /// The file, the shard, and what is wrong.
         reason: String,
     },
 }
@@ -405,6 +405,9 @@ pub struct OwnersAwaited {
     pub since_unix_ms: u64,
     /// The silent owners, by the names that people use.
     pub workers: Vec<WorkerLabel>,
+    /// The step to which the run goes back if an operator gives them up: that of the newest
+    /// checkpoint. 0: the initial state.
+    pub checkpoint: Step,
 }
 
 impl fmt::Display for OwnersAwaited {
@@ -414,13 +417,13 @@ impl fmt::Display for OwnersAwaited {
             1 => ("is", "has", "it"),
             _ => ("are", "have", "they"),
         };
-        let (called, shards) = (called.join(", "), self.shards);
+        let (called, shards, step) = (called.join(", "), self.shards, self.checkpoint);
         let plural = if shards == 1 { "" } else { "s" };
         write!(
             f,
             "{called} {is} silent, and no other worker holds {shards} parameter \
-             shard{plural}; if {it} {has} ended for good, `everstep run rollback --step 0` gives \
-             up what {it} held"
+             shard{plural}; if {it} {has} ended for good, `everstep run rollback --step {step}` \
+             gives up what {it} held"
         )
     }
 }

@@ -30,10 +30,16 @@ pub enum Rejection {
     GoneBack(Generation),
     #[error("the run has not begun: there is nothing to go back from")]
     NotBegun,
-    #[error("there is no checkpoint of step {0} to go back to; `everstep checkpoint ls` lists them")]
+    #[error(
+        "there is no checkpoint of step {0} to go back to; `everstep checkpoint ls` lists them"
+    )]
     NoCheckpoint(Step),
     #[error("the checkpoint of step {0} is listed already")]
     CheckpointListed(Step),
+    #[error("the checkpoint of step {0} is damaged; `everstep checkpoint ls` lists the others")]
+    CheckpointDamaged(Step),
+    #[error("generation {generation} did not make step {step} of the run's history")]
+    OtherHistory { step: Step, generation: Generation },
 
     // Of workers.
     #[error("there is no run to register for")]

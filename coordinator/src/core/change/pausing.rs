@@ -116,8 +116,8 @@ impl Pausing {
 
     /// What the run allows the leader to give up, or an operator asks it to.
     pub(super) fn give_up(&self, roster: Roster<'_>) -> Option<GiveUp> {
-        if roster.state.is_to_go_back() {
-            return Some(GiveUp::Everything);
+        if let Some(step) = roster.state.goes_back_to() {
+            return Some(GiveUp::After(step));
         }
         let after = Duration::from_millis(roster.state.run()?.give_up_after_ms?);
         let Some(Wait::Owners { owners, hears: true, .. }) = &self.wait else { return None };

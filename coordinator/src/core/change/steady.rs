@@ -125,7 +125,8 @@ impl Core {
         if !self.running() {
             return;
         }
-        if self.roster(now).suspects_member() {
+        if self.roster(now).suspects_member() || self.change.is_steady() && self.restores_damaged()
+        {
             return self.pause(now);
         }
         self.start(now);

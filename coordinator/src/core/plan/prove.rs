@@ -57,22 +57,28 @@ fn prove_blocks(record: &Record, data_shards: u32) {
 
 impl PlanInputs<'_> {
     /// I21: the run goes back only if an operator asked for it, or if no owner of some shard that
-    /// no answer shows may live, or is still waited for.
-    pub(super) fn prove_rollback(&self, orphans: &[Shard], answered: &BTreeSet<WorkerId>) {
+    /// no answer shows may live, or is still waited for. No copy of that shard is needed if its
+    /// state `is_saved`.
+    pub(super) fn prove_rollback(
+        &self,
+        orphans: &[Shard],
+        answered: &BTreeSet<WorkerId>,
+        is_saved: bool,
+    ) {
         if self.is_exempt {
             return;
         }
         assert!(self.complete, "I21: the run goes back though a worker may still answer");
-        let asked = matches!(self.give_up, Some(GiveUp::Everything));
+        let asked = matches!(self.give_up, Some(GiveUp::After(_)));
         let given_up = |owner: &WorkerId| match self.give_up {
             Some(GiveUp::Silent(owners)) => owners.contains(owner),
-            Some(GiveUp::Everything) | None => false,
+            Some(GiveUp::After(_)) | None => false,
         };
         let is_gone = |owner: WorkerId| {
             answered.contains(&owner) || self.detector.is_dead(owner) || given_up(&owner)
         };
         let is_lost = |shard: &Shard| self.owners_before(*shard).all(is_gone);
-        let lost = orphans.iter().any(is_lost);
+        let lost = orphans.iter().any(is_lost) || is_saved && !orphans.is_empty();
         assert!(asked || lost, "I21: the run goes back though an owner of each shard may live");
     }
 }

@@ -1,8 +1,8 @@
-//! How far history goes: the resume rule.
+//! How far history goes: the resume rule, and the point that a rollback goes back to.
 
 use everstep_transport::protocol::{Commit, Step};
 
-use super::PlanInputs;
+use super::{GiveUp, PlanInputs};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
 
@@ -13,6 +13,8 @@ pub(super) enum ResumePoint<'a> {
     Seed,
     /// The step of this commit.
     Commit(&'a Commit),
+    /// The step of this commit, of which a checkpoint is listed. The steps after it are undone.
+    Checkpoint(&'a Commit),
 }
 
 impl<'a> ResumePoint<'a> {
@@ -33,10 +35,21 @@ impl<'a> ResumePoint<'a> {
         commits.max_by_key(|commit| commit.step).map_or(Self::Seed, Self::Commit)
     }
 
+    /// The newest checkpoint that can be restored: if an operator asks for a step, of that step at
+    /// most. Without one, the initial state.
+    pub(super) fn restored(inputs: &PlanInputs<'a>) -> Self {
+        let newest = match inputs.give_up {
+            Some(GiveUp::After(step)) => *step,
+            Some(GiveUp::Silent(_)) | None => Step(u64::MAX),
+        };
+        let listed = inputs.checkpoints.newest_up_to(newest);
+        listed.map_or(Self::Seed, |listed| Self::Checkpoint(&listed.commit))
+    }
+
     pub(super) fn step(&self) -> Step {
         match self {
             Self::Seed => Step(0),
-            Self::Commit(commit) => commit.step,
+            Self::Commit(commit) | Self::Checkpoint(commit) => commit.step,
         }
     }
 
@@ -44,7 +57,9 @@ impl<'a> ResumePoint<'a> {
     pub(super) fn commit(&self) -> Option<Commit> {
         match self {
             Self::Seed => None,
-            Self::Commit(commit) => Some(Commit { hold: false, ..(*commit).clone() }),
+            Self::Commit(commit) | Self::Checkpoint(commit) => {
+                Some(Commit { hold: false, ..(*commit).clone() })
+            }
         }
     }
 }

@@ -12,7 +12,8 @@ use super::PlanInputs;
 use super::resume_point::ResumePoint;
 
 pub(super) enum ShardHolders {
-    /// The initial state, which every worker has from the seed.
+    /// The initial state, which every worker has from the seed, or a checkpoint, which every worker
+    /// can read.
     Everyone,
     /// The holders of each shard, ascending, by shard.
     Each(Vec<Vec<WorkerId>>),

@@ -24,6 +24,8 @@ struct Cluster {
     ready: BTreeSet<WorkerId>,
     broken: Vec<Pair>,
     give_up: Option<GiveUp>,
+    checkpoints: Checkpoints,
+    written: Step,
 }
 
 impl Cluster {
@@ -40,6 +42,8 @@ impl Cluster {
             ready: BTreeSet::new(),
             broken: Vec::new(),
             give_up: None,
+            checkpoints: Checkpoints::default(),
+            written: Step(0),
         };
         ids.for_each(|id| cluster.add(WorkerId(id)));
         cluster
@@ -82,8 +86,9 @@ impl Cluster {
             complete: true,
             broken: &self.broken,
             newest: self.current.as_ref().map_or(Generation(0), |current| current.number),
-            written: Step(0),
+            written: self.written,
             reached: Step(0),
+            checkpoints: &self.checkpoints,
             give_up: self.give_up.as_ref(),
             is_exempt: false,
             #[cfg(feature = "planted")]

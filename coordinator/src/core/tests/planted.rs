@@ -2,6 +2,7 @@
 
 use everstep_transport::protocol::OperatorCommand;
 
+use super::checkpoints::{complete, id, listed, save, saving, settle, write};
 use super::*;
 use crate::plant::CorePlant;
 
@@ -107,5 +108,36 @@ fn a_request_that_is_done_twice_is_found() {
         world.drain();
         world.request(1, OperatorCommand::Submit(run_of(2).into()));
         !world.running()
+    });
+}
+
+/// A leader with the bug, or without one, and two workers that save checkpoints.
+fn saving_pair(plant: Option<CorePlant>) -> (World, Vec<LinkId>) {
+    let (mut world, links) = World::training_as(saving(2));
+    plant.into_iter().for_each(|plant| world.core.plant(plant));
+    (world, links)
+}
+
+/// I12.
+#[test]
+fn a_checkpoint_of_a_step_that_is_not_settled_is_found() {
+    find(CorePlant::ListUnsettled, |plant| {
+        let (mut world, links) = saving_pair(plant);
+        world.commit(1..=5);
+        world.report_lines(links[0], 1..=4);
+        complete(&mut world, &links, id(5, 1));
+        listed(&world).is_empty()
+    });
+}
+
+/// I12.
+#[test]
+fn a_checkpoint_without_one_of_its_parts_is_found() {
+    find(CorePlant::ListWithoutPart, |plant| {
+        let (mut world, links) = saving_pair(plant);
+        settle(&mut world, links[0], 1..=5);
+        save(&mut world, links[0], id(5, 1));
+        write(&mut world, links[0], id(5, 1), vec![]);
+        listed(&world).is_empty()
     });
 }

@@ -10,7 +10,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::Core;
-use crate::core::{Standstill, UnableReason};
+use crate::core::{Standstill, StoreError, UnableReason};
 use crate::run_status::{ended, run_status};
 use crate::state::PastRun;
 
@@ -37,6 +37,10 @@ pub struct ClusterView {
     pub owners_awaited: Option<OwnersAwaited>,
     /// Why the model of a trained run waits.
     pub model_awaited: Option<ModelAwaited>,
+    /// Why the run's store does not take or give what a worker wants.
+    pub store_error: Option<StoreError>,
+    /// The step of the newest checkpoint that can be restored. 0 if there is none.
+    pub checkpoint: Step,
     /// Why no device of the run gets on, while none does.
     pub standstill: Option<Standstill>,
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
@@ -82,7 +86,9 @@ impl ClusterView {
     pub fn waits(&self) -> [(&'static str, Option<Duration>); 5] {
         let passed = |since: u64| self.since(since);
         let owners = self.owners_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
-        let store = self.model_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
+        let model = self.model_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
+        let away = self.store_error.as_ref().filter(|error| error.waits);
+        let store = model.or(away.map(|error| error.since_unix_ms));
         let devices = self.standstill.as_ref().map(|standstill| standstill.since_unix_ms);
         [
             ("workers", self.waiting.map(|waiting| passed(waiting.since_unix_ms))),
@@ -108,6 +114,8 @@ impl Core {
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
             model_awaited: self.model_awaited(),
+            store_error: self.store_error(),
+            checkpoint: self.newest_checkpoint(),
             standstill: self.standstill(),
             unable: self.unable(),
             outage: self.health.detector.outage(now).filter(|_| self.running()),

@@ -93,6 +93,7 @@ impl From<RunSpecV1> for RunSpec {
             copies: run.copies,
             give_up_after_ms: run.give_up_after_ms,
             hang_after_ms: run.hang_after_ms,
+            checkpoint: None,
         }
     }
 }

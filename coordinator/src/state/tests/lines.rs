@@ -18,7 +18,9 @@ fn a_rollback_and_a_run_begin_another_history_of_lines() {
         change.rollback = Some((Step(2), "lost".into()));
     });
     assert_eq!(state.apply(5, Term(1), &back), EntryOutcome::Accepted);
-    assert_eq!((state.lines().lineage, state.lines().back_to), (lineage(1, 2), Step(0)));
+    let undone = Undone { after: Step(0), before: Generation(2) };
+    assert_eq!(state.lines().lineage, lineage(1, 2));
+    assert_eq!(state.lines().undone, [undone]);
     assert!(
         !state.lines().admits(Step(1), Generation(1))
             && state.lines().admits(Step(1), Generation(2))

@@ -1,0 +1,77 @@
+//! Checkpoints that are read: what follows from a damaged one, and what operators see of them.
+
+use everstep_transport::protocol::checkpoint::step_folder;
+use everstep_transport::protocol::{
+    Cause, CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, Step, WorkerId,
+};
+use everstep_transport::time::Time;
+
+use crate::core::Core;
+use crate::core::workers::bounded;
+use crate::state::{Command, EntryOutcome};
+
+impl Core {
+    /// The checkpoint that the members restore: no step was committed since.
+    pub(super) fn restores(&self) -> Option<CheckpointId> {
+        let record = self.state.record().filter(|record| record.cause == Cause::Rollback)?;
+        let commit = record.commit.as_ref()?;
+        (self.change.reached() <= commit.step).then(|| CheckpointId::of(commit))
+    }
+
+    /// Whether the members restore a checkpoint that is known to be damaged.
+    pub(in crate::core) fn restores_damaged(&self) -> bool {
+        self.restores().is_some_and(|id| self.state.checkpoints().find_whole(id).is_none())
+    }
+
+    /// A worker has found damage in a checkpoint.
+    pub(in crate::core) fn damaged(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        id: CheckpointId,
+        why: &str,
+    ) {
+        let is_listed = self.state.checkpoints().find(id).is_some();
+        if !is_listed || !self.state.is_member(worker) {
+            return self.links.ignore();
+        }
+        if self.state.checkpoints().find_whole(id).is_some() {
+            let (run, reason) = (self.state.run_id(), bounded(why));
+            self.propose(now, Command::DamageCheckpoint { run, id, reason });
+        }
+    }
+
+    /// The log knows of damage. If the members restore that checkpoint, the run goes back to an
+    /// older one.
+    pub(in crate::core) fn damage_known(&mut self, now: Time, verdict: &EntryOutcome) {
+        if *verdict == EntryOutcome::Accepted && self.restores_damaged() {
+            self.go_back(now);
+        }
+    }
+
+    /// The step of the newest checkpoint that can be restored. 0 if there is none.
+    pub(in crate::core) fn newest_checkpoint(&self) -> Step {
+        let newest = self.state.checkpoints().newest_up_to(Step(u64::MAX));
+        newest.map_or(Step(0), |listed| listed.commit.step)
+    }
+
+    /// The checkpoints of the current run, ascending by step.
+    pub(in crate::core) fn checkpoint_views(&self) -> Vec<CheckpointView> {
+        let spec = self.state.run().and_then(|run| run.checkpoint.as_ref());
+        let Some(spec) = spec else { return Vec::new() };
+        self.state.checkpoints().listed().map(|listed| view(spec, listed)).collect()
+    }
+}
+
+fn view(spec: &CheckpointSpec, listed: &ListedCheckpoint) -> CheckpointView {
+    let step = listed.commit.step;
+    CheckpointView {
+        step,
+        bytes: listed.bytes,
+        seconds: Some(listed.write_ms as f64 / 1e3),
+        state_hash: Some(blake3::Hash::from_bytes(listed.state_hash).to_hex().to_string()),
+        complete: listed.damage.is_none(),
+        path: format!("{}/{}", spec.path.trim_end_matches('/'), step_folder(step)),
+        damage: listed.damage.clone(),
+    }
+}

@@ -1,0 +1,81 @@
+//! What workers say of the run's store while it does not take or give what they want.
+
+use std::collections::BTreeMap;
+
+use everstep_transport::protocol::WorkerId;
+use everstep_transport::time::Time;
+
+use crate::core::Core;
+use crate::core::workers::bounded;
+
+/// The run's store does not take or give what a worker wants.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct StoreError {
+    /// The worker's id.
+    pub worker: WorkerId,
+    /// The worker as people know it.
+    #[serde(skip)]
+    pub called: String,
+    /// The worker's words.
+    pub reason: String,
+    /// Since when the worker tries in vain, milliseconds of Unix time.
+    pub since_unix_ms: u64,
+    /// Whether the run takes no step, or does not end, before the store answers.
+    pub waits: bool,
+}
+
+/// The newest words of each worker, and since when it says so.
+#[derive(Debug, Default)]
+pub(super) struct StoreErrors(BTreeMap<WorkerId, (Time, String)>);
+
+impl StoreErrors {
+    /// A worker says how the store does. `None`: well.
+    fn take(&mut self, now: Time, worker: WorkerId, error: Option<String>) {
+        match error {
+            None => drop(self.0.remove(&worker)),
+            Some(words) => {
+                self.0.entry(worker).or_insert((now, String::new())).1 = bounded(&words);
+            }
+        }
+    }
+
+    /// The oldest error of these workers.
+    pub(super) fn oldest(
+        &self,
+        is_there: impl Fn(WorkerId) -> bool,
+    ) -> Option<(WorkerId, Time, &str)> {
+        let there = self.0.iter().filter(|(worker, _)| is_there(**worker));
+        let oldest = there.min_by_key(|(worker, (since, _))| (*since, **worker));
+        oldest.map(|(worker, (since, words))| (*worker, *since, words.as_str()))
+    }
+
+    /// Drops what workers said that are gone.
+    pub(super) fn keep(&mut self, is_there: impl Fn(WorkerId) -> bool) {
+        self.0.retain(|worker, _| is_there(*worker));
+    }
+}
+
+impl Core {
+    /// A worker says whether the store does what it wants.
+    pub(in crate::core) fn on_store_status(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        error: Option<String>,
+    ) {
+        if self.state.is_present(worker) {
+            self.checkpoints.store_errors.take(now, worker, error);
+        }
+    }
+
+    /// The oldest error of the run's store, while there is one.
+    pub(in crate::core) fn store_error(&self) -> Option<StoreError> {
+        let is_there = |worker| self.state.is_present(worker);
+        let found = self.checkpoints.store_errors.oldest(is_there).filter(|_| self.running())?;
+        let (worker, since, words) = found;
+        let since_unix_ms = self.unix_ms(since);
+        let (called, reason) = (self.state.called(worker), words.to_string());
+        let waits = self.restores().is_some() || self.awaits_last_checkpoint();
+        Some(StoreError { worker, called, reason, since_unix_ms, waits })
+    }
+}
