@@ -144,6 +144,7 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
         copies: 1,
         give_up_after_ms: None,
         hang_after_ms: RunSpec::HANG_AFTER_MS,
+        checkpoint: None,
     }
 }
 
