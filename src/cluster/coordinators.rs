@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{
-    CoordinatorId, NodeName, OperatorCommand, RequestId, RunSpec, Step, Term, WorkerId,
+    CoordinatorId, NodeName, OperatorCommand, RequestId, RunId, RunSpec, Step, Term, WorkerId,
 };
 
 use super::Directory;
@@ -72,6 +72,27 @@ impl Coordinators {
         let operator = Operator::new(&processes[0].home().join(CREDENTIALS), &addresses)?;
         let mut coordinators = Self { processes, operator, daemons, told_in: Term(0), wait };
         coordinators.until_all_vote(directory).await?;
+        Ok(coordinators)
+    }
+
+    /// Starts the coordinators of a directory that another launcher has left, each at its old
+    /// address. Returns when all of them listen.
+    pub(super) async fn reopen(
+        directory: &Directory,
+        daemons: Daemons,
+        wait: Duration,
+    ) -> Result<Self, ClusterError> {
+        let processes = CoordinatorProcess::reopen(directory, &daemons)?;
+        let addresses: Vec<_> = processes.iter().map(CoordinatorProcess::address).collect();
+        let operator = Operator::new(&processes[0].home().join(CREDENTIALS), &addresses)?;
+        let mut coordinators = Self { processes, operator, daemons, told_in: Term(0), wait };
+        while !coordinators.processes.iter().all(CoordinatorProcess::is_settled) {
+            let Self { processes, daemons, wait, .. } = &mut coordinators;
+            for process in processes {
+                process.supervise(directory, (daemons, *wait), false)?;
+            }
+            tokio::time::sleep(PROCESS_CHECK_INTERVAL).await;
+        }
         Ok(coordinators)
     }
 
@@ -158,6 +179,18 @@ impl Coordinators {
         let id = self.operator.next_id();
         let submit = async |operator: &mut Operator| operator.submit(id, run.clone()).await;
         self.ask(directory, submit).await.map(drop)
+    }
+
+    /// Watches the run that the coordinators have from now on. None if they have none.
+    pub(super) async fn follow_run(
+        &mut self,
+        directory: &Directory,
+    ) -> Result<Option<RunId>, ClusterError> {
+        let runs = self.ask(directory, async |operator: &mut Operator| operator.runs().await);
+        // A local cluster has one run. Any other one came later.
+        let run = runs.await?.first().map(|view| view.id);
+        run.inspect(|run| self.operator.follow(*run));
+        Ok(run)
     }
 
     /// Reports the end of a worker's process. In `by_hand` mode it reports nothing.
