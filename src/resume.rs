@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::{RunSpec, Step};
 use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 use serde_json::Value;
@@ -89,7 +89,7 @@ fn go_on(
     directory: Directory,
     registry: &Registry,
 ) -> Result<Report, ClusterError> {
-    let mut display = progress::Display::new(run, workers, directory.path());
+    let mut display = progress::Display::new(run, workers, directory.path()).resumed();
     let options = ClusterOptions {
         wait: Duration::from_secs(flags.wait.into()),
         respawn: flags.respawn,
@@ -98,7 +98,8 @@ fn go_on(
         devices: registry.devices().clone(),
         ..ClusterOptions::new(workers)
     };
-    let report = cluster::resume(run, directory, &options, |progress| display.show(progress));
+    let from = flags.step.map(Step);
+    let report = cluster::resume(run, directory, &options, from, |progress| display.show(progress));
     display.end();
     report
 }
@@ -113,7 +114,8 @@ mod tests {
     #[test]
     fn a_complete_run_says_where_its_model_is() {
         let dir = Path::new("runs/a");
-        let report = json!({ "state": "complete", "name": "a", "model": "/m", "model_host": "ada" });
+        let report =
+            json!({ "state": "complete", "name": "a", "model": "/m", "model_host": "ada" });
         let told = complete(dir, &report).expect("complete");
         assert_eq!(told, "run \"a\" is complete: its model is ada:/m");
         let told = complete(dir, &json!({ "state": "complete", "name": "a" })).expect("complete");

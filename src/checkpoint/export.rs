@@ -79,11 +79,9 @@ fn write(
 fn failure(flags: &ExportFlags, error: ExportError) -> Failure {
     let failed = Failure::new(Exit::Failed, "the weights are not exported");
     match error {
-        ExportError::Occupied(path) => {
-            Failure::new(Exit::Usage, "the folder has a model already")
-                .at(path.display())
-                .next("name another folder, or move the model away")
-        }
+        ExportError::Occupied(path) => Failure::new(Exit::Usage, "the folder has a model already")
+            .at(path.display())
+            .next("name another folder, or move the model away"),
         ExportError::Write { path, error } => {
             failed.at(path.display()).because(error).next("make room, or name another folder")
         }

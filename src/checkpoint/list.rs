@@ -84,7 +84,8 @@ fn add_seconds(views: &mut [CheckpointView], dir: &Path) {
             continue;
         }
         let is_its = |view: &&mut CheckpointView| {
-            event["step"] == view.step.0 && event["state_hash"].as_str() == view.state_hash.as_deref()
+            event["step"] == view.step.0
+                && event["state_hash"].as_str() == view.state_hash.as_deref()
         };
         if let Some(view) = views.iter_mut().find(is_its) {
             view.seconds = event["seconds"].as_f64();
@@ -148,10 +149,9 @@ mod tests {
     #[test]
     fn the_events_of_a_run_tell_how_long_its_checkpoints_took() {
         let folder = tempfile::tempdir().expect("a folder");
-        let line = |hash: &str, seconds: f64| {
-            json!({ "event": "checkpoint", "step": 5, "state_hash": hash, "seconds": seconds })
-        };
-        let text = format!("{}\n{}\nhalf a li", line("ab", 0.25), line("cd", 0.5));
+        let text = r#"{"event": "checkpoint", "step": 5, "state_hash": "ab", "seconds": 0.25}
+            {"event": "checkpoint", "step": 5, "state_hash": "cd", "seconds": 0.5}
+            half a li"#;
         fs::write(folder.path().join("events.jsonl"), text).expect("written");
         let mut view = CheckpointView {
             step: Step(5),

@@ -12,6 +12,9 @@ pub struct ResumeFlags {
     /// The directory of the run
     #[arg(value_name = "DIR")]
     pub dir: PathBuf,
+    /// Go back to the checkpoint of this step, even if there is a newer one; 0 is the initial state
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEP")]
+    pub step: Option<u64>,
     /// How many worker processes to start [default: as many as were there when the run stopped]
     #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS",
         value_parser = clap::value_parser!(u32).range(1..=1_024))]

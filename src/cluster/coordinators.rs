@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::{
-    CoordinatorId, NodeName, OperatorCommand, RequestId, RunId, RunSpec, Step, Term, WorkerId,
+    CoordinatorId, NodeName, OperatorCommand, RequestId, RunSpec, Step, Term, WorkerId,
 };
 
 use super::Directory;
@@ -185,12 +186,25 @@ impl Coordinators {
     pub(super) async fn follow_run(
         &mut self,
         directory: &Directory,
-    ) -> Result<Option<RunId>, ClusterError> {
+    ) -> Result<Option<RunView>, ClusterError> {
         let runs = self.ask(directory, async |operator: &mut Operator| operator.runs().await);
         // A local cluster has one run. Any other one came later.
-        let run = runs.await?.first().map(|view| view.id);
-        run.inspect(|run| self.operator.follow(*run));
+        let run = runs.await?.into_iter().next();
+        run.iter().for_each(|view| self.operator.follow(view.id));
         Ok(run)
+    }
+
+    /// Lets a run go back to the checkpoint of this step.
+    pub(super) async fn roll_back(
+        &mut self,
+        directory: &Directory,
+        run: &RunView,
+        step: Step,
+    ) -> Result<(), ClusterError> {
+        let id = self.operator.next_id();
+        let (run, generation) = (run.id, run.generation);
+        let command = OperatorCommand::Rollback { run, step, generation };
+        self.request(directory, id, command).await
     }
 
     /// Reports the end of a worker's process. In `by_hand` mode it reports nothing.

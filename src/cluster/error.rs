@@ -154,7 +154,7 @@ impl From<ClusterError> for Failure {
             ClusterError::Busy(path) => refused
                 .at(path.display())
                 .because("another launcher is at work there, or its processes are just ending")
-                .next("wait for its end, or end it; `everstep run watch --dir DIR` follows the run"),
+                .next("wait for its end, or follow its run with `everstep run watch --dir DIR`"),
             ClusterError::NoRun { path, why } => {
                 Failure::new(Exit::Usage, "there is no run that could go on")
                     .at(path.display())

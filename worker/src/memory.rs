@@ -39,8 +39,9 @@ impl Memory {
     /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for
     ///   each partial of its own shards that can wait for its sibling: one of every two that come.
     ///   A worker that is alone keeps its one partial, which is the sum.
-    /// - checkpoint copies: the state of the worker's primaries once more, `1 / W` of master weights
-    ///   and moments, while a thread writes it. Training goes on in other memory meanwhile.
+    /// - checkpoint copies, in a run that has checkpoints: `1 / W` of master weights and moments,
+    ///   the state of the shards of which the worker is primary. A thread writes it while training
+    ///   goes on in other memory.
     ///
     /// After a planned change of generation that leaves fewer workers, the formula for fewer
     /// workers holds. After a loss there is one partial more for each orphaned block, until the
