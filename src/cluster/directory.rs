@@ -188,7 +188,7 @@ fn lock(path: &Path) -> Result<Option<File>, ClusterError> {
         Err(Errno::WOULDBLOCK) => Err(ClusterError::Busy(path.to_path_buf())),
         Err(Errno::NOTSUP | Errno::NOLCK | Errno::NOSYS) => {
             let directory = path.display();
-            tracing::warn!(%directory, "no locks in this file system: start one launcher at a time");
+            tracing::warn!(%directory, "no locks there: start one launcher at a time");
             Ok(None)
         }
         Err(error) => Err(unusable(&file, error.into())),
