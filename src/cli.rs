@@ -11,11 +11,13 @@ use clap::{Args, Parser, Subcommand};
 use everstep_kernels::device::DeviceChoice;
 
 mod bench;
+mod checkpoint;
 mod cluster;
 mod coordinator;
 mod demo;
 mod http;
 mod operator;
+mod resume;
 mod run;
 mod token;
 mod worker;
@@ -23,6 +25,9 @@ mod worker;
 pub use bench::{
     AllReduceFlags, Bench, ChurnFlags, FailoversFlags, HistoryFlags, JoinsFlags, KillsFlags,
     OverlapFlags, StagesFlags,
+};
+pub use checkpoint::{
+    CheckpointTask, ExportFlags, ExportType, RemoveCheckpointFlags, StoreFlags, VerifyFlags,
 };
 pub use cluster::{AskFlags, ClusterFlags, DaemonFlags, LogFormat};
 pub use coordinator::{
@@ -33,6 +38,7 @@ pub(crate) use demo::duration;
 pub use demo::{Chances, DemoFlags};
 pub use http::HttpFlags;
 pub use operator::{OperatorTask, RevokeOperatorFlags};
+pub use resume::ResumeFlags;
 pub use run::{RollbackFlags, RunTask, SubmitFlags};
 pub use token::{CreateFlags, RevokeFlags, TokenTask};
 pub use worker::{
@@ -62,6 +68,12 @@ daemons, warn of the other verbs.";
 pub enum Verb {
     /// Train a model on a local cluster of real processes
     Train(TrainFlags),
+    /// Go on with a run that was interrupted, or of which all processes have ended
+    ///
+    /// The run goes on from its newest checkpoint. Without checkpoints it begins at its first step
+    /// again. Either way it ends with the same bits, with any number of workers. Workers that were
+    /// started by hand and still run go on, too.
+    Resume(ResumeFlags),
     /// Run a coordinator: the coordinators decide which workers take part in a run
     ///
     /// With --bootstrap it founds a cluster, and with --join it becomes a further coordinator of a
@@ -85,6 +97,9 @@ pub enum Verb {
     /// Submit a run to a cluster, and see how its runs do
     #[command(subcommand)]
     Run(RunTask),
+    /// List, verify, export and delete the checkpoints of a run
+    #[command(subcommand)]
+    Checkpoint(CheckpointTask),
     /// Make and revoke the tokens with which nodes join a cluster
     #[command(subcommand)]
     Token(TokenTask),

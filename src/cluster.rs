@@ -1,10 +1,11 @@
 //! A local cluster of real processes: coordinators and workers on loopback. This process starts,
 //! watches and ends them.
 //!
-//! [`train`] does all of it for one run. A program that wants to act in between uses [`Cluster`].
-//! The processes are this same program with other verbs, so all of them know a program's own models
-//! and data sets. They end when this process does, however it ends. `workers.rs` and
-//! `coordinators.rs` say what happens when one of *them* ends.
+//! [`train`] does all of it for one run, and [`resume`] goes on with a run of which all processes
+//! have ended. A program that wants to act in between uses [`Cluster`]. The processes are this same
+//! program with other verbs, so all of them know a program's own models and data sets. They end
+//! when this process does, however it ends. `workers.rs` and `coordinators.rs` say what happens
+//! when one of *them* ends.
 //!
 //! Nothing here takes part in training: this process learns all that it reports from the
 //! coordinators.
@@ -12,31 +13,37 @@
 mod conclusion;
 mod coordinators;
 mod directory;
+mod earlier;
 mod error;
 mod files;
 mod join;
 mod naming;
+mod options;
 mod process;
 mod progress;
+mod reopen;
 mod report;
 mod signals;
 mod view;
 mod workers;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 pub use everstep_coordinator::history::{GenerationReport, Lapse, Protection};
-use everstep_kernels::device::{DeviceChoice, Devices};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, Waiting, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use serde_json::json;
 
 pub(crate) use conclusion::{add_bigram, ended};
 pub use directory::Directory;
+pub(crate) use earlier::Earlier;
 pub use error::ClusterError;
+pub(crate) use error::resume_command;
 pub(crate) use naming::Naming;
+pub use options::ClusterOptions;
 pub use progress::Progress;
+pub use reopen::resume;
 pub(crate) use report::generations;
 pub use report::{LapseReport, LossReport, Report, RollbackReport, WorkerReport};
 
@@ -47,54 +54,6 @@ use process::{Daemons, Process};
 use progress::Lines;
 use signals::interrupted;
 use workers::Workers;
-
-/// The settings of a cluster.
-#[derive(Clone, Debug)]
-pub struct ClusterOptions {
-    /// How many workers to start.
-    pub workers: u32,
-    /// How many coordinators to start, at least one. Of three, two go on without the third.
-    pub coordinators: u32,
-    /// How long the run waits for workers that it needs: before it begins, and while too few take
-    /// part.
-    pub wait: Duration,
-    /// Start a new worker for every one that dies once the run has begun.
-    pub respawn: bool,
-    /// Start the processes as a user would by hand, each on a machine of its own. The launcher does
-    /// not look after them, and does not tell the coordinator when one ends. So a benchmark
-    /// measures what a cluster notices by itself. On Linux only: there they still end with this
-    /// process, however it ends.
-    pub by_hand: bool,
-    /// The device on which the workers compute.
-    pub device: DeviceChoice,
-    /// The devices of the program, to give each worker one of its own. Those that every program has
-    /// by default.
-    pub devices: Devices,
-    /// Overlap communication with compute. A benchmark turns it off to measure what it saves.
-    pub overlap: bool,
-    /// Have every worker write a trace of its stages.
-    pub trace: bool,
-    /// The executable of the daemons. None: that of this process.
-    pub program: Option<PathBuf>,
-}
-
-impl ClusterOptions {
-    /// `workers` workers, one coordinator, ten minutes for others to join, and no successors.
-    pub fn new(workers: u32) -> Self {
-        Self {
-            workers,
-            coordinators: 1,
-            wait: Duration::from_secs(600),
-            respawn: false,
-            by_hand: false,
-            device: DeviceChoice::default(),
-            devices: Devices::default(),
-            overlap: true,
-            trace: false,
-            program: None,
-        }
-    }
-}
 
 /// A running cluster. Dropped, it kills its processes.
 pub struct Cluster {
@@ -110,6 +69,9 @@ pub struct Cluster {
     waits_since: Option<Instant>,
     /// When the launcher last repeated to the leader which processes have ended.
     reminded_at: Option<Instant>,
+    /// Whether the files of lines stay as an earlier launcher has left them: until this one has
+    /// heard all of the run's history.
+    holds_lines: bool,
     /// Whether the end of the run is on record.
     is_concluded: bool,
 }
@@ -132,18 +94,12 @@ pub fn train(
     run: &RunSpec,
     directory: Directory,
     options: &ClusterOptions,
-    mut watch: impl FnMut(&Progress),
+    watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
     block_on(async {
         let mut cluster = Cluster::start(directory, options).await?;
         cluster.submit(run).await?;
-        while !cluster.advance().await? {
-            watch(cluster.progress());
-        }
-        watch(cluster.progress());
-        let report = cluster.report(run);
-        cluster.finish().await;
-        Ok(report)
+        cluster.see_through(run, watch).await
     })
 }
 
@@ -167,31 +123,62 @@ impl Cluster {
         options: &ClusterOptions,
     ) -> Result<Self, ClusterError> {
         let began = Instant::now();
-        let program = options.program.clone().map_or_else(executable, Ok)?;
-        let daemons = Daemons { program, by_hand: options.by_hand };
+        let daemons = daemons(options)?;
         let count = options.coordinators;
         let coordinators =
             Coordinators::found(&directory, daemons.clone(), count, options.wait).await?;
+        let workers = Workers::new(coordinators.addresses(), daemons, options);
+        let mut cluster = Self::of(directory, coordinators, workers, (options.wait, began))?;
+        cluster.start_workers(options.workers).await?;
+        Ok(cluster)
+    }
+
+    /// The cluster of these coordinators, before its workers start.
+    fn of(
+        directory: Directory,
+        coordinators: Coordinators,
+        workers: Workers,
+        (wait, began): (Duration, Instant),
+    ) -> Result<Self, ClusterError> {
         directory.copy_token(coordinators.home())?;
-        let addresses = coordinators.addresses();
-        let join = join::command(&daemons.program, &directory, &addresses);
+        let join = join::command(workers.program(), &directory, &coordinators.addresses());
         let api = coordinators.api();
-        let workers = Workers::start(&directory, addresses, daemons, options).await?;
-        let mut cluster = Self {
+        Ok(Self {
             directory,
             files: Files::default(),
             coordinators,
             workers,
             progress: Progress { join, api, ..Progress::default() },
             began,
-            wait: options.wait,
+            wait,
             submitted: None,
             waits_since: None,
             reminded_at: None,
+            holds_lines: false,
             is_concluded: false,
-        };
-        cluster.write_files();
-        Ok(cluster)
+        })
+    }
+
+    /// Starts so many workers. Returns when all of them listen.
+    async fn start_workers(&mut self, count: u32) -> Result<(), ClusterError> {
+        self.workers.start(&self.directory, count).await?;
+        self.write_files();
+        Ok(())
+    }
+
+    /// Goes on until the run is complete. Calls `watch` whenever there are news.
+    async fn see_through(
+        mut self,
+        run: &RunSpec,
+        mut watch: impl FnMut(&Progress),
+    ) -> Result<Report, ClusterError> {
+        while !self.advance().await? {
+            watch(self.progress());
+        }
+        watch(self.progress());
+        let report = self.report(run);
+        self.finish().await;
+        Ok(report)
     }
 
     /// The directory with the cluster's files.
@@ -241,10 +228,17 @@ impl Cluster {
     /// # Errors
     /// [`ClusterError::Failed`] with the coordinators' words if they refuse.
     pub async fn submit(&mut self, run: &RunSpec) -> Result<(), ClusterError> {
-        self.files.write(&self.directory, directory::RUN, directory::text_of_run(run));
+        let run = self.attach(run)?;
+        self.coordinators.submit(&self.directory, &run).await
+    }
+
+    /// Writes down the run that this cluster trains. Returns it with the place of its checkpoints.
+    fn attach(&mut self, run: &RunSpec) -> Result<RunSpec, ClusterError> {
+        let run = self.directory.placed(run)?;
+        self.files.write(&self.directory, directory::RUN, directory::text_of_run(&run));
         self.submitted = Some(run.clone());
         self.waits_since = Some(Instant::now());
-        self.coordinators.submit(&self.directory, run).await
+        Ok(run)
     }
 
     /// Starts one more worker, with these variables in its environment. It joins the run when it is
@@ -409,8 +403,10 @@ impl Cluster {
     /// Writes the news, as far as the disk takes them.
     fn write_files(&mut self) {
         let Self { coordinators, workers, progress, directory, files, .. } = self;
-        files.append(directory, "events.jsonl", &progress.events);
-        files.append(directory, "metrics.jsonl", &progress.lines);
+        if !self.holds_lines {
+            files.append(directory, "events.jsonl", &progress.events);
+            files.append(directory, "metrics.jsonl", &progress.lines);
+        }
         files.write(directory, "cluster.json", view::text(coordinators, workers, progress));
         files.settle(directory);
     }
@@ -493,7 +489,9 @@ impl Drop for Cluster {
     }
 }
 
-/// The path of this program's executable. The processes of a cluster run it too.
-fn executable() -> Result<PathBuf, ClusterError> {
-    std::env::current_exe().map_err(ClusterError::Runtime)
+/// The program of the cluster's processes. By default it is this one.
+fn daemons(options: &ClusterOptions) -> Result<Daemons, ClusterError> {
+    let own = || std::env::current_exe().map_err(ClusterError::Runtime);
+    let program = options.program.clone().map_or_else(own, Ok)?;
+    Ok(Daemons { program, by_hand: options.by_hand })
 }

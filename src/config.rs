@@ -9,6 +9,7 @@
 //!
 //! This module does not know how a run is started, nor what is in the data.
 
+mod checkpoint;
 mod daemon;
 mod error;
 mod keys;
@@ -23,6 +24,7 @@ use everstep_transport::protocol::{Encoding, RunSpec};
 use everstep_worker::registry::Registry;
 
 use crate::cli::Overrides;
+pub(crate) use checkpoint::{DEFAULT_FOLDER, is_elsewhere};
 pub use daemon::complete;
 use error::ValueSources;
 pub use error::{ConfigError, ValueSource};
@@ -32,7 +34,8 @@ use value::{Clip, OptionalDuration, Span, Vocabulary};
 /// A valid run, and the launcher's other settings.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resolved {
-    /// The run. For the data kind `text`, an empty path stands for the default text.
+    /// The run. For the data kind `text`, an empty path stands for the default text. A relative
+    /// path of the checkpoints is one in the run's own directory.
     pub run: RunSpec,
     /// How many worker processes this machine starts.
     pub workers: u32,
@@ -43,9 +46,9 @@ pub struct Resolved {
 
 /// Reads the file that `--config` names, if any, and resolves it with the flags.
 ///
-/// In addition to [`resolve`], this makes a relative data path absolute, since workers may run in
-/// other directories. Text and tokens must exist. The path of a program's own data set may be no
-/// file. Then it stays as it is.
+/// In addition to [`resolve`], this makes relative paths of data and checkpoints absolute, since
+/// workers may run in other directories. Text and tokens must exist. The path of a program's own
+/// data set may be no file. Then it stays as it is.
 pub fn read(
     path: Option<&Path>,
     flags: &Overrides,
@@ -60,6 +63,9 @@ pub fn read(
         None => String::new(),
     };
     let mut resolved = resolve(path.map(|path| (path, text.as_str())), flags, registry)?;
+    if let Some(checkpoint) = &mut resolved.run.checkpoint {
+        checkpoint::locate(checkpoint, &resolved.places)?;
+    }
     let data = &resolved.run.data;
     if data.path.is_empty() {
         return Ok(resolved);
@@ -103,14 +109,14 @@ pub fn resolve(
             .and_then(|it| it.0),
         hang_after_ms: keys.read::<Span>("redundancy.hang_after")?.unwrap_or_default().0,
         data: data(&mut keys, flags)?,
+        checkpoint: checkpoint::checkpoints(&mut keys)?,
     };
-    let checkpoints = checkpoints(&mut keys)?;
     keys.reject_unknown()?;
     let mut resolved = Resolved { notes: Vec::new(), workers, run, places: keys.into_places() };
     resolved.name_data_set(registry)?;
     resolved.check_workers(flags)?;
     registry.validate(&resolved.run).map_err(|error| resolved.refuse(&error))?;
-    resolved.notes = notes(&resolved, checkpoints);
+    resolved.notes = notes(&resolved);
     Ok(resolved)
 }
 
@@ -178,26 +184,8 @@ fn optimizer(keys: &mut Keys<'_>) -> Result<OptimizerSpec, ConfigError> {
     })
 }
 
-/// Whether the file asks for checkpoints. Its values must be valid even though Everstep writes none
-/// yet.
-fn checkpoints(keys: &mut Keys<'_>) -> Result<bool, ConfigError> {
-    let mut asked = false;
-    for key in ["checkpoint.every", "checkpoint.keep"] {
-        let count: Option<u64> = keys.read(key)?;
-        if count == Some(0) {
-            return Err(keys.places().refusal(key, "is 0; it must be 1 or more"));
-        }
-        asked |= count.is_some();
-    }
-    Ok(asked)
-}
-
-fn notes(resolved: &Resolved, checkpoints: bool) -> Vec<String> {
+fn notes(resolved: &Resolved) -> Vec<String> {
     let mut notes = Vec::new();
-    if checkpoints {
-        let place = resolved.places.of("checkpoint.every");
-        notes.push(format!("{place}: this version writes no checkpoints yet"));
-    }
     let (start, here) = (resolved.run.start_workers, resolved.workers);
     if start > here {
         notes.push(format!(
@@ -213,6 +201,14 @@ impl Resolved {
     /// set.
     pub fn refusal(&self, key: &str, problem: &str) -> ConfigError {
         self.places.refusal(key, problem)
+    }
+
+    /// Puts the checkpoints into the run's own directory, wherever the user stated that they go: a
+    /// benchmark trains runs that must not meet in one store.
+    pub(crate) fn keep_checkpoints_by_the_run(&mut self) {
+        if let Some(checkpoint) = &mut self.run.checkpoint {
+            checkpoint.path = DEFAULT_FOLDER.into();
+        }
     }
 
     fn refuse(&self, error: &SpecError) -> ConfigError {

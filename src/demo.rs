@@ -57,9 +57,9 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
     let train = TrainFlags { dir: flags.dir.clone(), ..TrainFlags::default() };
     let (directory, _) = train::prepare(&train, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
-    let steps = resolved.run.steps;
     let end = perform(flags, &resolved, directory);
-    let mut report = match end.map_err(|failure| train::interrupted(failure, &home, steps))? {
+    let told = |failure| train::interrupted(failure, &home, &resolved.run);
+    let mut report = match end.map_err(told)? {
         DemoEnd::Complete(report) => report,
         DemoEnd::Quit(report) => return Err(quit(&resolved.run, &report, &home)),
     };
@@ -77,7 +77,7 @@ pub(crate) fn steps_within(
     text: &RunText,
 ) -> Result<u64, Failure> {
     let folder = scratch::folder()?;
-    let mut run = RunSpec { steps: MEASURED, ..resolved.run.clone() };
+    let mut run = RunSpec { steps: MEASURED, checkpoint: None, ..resolved.run.clone() };
     run.data = text.listed_in(folder.path(), &run.data)?;
     let mut seconds = Vec::new();
     let directory = Directory::claim_new(folder.path(), &run)?;
@@ -118,13 +118,15 @@ fn quit(run: &RunSpec, report: &Report, home: &Path) -> Failure {
         let _ = output::print(progress::summary(run, report, home)); // the end is told all the same
     }
     output::say("the undisturbed run is left out: only a run that is complete can be compared");
-    train::interrupted(ClusterError::Interrupted.into(), home, run.steps)
+    train::interrupted(ClusterError::Interrupted.into(), home, run)
 }
 
 /// Trains the run again without faults.
 fn undisturbed(resolved: &Resolved, home: &Path) -> Result<Report, Failure> {
     let Resolved { run, workers, .. } = resolved;
     output::say("now the same run undisturbed, to compare");
+    // Its checkpoints would meet those of the first run in one store.
+    let run = &RunSpec { checkpoint: None, ..run.clone() };
     let directory = Directory::claim(&home.join("undisturbed"), run)?;
     let mut display = progress::Display::new(run, *workers, directory.path());
     let options = ClusterOptions::new(*workers);

@@ -3,11 +3,12 @@
 use everstep_kernels::device::{DeviceChoice, DeviceProvider};
 use everstep_kernels::precision::Precision;
 use everstep_kernels::reduce;
+use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
 use everstep_worker::builtin;
 use everstep_worker::memory::Memory;
 use everstep_worker::registry::Registry;
 
-use crate::config::Resolved;
+use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::output;
 
@@ -70,7 +71,35 @@ pub(crate) fn run(
         let together: usize = on_gpu.iter().map(|(_, bytes)| bytes).sum();
         lines.push(megabytes("together", together as u64));
     }
+    if let Some(checkpoint) = &run.checkpoint {
+        let bytes = parameters as u64 * optimizer.bytes_per_parameter() as u64;
+        lines.extend(checkpoints(checkpoint, bytes));
+    }
     output::print(lines.join("\n"))
+}
+
+/// The checkpoints of a run, each of so many bytes.
+fn checkpoints(spec: &CheckpointSpec, bytes: u64) -> Vec<String> {
+    let CheckpointSpec { path, every, keep, keep_every, on_failure } = spec;
+    let place = match config::is_elsewhere(spec) {
+        Some(_) => format!("DIR/{path}"),
+        None => output::plain(path),
+    };
+    let forever = match keep_every {
+        0 => String::new(),
+        number => format!(", and for ever those of each step that {number} divides"),
+    };
+    let failure = match on_failure {
+        OnFailure::Continue => "the run trains on",
+        OnFailure::Pause => "the run pauses",
+    };
+    vec![
+        format!("checkpoints     every {every} steps and after the last one, to {place}"),
+        format!("                the newest {keep} are kept{forever}; where one fails {failure}"),
+        megabytes("each of them", bytes),
+        // A new one is written before an old one is deleted.
+        megabytes("on disk, at most", bytes.saturating_mul(keep.saturating_add(1))),
+    ]
 }
 
 /// The kind of device that would compute, whether or not this machine has one. None for the CPU.
@@ -94,4 +123,30 @@ fn megabytes(what: &str, bytes: u64) -> String {
 
 fn epochs(resolved: &Resolved, samples: u64) -> f64 {
     (resolved.run.steps * resolved.run.batch.samples()) as f64 / samples as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checkpoints_are_told_with_what_they_take() {
+        let (path, on_failure) = (config::DEFAULT_FOLDER.to_string(), OnFailure::Continue);
+        let mut spec = CheckpointSpec { path, every: 50, keep: 3, keep_every: 0, on_failure };
+        let told = checkpoints(&spec, 12_000_000).join("\n");
+        for words in [
+            "every 50 steps and after the last one, to DIR/checkpoints",
+            "the newest 3 are kept; where one fails the run trains on",
+            "each of them               12.0 MB",
+            "on disk, at most           48.0 MB",
+        ] {
+            assert!(told.contains(words), "{told}");
+        }
+        (spec.path, spec.keep_every, spec.keep) = ("gs://bucket/a".into(), 500, u64::MAX);
+        spec.on_failure = OnFailure::Pause;
+        let told = checkpoints(&spec, 12_000_000).join("\n");
+        assert!(told.contains("to gs://bucket/a\n"), "{told}");
+        assert!(told.contains("kept, and for ever those of each step that 500 divides"), "{told}");
+        assert!(told.contains("where one fails the run pauses"), "{told}");
+    }
 }

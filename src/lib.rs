@@ -17,6 +17,7 @@ use failure::{Exit, Failure};
 
 mod bench;
 mod chaos;
+mod checkpoint;
 pub mod cli;
 pub mod cluster;
 mod conceal;
@@ -32,6 +33,7 @@ mod logging;
 mod operator;
 mod output;
 mod progress;
+mod resume;
 mod revoke;
 mod run;
 mod scratch;
@@ -95,6 +97,7 @@ pub fn program(registry: Registry) -> ExitCode {
 fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
     match verb {
         Verb::Train(flags) => train::run(&flags, &registry),
+        Verb::Resume(flags) => resume::run(&flags, &registry),
         Verb::Coordinator(CoordinatorVerb::Run(flags)) => coordinator::run(flags),
         Verb::Coordinator(CoordinatorVerb::Task(task)) => coordinator::operate(&task),
         Verb::Worker(WorkerVerb::Run(flags)) => worker::run(flags, registry),
@@ -104,6 +107,7 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
         Verb::Worker(WorkerVerb::Task(WorkerTask::Revoke(flags))) => revoke::worker(&flags),
         Verb::Devices(flags) => devices::run(&flags, &registry),
         Verb::Run(task) => run::run(&task, &registry),
+        Verb::Checkpoint(task) => checkpoint::run(&task),
         Verb::Token(task) => token::run(&task),
         Verb::Operator(task) => revoke::run(&task),
         Verb::Generate(flags) => generate::run(&flags, &registry),

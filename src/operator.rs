@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, JoinToken, TokenLimits};
+use everstep_transport::protocol::checkpoint::CheckpointView;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::question::{CoordinatorStatus, RevokedView, RunView, TokenView};
 use everstep_transport::protocol::{
@@ -119,6 +120,11 @@ impl Operator {
         Ok(self.run)
     }
 
+    /// Watches this run from now on.
+    pub(crate) fn follow(&mut self, run: RunId) {
+        self.run = Some(run);
+    }
+
     /// The news after this step's line and this event, and all workers. Each line and event comes
     /// once and in order, under any leader.
     pub(crate) async fn watch(&mut self, step: Step, event: u64) -> Result<Update, OperatorError> {
@@ -161,6 +167,15 @@ impl Operator {
     pub(crate) async fn runs(&mut self) -> Result<Vec<RunView>, OperatorError> {
         self.ask(Message::Ask(Question::Runs), |said| match said {
             Message::Told(Reply::Runs(runs)) => Some(runs),
+            _ => None,
+        })
+        .await
+    }
+
+    /// The checkpoints of the current run.
+    pub(crate) async fn checkpoints(&mut self) -> Result<Vec<CheckpointView>, OperatorError> {
+        self.ask(Message::Ask(Question::Checkpoints), |said| match said {
+            Message::Told(Reply::Checkpoints(checkpoints)) => Some(checkpoints),
             _ => None,
         })
         .await

@@ -27,6 +27,8 @@ pub(crate) struct Display {
     events: usize,
     /// Whether the user was told how others join.
     told_join: bool,
+    /// Whether the first news are those of an earlier launcher, which has told them.
+    is_resumed: bool,
 }
 
 /// The time between two plain lines, at least.
@@ -48,7 +50,13 @@ impl Display {
         });
         let (waiting, shown_at) =
             (Waiting::new(run, workers), Instant::now() - PROGRESS_LINE_INTERVAL);
-        Self { bar, waiting, steps: run.steps, shown: 0, shown_at, events: 0, told_join: false }
+        let (steps, shown, events, told_join, is_resumed) = (run.steps, 0, 0, false, false);
+        Self { bar, waiting, steps, shown, shown_at, events, told_join, is_resumed }
+    }
+
+    /// Tells no event of the first news.
+    pub(crate) fn resumed(self) -> Self {
+        Self { is_resumed: true, ..self }
     }
 
     /// Shows the news.
@@ -58,6 +66,9 @@ impl Display {
             if let Some(api) = &progress.api {
                 self.tell(&format!("HTTP API: {api} (see {api}/api/v1/status)"));
             }
+        }
+        if std::mem::take(&mut self.is_resumed) {
+            self.events = progress.events.len();
         }
         for event in &progress.events[self.events..] {
             tracing::debug!(?event, "event");

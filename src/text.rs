@@ -42,6 +42,11 @@ impl RunText {
         Ok(Self::Default(files))
     }
 
+    /// The text of a run whose directory names it.
+    pub(crate) fn of(run: &RunSpec) -> Self {
+        if run.data.kind == "text" { Self::Named } else { Self::Registered }
+    }
+
     /// The data with the path that every worker reads. The files of the default text are listed in
     /// `folder`. A path that the user stated stays.
     pub(crate) fn listed_in(&self, folder: &Path, data: &DataSpec) -> Result<DataSpec, Failure> {

@@ -11,7 +11,7 @@ use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 
 use crate::cli::TrainFlags;
-use crate::cluster::{self, ClusterOptions, Directory, Report};
+use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Report, resume_command};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::generate::{self, continue_text, read_model, visible};
@@ -41,18 +41,45 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     beforehand(&resolved, &text, |resolved| check(resolved, registry))?;
     let (directory, report_file) = prepare(flags, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
-    let report = train(flags, &resolved, (directory, &text), registry)?;
-    if let Some(file) = report_file {
-        file.write(&report)?;
-    }
-    output::print(progress::summary(&resolved.run, &report, &home))?;
-    let model = home.join("model.safetensors");
-    if !model.is_file() {
-        return Err(without_model(&model, &home, &report));
-    }
-    match sample(&resolved.run, &model, &text, registry) {
-        Some(sample) => output::print(sample),
-        None => Ok(()),
+    let report = train(flags, &resolved, directory, registry);
+    let trained = Trained { run: &resolved.run, home: &home, text: &text };
+    trained.conclude(report, report_file, registry)
+}
+
+/// A run that has come to its end, and what a verb tells of it.
+pub(crate) struct Trained<'a> {
+    /// The run.
+    pub(crate) run: &'a RunSpec,
+    /// Its directory.
+    pub(crate) home: &'a Path,
+    /// The source of its data.
+    pub(crate) text: &'a RunText,
+}
+
+impl Trained<'_> {
+    /// Writes and prints the results of a complete run, or says what remains of an interrupted one.
+    pub(crate) fn conclude(
+        &self,
+        report: Result<Report, ClusterError>,
+        report_file: Option<ReportFile>,
+        registry: &Registry,
+    ) -> Result<(), Failure> {
+        let Self { run, home, text } = self;
+        let mut report = report.map_err(|error| interrupted(error.into(), home, run))?;
+        report.loss.bigram = text.bigram(run)?;
+        cluster::add_bigram(home, report.loss.bigram);
+        if let Some(file) = report_file {
+            file.write(&report)?;
+        }
+        output::print(progress::summary(run, &report, home))?;
+        let model = home.join("model.safetensors");
+        if !model.is_file() {
+            return Err(without_model(&model, home, &report));
+        }
+        match sample(run, &model, text, registry) {
+            Some(sample) => output::print(sample),
+            None => Ok(()),
+        }
     }
 }
 
@@ -150,15 +177,16 @@ pub(crate) fn prepare(
         }
     };
     run.data = text.listed_in(directory.path(), &run.data)?;
+    directory.write_run(run)?;
     Ok((directory, report_file))
 }
 
 fn train(
     flags: &TrainFlags,
     resolved: &Resolved,
-    (directory, text): (Directory, &RunText),
+    directory: Directory,
     registry: &Registry,
-) -> Result<Report, Failure> {
+) -> Result<Report, ClusterError> {
     let Resolved { run, workers, .. } = resolved;
     let mut display = progress::Display::new(run, *workers, directory.path());
     let wait = Duration::from_secs(flags.wait.into());
@@ -172,28 +200,34 @@ fn train(
         devices: registry.devices().clone(),
         ..ClusterOptions::new(*workers)
     };
-    let home = directory.path().to_path_buf();
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
-    let mut report = report.map_err(|error| interrupted(error.into(), &home, run.steps))?;
-    report.loss.bigram = text.bigram(run)?;
-    cluster::add_bigram(&home, report.loss.bigram);
-    Ok(report)
+    report
 }
 
-/// What remains of an interrupted run, and what is lost.
-pub(crate) fn interrupted(failure: Failure, home: &Path, steps: u64) -> Failure {
+/// What remains of an interrupted run, and how it goes on.
+pub(crate) fn interrupted(failure: Failure, home: &Path, run: &RunSpec) -> Failure {
     if !failure.is_interruption() {
         return failure;
     }
-    let step = cluster::ended(home).and_then(|ended| ended["step"].as_u64()).unwrap_or_default();
+    let ended = cluster::ended(home).unwrap_or_default();
+    let (step, steps) = (ended["step"].as_u64().unwrap_or_default(), run.steps);
+    let command = resume_command(home);
+    let next = match (ended["checkpoint"].as_u64(), &run.checkpoint) {
+        (Some(step), _) => format!("{command} goes on from the checkpoint of step {step}"),
+        (None, Some(_)) => format!(
+            "no checkpoint was complete yet: {command} begins at the first step, and ends with the \
+             same bits"
+        ),
+        (None, None) => format!(
+            "it has no checkpoints: {command} begins at the first step, and ends with the same \
+             bits; with a section [checkpoint] a run goes on from its newest one"
+        ),
+    };
     failure
         .at(home.display())
-        .because(format!(
-            "the run stopped after step {step} of {steps}; its files are kept (report.json, \
-             metrics.jsonl, events.jsonl, logs/), its weights are not"
-        ))
-        .next("start it again: it begins at its first step, and ends with the same bits")
+        .because(format!("the run stopped after step {step} of {steps}; its files are kept"))
+        .next(next)
 }
 
 /// A run with all results but a model in the place where its user will look for it.
@@ -235,7 +269,7 @@ pub(crate) struct ReportFile {
 }
 
 impl ReportFile {
-    fn open(path: &Path) -> Result<Self, Failure> {
+    pub(crate) fn open(path: &Path) -> Result<Self, Failure> {
         let mut options = OpenOptions::new();
         options.write(true);
         let is_new = match options.clone().create_new(true).open(path) {
@@ -276,6 +310,8 @@ impl Drop for ReportFile {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
+    use everstep_transport::protocol::exemplars;
     use everstep_worker::builtin;
 
     use super::*;
@@ -286,6 +322,27 @@ mod tests {
         assert_eq!(idle(4, 4), None);
         let told = idle(5, 4).expect("one is idle");
         assert!(told.starts_with("1 of 5 workers compute nothing: every batch has 4 data shards"));
+    }
+
+    #[test]
+    fn an_interrupted_run_says_from_which_checkpoint_it_goes_on() {
+        let folder = scratch::folder().expect("a folder");
+        let words = |report: &str, checkpoint: Option<CheckpointSpec>| {
+            fs::write(folder.path().join("report.json"), report).expect("written");
+            let run = RunSpec { steps: 90, checkpoint, ..exemplars::run() };
+            let failure = Failure::new(Exit::Interrupted, "interrupted");
+            interrupted(failure, folder.path(), &run).to_string()
+        };
+        let (path, on_failure) = ("/c".to_string(), OnFailure::Continue);
+        let spec = CheckpointSpec { path, every: 5, keep: 3, keep_every: 0, on_failure };
+        let told = words("{\"step\": 47, \"checkpoint\": 45}", Some(spec.clone()));
+        assert!(told.contains("the run stopped after step 47 of 90"), "{told}");
+        let command = format!("`everstep resume {}`", folder.path().display());
+        assert!(told.contains(&format!("{command} goes on from the checkpoint of step 45")));
+        let told = words("{\"step\": 3, \"checkpoint\": null}", Some(spec));
+        assert!(told.contains("no checkpoint was complete yet"), "{told}");
+        let told = words("{\"step\": 3, \"checkpoint\": null}", None);
+        assert!(told.contains("it has no checkpoints") && told.contains(&command), "{told}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::process::{Command, Output};
 
 use everstep::cli::Overrides;
 use everstep::config::{ConfigError, Resolved, ValueSource, read, resolve};
+use everstep_transport::protocol::checkpoint::OnFailure;
 use everstep_transport::protocol::run::{OptionValue, Precision, ScheduleKind, TokenType};
 use everstep_transport::protocol::{Encoding, Rounding};
 use everstep_worker::builtin;
@@ -48,8 +49,11 @@ rounding = "stochastic"
 [redundancy]
 copies = 3
 [checkpoint]
+path = "/srv/checkpoints"
 every = 50
 keep = 2
+keep_every = 500
+on_failure = "pause"
 "#;
 
 fn resolved(text: &str, flags: Overrides) -> Result<Resolved, ConfigError> {
@@ -114,7 +118,40 @@ fn every_key_of_the_file_is_read() {
     assert_eq!(optimizer.betas, Some([0.8, 0.9]));
     assert_eq!((optimizer.learning_rate, optimizer.weight_decay), (3e-4, 0.0));
     assert_eq!((run.all_gather, run.rounding), (Encoding::Bf16, Rounding::Stochastic));
-    assert_eq!(notes, ["run.toml:38: this version writes no checkpoints yet"]);
+    let checkpoint = run.checkpoint.expect("checkpoints");
+    assert_eq!((&*checkpoint.path, checkpoint.every), ("/srv/checkpoints", 50));
+    assert_eq!((checkpoint.keep, checkpoint.keep_every), (2, 500));
+    assert_eq!(checkpoint.on_failure, OnFailure::Pause);
+    assert!(notes.is_empty());
+}
+
+#[test]
+fn a_run_has_checkpoints_only_where_the_file_asks_for_them() {
+    let read = |text| resolved(text, Overrides::default()).unwrap().run.checkpoint;
+    assert_eq!(read(""), None);
+    assert_eq!(read("[checkpoint]"), None);
+    assert_eq!(read("[checkpoint]\nevery = 0\nkeep = 7"), None);
+    let checkpoint = read("[checkpoint]\nevery = 5").expect("checkpoints");
+    assert_eq!((&*checkpoint.path, checkpoint.keep, checkpoint.keep_every), ("checkpoints", 3, 0));
+    assert_eq!(checkpoint.on_failure, OnFailure::Continue);
+    let error = refused("[checkpoint]\npath = \"/srv\"");
+    assert_eq!(error.place, ValueSource::File(PathBuf::from("run.toml")));
+    assert!(error.to_string().contains("checkpoint.every is not set"), "{error}");
+}
+
+#[test]
+fn a_relative_store_is_one_of_the_working_directory() {
+    let store = |path: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(&file, format!("[checkpoint]\nevery = 5\n{path}")).unwrap();
+        let read = read(Some(file.path()), &Overrides::default(), &registry()).unwrap();
+        read.run.checkpoint.unwrap().path
+    };
+    let here = std::env::current_dir().unwrap().join("a/b").to_str().unwrap().to_string();
+    assert_eq!(store("path = \"a/b\""), here);
+    assert_eq!(store("path = \"/srv/a\""), "/srv/a");
+    assert_eq!(store("path = \"az://container/a\""), "az://container/a");
+    assert_eq!(store(""), "checkpoints", "the launcher knows the run's own directory");
 }
 
 #[test]
@@ -270,6 +307,13 @@ fn a_value_that_cannot_be_is_refused_with_its_line_and_what_would_do() {
         ("[redundancy]\ncopies = 0", 2, "redundancy.copies is 0"),
         ("[checkpoint]\nkeep = 0", 2, "checkpoint.keep is 0"),
         ("[checkpoint]\nevery = 1d", 2, "this is not TOML"),
+        ("[checkpoint]\nevery = -1", 2, "checkpoint.every is -1; it must be a whole number"),
+        ("[checkpoint]\nevery = 5\non_failure = \"stop\"", 3, "\"continue\" or \"pause\""),
+        ("[checkpoint]\nevery = 5\nkeep_every = 9e15", 3, "checkpoint.keep_every is 9e15"),
+        ("[checkpoint]\nevery = 5\nkeep = 9000000000000", 3, "it must be 1 to 2^40"),
+        ("[checkpoint]\nevery = 5\npath = \"\"", 3, "name a directory or a URL"),
+        ("[checkpoint]\nevery = 5\npath = \"ftp://host/a\"", 3, "s3://BUCKET/FOLDER"),
+        ("[checkpoint]\npath = \"s3://key:word@a/b\"\nevery = 5", 2, "is s3://…: a store's URL"),
         ("[run]\nseed = 1\nseed = 2", 3, "this is not TOML"),
         ("[run\n", 1, "this is not TOML"),
     ] {

@@ -36,6 +36,7 @@ use std::time::{Duration, Instant};
 
 use actix::{Actor, Addr, AsyncContext, MailboxError};
 use everstep_transport::identity::{Credentials, Enrolment, UnixTime};
+use everstep_transport::protocol::CoordinatorView;
 use everstep_transport::quic::{BoundSocket, Endpoint, HostPort, Settings};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::{mpsc, watch};
@@ -50,7 +51,7 @@ pub(crate) use self::api::{OperatorRequest, Query, QueryContext, RequestError};
 pub use self::error::CoordinatorError;
 use self::files::{Cluster, LOG_FILE, MEMBERSHIP_FILE};
 pub use self::history_file::HistoryFileError;
-use self::membership_file::MembershipFile;
+use self::membership_file::{Membership, MembershipFile};
 pub use self::membership_file::MembershipFileError;
 pub(crate) use self::pending_reads::LinearizableRead;
 pub use self::recover::{RecoverError, Recovered, recover};
@@ -124,6 +125,17 @@ pub enum Ended {
 pub fn addresses(dir: &Path) -> Result<Vec<SocketAddr>, MembershipFileError> {
     let membership = MembershipFile::load(&dir.join(MEMBERSHIP_FILE))?;
     Ok(membership.membership().members.iter().map(|view| view.address).collect())
+}
+
+/// The coordinator of this directory with the addresses at which it listened, as it last listed
+/// itself. `None` if it was never admitted to a cluster, or was removed from it.
+///
+/// # Errors
+/// [`MembershipFileError`]: the directory has no membership file, or a damaged one.
+pub fn own_view(dir: &Path) -> Result<Option<CoordinatorView>, MembershipFileError> {
+    let file = MembershipFile::load(&dir.join(MEMBERSHIP_FILE))?;
+    let Membership { id, members, .. } = file.membership();
+    Ok(members.iter().find(|view| Some(view.id) == *id).cloned())
 }
 
 /// The file of the log in a coordinator's directory. It holds everything that the coordinator

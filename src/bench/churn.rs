@@ -69,6 +69,7 @@ pub(super) fn run_for<T>(
         ..Overrides::default()
     };
     let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
+    resolved.keep_checkpoints_by_the_run();
     // A run must not wait for more copies than there can be.
     resolved.run.copies = resolved.run.copies.min(flags.workers);
     let folder = scratch::folder()?;

@@ -32,6 +32,7 @@ pub(super) fn run(flags: &OverlapFlags, registry: &Registry) -> Result<(), Failu
         ..Overrides::default()
     };
     let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
+    resolved.keep_checkpoints_by_the_run();
     let folder = scratch::folder()?;
     let text = RunText::find(&resolved)?;
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;

@@ -68,6 +68,7 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
         ..Overrides::default()
     };
     let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
+    resolved.keep_checkpoints_by_the_run();
     let folder = scratch::folder()?;
     let text = RunText::find(&resolved)?;
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;

@@ -89,6 +89,7 @@ pub(super) fn text(
         "status": sentence,
         "reason": ending.reason(),
         "step": step,
+        "checkpoint": progress.checkpoint(),
         "run": run,
         "model": place.map(|place| place.path.clone()).or(own),
         "model_host": place.map(|place| &place.host),

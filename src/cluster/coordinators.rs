@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::{
     CoordinatorId, NodeName, OperatorCommand, RequestId, RunSpec, Step, Term, WorkerId,
 };
@@ -72,6 +73,27 @@ impl Coordinators {
         let operator = Operator::new(&processes[0].home().join(CREDENTIALS), &addresses)?;
         let mut coordinators = Self { processes, operator, daemons, told_in: Term(0), wait };
         coordinators.until_all_vote(directory).await?;
+        Ok(coordinators)
+    }
+
+    /// Starts the coordinators of a directory that another launcher has left, each at its old
+    /// address. Returns when all of them listen.
+    pub(super) async fn reopen(
+        directory: &Directory,
+        daemons: Daemons,
+        wait: Duration,
+    ) -> Result<Self, ClusterError> {
+        let processes = CoordinatorProcess::reopen(directory, &daemons)?;
+        let addresses: Vec<_> = processes.iter().map(CoordinatorProcess::address).collect();
+        let operator = Operator::new(&processes[0].home().join(CREDENTIALS), &addresses)?;
+        let mut coordinators = Self { processes, operator, daemons, told_in: Term(0), wait };
+        while !coordinators.processes.iter().all(CoordinatorProcess::is_settled) {
+            let Self { processes, daemons, wait, .. } = &mut coordinators;
+            for process in processes {
+                process.supervise(directory, (daemons, *wait), false)?;
+            }
+            tokio::time::sleep(PROCESS_CHECK_INTERVAL).await;
+        }
         Ok(coordinators)
     }
 
@@ -158,6 +180,31 @@ impl Coordinators {
         let id = self.operator.next_id();
         let submit = async |operator: &mut Operator| operator.submit(id, run.clone()).await;
         self.ask(directory, submit).await.map(drop)
+    }
+
+    /// Watches the run that the coordinators have from now on. None if they have none.
+    pub(super) async fn follow_run(
+        &mut self,
+        directory: &Directory,
+    ) -> Result<Option<RunView>, ClusterError> {
+        let runs = self.ask(directory, async |operator: &mut Operator| operator.runs().await);
+        // A local cluster has one run. Any other one came later.
+        let run = runs.await?.into_iter().next();
+        run.iter().for_each(|view| self.operator.follow(view.id));
+        Ok(run)
+    }
+
+    /// Lets a run go back to the checkpoint of this step.
+    pub(super) async fn roll_back(
+        &mut self,
+        directory: &Directory,
+        run: &RunView,
+        step: Step,
+    ) -> Result<(), ClusterError> {
+        let id = self.operator.next_id();
+        let (run, generation) = (run.id, run.generation);
+        let command = OperatorCommand::Rollback { run, step, generation };
+        self.request(directory, id, command).await
     }
 
     /// Reports the end of a worker's process. In `by_hand` mode it reports nothing.

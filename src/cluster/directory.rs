@@ -1,24 +1,34 @@
 //! The files of a run: its processes, its events, and the cost of each step.
+//!
+//! One launcher at a time has the directory of a run: it holds a lock that ends with the process,
+//! however that ends.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::RunSpec;
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use super::error::ClusterError;
+use crate::config;
 
-/// The directory of one run. It never holds two.
+/// The directory of one run. It never holds two. It is this launcher's alone until it is dropped.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
+    /// The locked file. None where the file system has no locks.
+    _lock: Option<File>,
 }
 
 /// The file that marks a directory as that of a run.
 pub(super) const RUN: &str = "run.json";
 /// The trained model. A directory that holds one is refused, since a new run would replace it.
 const MODEL: &str = "model.safetensors";
+/// The file that the launcher of the run locks.
+const LOCK: &str = "launcher.lock";
 
 impl Directory {
     /// Takes `path`, which may exist but must not hold a run, for `run`.
@@ -35,9 +45,43 @@ impl Directory {
             }
             Err(source) => return Err(unusable(&marker, source)),
         }
-        let directory = Self { path };
-        directory.write(RUN, text_of_run(run).as_bytes())?;
+        let directory = Self { _lock: lock(&path)?, path };
+        directory.write_run(run)?;
         Ok(directory)
+    }
+
+    /// Takes the directory of a run that another launcher has left, with the run in it.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoRun`] if it holds no run, and [`ClusterError::Busy`] if a launcher has it.
+    pub fn reopen(path: &Path) -> Result<(Self, RunSpec), ClusterError> {
+        let path = std::path::absolute(path).map_err(|source| unusable(path, source))?;
+        let no_run = |why: String| ClusterError::NoRun { path: path.clone(), why };
+        let text = fs::read_to_string(path.join(RUN)).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => no_run(format!("it has no {RUN}")),
+            _ => no_run(format!("{RUN}: {error}")),
+        })?;
+        let run = serde_json::from_str(&text);
+        let run = run.map_err(|error| no_run(format!("{RUN} cannot be read: {error}")))?;
+        Ok((Self { _lock: lock(&path)?, path }, run))
+    }
+
+    /// Writes down the run that the directory holds.
+    pub(crate) fn write_run(&self, run: &RunSpec) -> Result<(), ClusterError> {
+        self.write(RUN, text_of_run(&self.placed(run)?).as_bytes())
+    }
+
+    /// The run with the store of its checkpoints below this directory, if its path is relative.
+    pub(super) fn placed(&self, run: &RunSpec) -> Result<RunSpec, ClusterError> {
+        let mut run = run.clone();
+        let relative = run.checkpoint.as_mut().filter(|it| config::is_elsewhere(it).is_some());
+        if let Some(checkpoint) = relative {
+            let store = self.path.join(&checkpoint.path);
+            let source = || io::Error::new(ErrorKind::InvalidInput, "the path is not UTF-8");
+            let text = store.to_str().ok_or_else(|| unusable(&store, source()))?;
+            checkpoint.path = text.into();
+        }
+        Ok(run)
     }
 
     /// Refuses a directory that holds a run.
@@ -67,6 +111,7 @@ impl Directory {
     /// Undoes the claim for a run that never began. Folders that are not empty stay.
     pub(crate) fn give_up(self) {
         let _ = fs::remove_file(self.path.join(RUN)); // an error leaves what a claim would refuse
+        let _ = fs::remove_file(self.path.join(LOCK));
         let _ = fs::remove_dir(self.path.join("logs"));
         let _ = fs::remove_dir(self.path);
     }
@@ -133,6 +178,23 @@ impl Directory {
     }
 }
 
+/// Locks the directory for this process. The lock ends with the process, however that ends.
+fn lock(path: &Path) -> Result<Option<File>, ClusterError> {
+    let file = path.join(LOCK);
+    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
+    let opened = opened.map_err(|source| unusable(&file, source))?;
+    match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(opened)),
+        Err(Errno::WOULDBLOCK) => Err(ClusterError::Busy(path.to_path_buf())),
+        Err(Errno::NOTSUP | Errno::NOLCK | Errno::NOSYS) => {
+            let directory = path.display();
+            tracing::warn!(%directory, "no locks there: start one launcher at a time");
+            Ok(None)
+        }
+        Err(error) => Err(unusable(&file, error.into())),
+    }
+}
+
 /// The text of `run.json`.
 pub(super) fn text_of_run(run: &RunSpec) -> String {
     serde_json::to_string_pretty(run).expect("a specification is plain data") + "\n"
@@ -150,4 +212,56 @@ fn unusable(path: &Path, source: io::Error) -> ClusterError {
 
 fn at(path: &Path, source: io::Error) -> ClusterError {
     ClusterError::File { path: path.to_path_buf(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
+    use everstep_transport::protocol::exemplars;
+
+    use super::*;
+
+    #[test]
+    fn one_launcher_at_a_time_has_the_directory_of_a_run() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("run");
+        let first = Directory::claim(&path, &exemplars::run()).expect("a new directory");
+        let again = Directory::claim(&path, &exemplars::run());
+        assert!(matches!(again, Err(ClusterError::Occupied(_))), "{again:?}");
+        let busy = Directory::reopen(&path);
+        assert!(matches!(busy, Err(ClusterError::Busy(_))), "{busy:?}");
+        drop(first);
+        let (_second, run) = Directory::reopen(&path).expect("its launcher has ended");
+        assert_eq!(run, exemplars::run());
+        assert!(Directory::reopen(&path).is_err(), "the second launcher has it now");
+    }
+
+    #[test]
+    fn a_directory_without_a_run_says_what_it_lacks() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let words = |path: &Path| Directory::reopen(path).expect_err("no run").to_string();
+        assert!(words(folder.path()).contains("it has no run.json"));
+        fs::write(folder.path().join(RUN), "{").expect("written");
+        assert!(words(folder.path()).contains("run.json cannot be read"));
+    }
+
+    #[test]
+    fn checkpoints_without_a_stated_place_go_to_the_run_s_own_directory() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (keep, keep_every, on_failure) = (3, 0, OnFailure::Continue);
+        for (path, placed) in [
+            (config::DEFAULT_FOLDER, folder.path().join("run/checkpoints").display().to_string()),
+            ("/srv/all", "/srv/all".into()),
+            ("s3://bucket/run", "s3://bucket/run".into()),
+        ] {
+            let path = path.to_string();
+            let spec = CheckpointSpec { path, every: 5, keep, keep_every, on_failure };
+            let run = RunSpec { checkpoint: Some(spec), ..exemplars::run() };
+            let at = folder.path().join("run");
+            drop(Directory::claim(&at, &run).expect("a new directory"));
+            let (_, run) = Directory::reopen(&at).expect("a run");
+            assert_eq!(run.checkpoint.expect("checkpoints").path, placed);
+            fs::remove_dir_all(&at).expect("removed");
+        }
+    }
 }

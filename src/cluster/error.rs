@@ -1,9 +1,10 @@
 //! Why a cluster did not train its run.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use super::join::quoted;
 use crate::failure::{Exit, Failure};
 use crate::operator::OperatorError;
 
@@ -29,6 +30,17 @@ pub enum ClusterError {
     /// The directory holds a run already.
     #[error("{0} holds a run already")]
     Occupied(PathBuf),
+    /// Another launcher has the directory.
+    #[error("another launcher is at work in {0}")]
+    Busy(PathBuf),
+    /// The directory holds no run that can go on.
+    #[error("{path}: {why}", path = path.display())]
+    NoRun {
+        /// The directory.
+        path: PathBuf,
+        /// What it lacks.
+        why: String,
+    },
     /// The system gave no process or runtime.
     #[error("the system refuses: {0}")]
     Runtime(#[source] io::Error),
@@ -103,6 +115,11 @@ impl ClusterError {
     }
 }
 
+/// The command that goes on with the run of this directory.
+pub(crate) fn resume_command(dir: &Path) -> String {
+    format!("`everstep resume {}`", quoted(&dir.display().to_string()))
+}
+
 impl From<OperatorError> for ClusterError {
     fn from(error: OperatorError) -> Self {
         match error {
@@ -129,7 +146,21 @@ impl From<ClusterError> for Failure {
             ClusterError::Occupied(path) => refused
                 .at(path.display())
                 .because("it holds a run already, and runs are never mixed")
-                .next("choose another --dir, or leave it out for a new directory under runs/"),
+                .next(format!(
+                    "{} goes on with that run; for another one choose another --dir, or leave it \
+                     out for a new directory under runs/",
+                    resume_command(&path)
+                )),
+            ClusterError::Busy(path) => refused
+                .at(path.display())
+                .because("another launcher is at work there, or its processes are just ending")
+                .next("wait for its end, or follow its run with `everstep run watch --dir DIR`"),
+            ClusterError::NoRun { path, why } => {
+                Failure::new(Exit::Usage, "there is no run that could go on")
+                    .at(path.display())
+                    .because(why)
+                    .next("name the directory of a run that `everstep train` has begun")
+            }
             ClusterError::Process { process, how, why, log } => {
                 let why = why.map_or(how.clone(), |why| format!("{how}\n{why}"));
                 let next = format!("read its log, {}", log.display());

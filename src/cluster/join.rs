@@ -31,7 +31,7 @@ fn callable<'a>(program: &'a Path, path: &OsStr) -> &'a Path {
 }
 
 /// A word, quoted if a shell would split or change it.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "@%+=:,./-_".contains(c);
     if word.chars().all(plain) { word.into() } else { format!("'{}'", word.replace('\'', r"'\''")) }
 }

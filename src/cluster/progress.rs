@@ -3,7 +3,7 @@
 //! In: updates, in order. Out: one history. A rollback takes lines back. They are kept apart, since
 //! the run spent time on them. This module writes no files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::{
     Event, EventKind, OwnersAwaited, Update, Waiting, WorkerResult, WorkerState, WorkerView,
@@ -91,6 +91,24 @@ impl Progress {
     /// The last settled step.
     pub fn step(&self) -> Step {
         self.lines.last().map_or(Step(0), |line| line.step)
+    }
+
+    /// The step of the newest checkpoint that can be restored.
+    pub fn checkpoint(&self) -> Option<Step> {
+        let mut known = BTreeSet::new();
+        for event in &self.events {
+            match &event.kind {
+                EventKind::Checkpoint { step, .. } => {
+                    known.insert(*step);
+                }
+                EventKind::CheckpointDamaged { step, .. } => {
+                    known.remove(step);
+                }
+                EventKind::Rollback { to, .. } => known.retain(|step| step <= to),
+                _ => {}
+            }
+        }
+        known.last().copied()
     }
 
     /// The place where the model of a complete run is durable.
@@ -208,6 +226,30 @@ mod tests {
         assert_eq!((steps(&progress.lines), steps(&progress.undone)), (vec![1, 2], vec![3, 4, 5]));
         assert_eq!(progress.take(update(3..5, vec![]), 1), Lines::Came(2));
         assert_eq!(progress.step(), Step(4));
+    }
+
+    #[test]
+    fn a_checkpoint_counts_until_it_is_damaged_or_a_rollback_passes_it() {
+        let mut progress = Progress::default();
+        let mut newest = |kind| {
+            progress.events.push(Event { number: 1, unix_ms: 0, kind });
+            progress.checkpoint().map(|step| step.0)
+        };
+        let saved = |step| EventKind::Checkpoint {
+            step: Step(step),
+            bytes: 1,
+            seconds: 0.1,
+            state_hash: "ab".into(),
+        };
+        let reason = String::new;
+        let back = |to| EventKind::Rollback { from: Step(17), to: Step(to), reason: reason() };
+        assert_eq!(newest(saved(5)), Some(5));
+        assert_eq!(newest(saved(10)), Some(10));
+        assert_eq!(newest(saved(15)), Some(15));
+        assert_eq!(newest(back(10)), Some(10));
+        let damage = EventKind::CheckpointDamaged { step: Step(10), reason: reason() };
+        assert_eq!(newest(damage), Some(5));
+        assert_eq!(newest(back(0)), None);
     }
 
     #[test]

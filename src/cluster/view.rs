@@ -13,7 +13,7 @@ use super::Progress;
 use super::coordinators::{CoordinatorProcess, Coordinators};
 use super::naming::Naming;
 use super::process::Process;
-use super::workers::Workers;
+use super::workers::{EndedProcess, Workers};
 
 /// The text of the file.
 pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Progress) -> String {
@@ -21,7 +21,10 @@ pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Pr
     let is_known =
         |process: &&Process| progress.workers.iter().any(|v| v.name == process.naming().name);
     let starting = workers.living().iter().filter(|p| !is_known(p)).map(starting);
-    let listed: Vec<Value> = known.chain(starting).collect();
+    // Before the launcher has heard of a resumed run, it repeats what an earlier one has written.
+    let earlier = workers.gone().iter().filter(|_| progress.events.is_empty());
+    let earlier = earlier.map(ended);
+    let listed: Vec<Value> = known.chain(starting).chain(earlier).collect();
     let cluster = json!({
         "coordinators": coordinators.listed().map(coordinator).collect::<Vec<_>>(),
         "workers": listed,
@@ -69,6 +72,14 @@ fn registered(view: &WorkerView, workers: &Workers) -> Value {
     listed["pid"] = json!(living.map(|naming| naming.pid));
     listed["label"] = json!(label.map(|naming| &naming.label));
     listed
+}
+
+fn ended(EndedProcess { naming, address, .. }: &EndedProcess) -> Value {
+    let Naming { label, name, .. } = naming;
+    json!({
+        "id": null, "pid": null, "address": address, "rank": null,
+        "state": "lost", "name": name, "zone": null, "label": label, "device": null,
+    })
 }
 
 fn starting(process: &Process) -> Value {

@@ -5,6 +5,7 @@
 //! This module does not know whether a worker takes part in the run: only the coordinator can say.
 
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use everstep_kernels::device::DeviceChoice;
@@ -23,6 +24,8 @@ pub(super) struct Workers {
     /// When to start the successors of workers that died.
     due: Vec<Instant>,
     settings: Settings,
+    /// The greatest number of a worker that an earlier launcher of the run has started.
+    earlier: u32,
     /// How many workers were started.
     started: u32,
     respawned: u32,
@@ -47,6 +50,8 @@ struct Settings {
 pub(super) struct EndedProcess {
     /// Its names.
     pub(super) naming: Naming,
+    /// Where it listened, if that is known.
+    pub(super) address: Option<SocketAddr>,
     /// How it ended.
     pub(super) how: String,
 }
@@ -60,28 +65,43 @@ const WORKER_RESTART_BACKOFF: Duration = Duration::from_millis(100);
 const WORKER_RESTART_BACKOFF_MAX: Duration = Duration::from_secs(2);
 
 impl Workers {
-    /// Starts the first workers. Returns when all of them listen.
-    pub(super) async fn start(
-        directory: &Directory,
+    /// No worker yet.
+    pub(super) fn new(
         coordinators: Vec<SocketAddr>,
         daemons: Daemons,
         options: &ClusterOptions,
-    ) -> Result<Self, ClusterError> {
+    ) -> Self {
         let ClusterOptions { overlap, trace, respawn, .. } = *options;
         let device = options.device.clone();
         let indices = options.devices.usable(&device);
         let settings = Settings { daemons, coordinators, device, indices, overlap, trace, respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-        let (started, respawned, young_deaths) = (0, 0, 0);
-        let mut workers =
-            Self { living, starting, gone, due, settings, started, respawned, young_deaths };
-        for _ in 0..options.workers {
-            workers.add(directory, &[])?;
+        let (earlier, started, respawned, young_deaths) = (0, 0, 0, 0);
+        Self { living, starting, gone, due, settings, earlier, started, respawned, young_deaths }
+    }
+
+    /// The processes of an earlier launcher have ended. New workers take the numbers after theirs.
+    pub(super) fn after(mut self, earlier: Vec<EndedProcess>) -> Self {
+        let number =
+            |gone: &EndedProcess| gone.naming.label.rsplit_once('-')?.1.parse::<u32>().ok();
+        self.earlier = earlier.iter().filter_map(number).max().unwrap_or(0);
+        self.gone.extend(earlier);
+        self
+    }
+
+    /// Starts the first workers. Returns when all of them listen.
+    pub(super) async fn start(
+        &mut self,
+        directory: &Directory,
+        count: u32,
+    ) -> Result<(), ClusterError> {
+        for _ in 0..count {
+            self.add(directory, &[])?;
         }
-        for worker in std::mem::take(&mut workers.starting) {
-            workers.living.push(worker.listening().await?);
+        for worker in std::mem::take(&mut self.starting) {
+            self.living.push(worker.listening().await?);
         }
-        Ok(workers)
+        Ok(())
     }
 
     /// Starts one more, with these variables in its environment.
@@ -92,7 +112,7 @@ impl Workers {
     ) -> Result<(), ClusterError> {
         self.started += 1;
         let worker = WorkerStart {
-            number: self.started,
+            number: self.earlier + self.started,
             coordinators: &self.settings.coordinators,
             device: self
                 .settings
@@ -143,6 +163,11 @@ impl Workers {
         }
     }
 
+    /// The program that the processes run.
+    pub(super) fn program(&self) -> &Path {
+        &self.settings.daemons.program
+    }
+
     /// The processes that listen.
     pub(super) fn living(&self) -> &[Process] {
         &self.living
@@ -183,7 +208,8 @@ impl Workers {
 
     /// Files a process that has ended. Returns its end as an error if it was unexpected.
     fn bury(&mut self, process: &Process, end: ProcessEnd) -> Option<ClusterError> {
-        self.gone.push(EndedProcess { naming: process.naming().clone(), how: end.how.clone() });
+        let (naming, address) = (process.naming().clone(), Some(process.address()));
+        self.gone.push(EndedProcess { naming, address, how: end.how.clone() });
         if end.expected {
             return None;
         }
@@ -211,6 +237,19 @@ fn pause(young_deaths: u32) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn workers_of_a_resumed_run_have_numbers_of_their_own() {
+        let daemons = Daemons { program: "everstep".into(), by_hand: false };
+        let workers = Workers::new(Vec::new(), daemons, &ClusterOptions::new(1));
+        let ended = |label: &str| {
+            let name = NodeName::parse("worker-a").expect("a name");
+            let naming = Naming { label: label.into(), pid: 7, name, id: None };
+            EndedProcess { naming, address: None, how: "ended".into() }
+        };
+        let workers = workers.after(["worker-3", "worker-12", "odd"].map(ended).into());
+        assert_eq!((workers.earlier, workers.gone().len(), workers.living().len()), (12, 3, 0));
+    }
 
     #[test]
     fn a_successor_waits_the_longer_the_more_died_young_and_never_above_two_seconds() {

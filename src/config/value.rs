@@ -3,6 +3,7 @@
 //! This module checks only types and names. The run specification checks whether a number makes
 //! sense.
 
+use everstep_transport::protocol::checkpoint::OnFailure;
 use everstep_transport::protocol::run::{
     MAX_VOCABULARY, ModelSpec, OptionValue, Precision, ScheduleKind, TokenType,
 };
@@ -191,5 +192,6 @@ names!(ScheduleKind: "\"constant\", \"cosine\" or \"linear\"",
     "constant" => Constant, "cosine" => Cosine, "linear" => Linear);
 names!(Precision: "\"f32\", \"bf16\" or \"fp16\"",
     "f32" => F32, "bf16" => Bf16, "fp16" => F16);
+names!(OnFailure: "\"continue\" or \"pause\"", "continue" => Continue, "pause" => Pause);
 names!(Encoding: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);
 names!(Rounding: "\"nearest\" or \"stochastic\"", "nearest" => Nearest, "stochastic" => Stochastic);

@@ -23,6 +23,12 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Rollback { from, to, reason } => {
             format!("went back from step {from} to step {to}: {reason}")
         }
+        EventKind::CheckpointFailed { step, reason } => {
+            format!("the checkpoint of step {step} was not written: {reason}")
+        }
+        EventKind::CheckpointDamaged { step, reason } => {
+            format!("the checkpoint of step {step} is damaged: {reason}")
+        }
         EventKind::Recovered { coordinator } => format!(
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"
@@ -53,6 +59,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Submitted { .. }
         | EventKind::Registered { .. }
         | EventKind::Leading { .. }
+        | EventKind::Checkpoint { .. }
         | EventKind::Generation { .. }
         | EventKind::Complete { .. }
         | EventKind::Failed { .. } => return None,

@@ -68,6 +68,11 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         );
         return Err(refused(why, &next));
     }
+    if let Some(why) = run.checkpoint.as_ref().and_then(config::is_elsewhere) {
+        let next = "state checkpoint.path: a directory that all workers see under the same \
+                    absolute path, or a URL such as s3://BUCKET/FOLDER";
+        return Err(refused(why, next));
+    }
     Ok(run)
 }
 
@@ -118,6 +123,15 @@ mod tests {
             ("optimizer.kind = \"adam\"\ndata.path = \"/t\"", "\"adamw\", \"lion\" or \"sgd\""),
             ("model.heads = 3\ndata.path = \"/t\"", "does not divide model.width = 128"),
             ("data.kind = \"tokens\"\ndata.path = \"t\"", "data.path is \"t\", a relative path"),
+            ("checkpoint.every = 5\ndata.path = \"/t\"", "it states no checkpoint.path"),
+            (
+                "checkpoint.every = 5\ncheckpoint.path = \"a\"\ndata.path = \"/t\"",
+                "checkpoint.path is \"a\", a relative path",
+            ),
+            (
+                "checkpoint.every = 5\ncheckpoint.path = \"ftp://a/b\"\ndata.path = \"/t\"",
+                "run.toml:2",
+            ),
             ("{\"name\": 3}", "as a run's directory has it in run.json"),
         ] {
             let told = read_text(text).expect_err(text).to_string();

@@ -66,7 +66,8 @@ fn a_run_that_is_interrupted_says_what_is_kept() {
         run.program.signal(signal);
         let (dir, ended) = (run.dir, run.program.end());
         assert_eq!(ended.code, Some(code), "{ended:?}");
-        for words in ["the run stopped after step ", "its weights are not", show(&dir)] {
+        let words = ["the run stopped after step ", "`everstep resume ", show(&dir)];
+        for words in words {
             assert!(ended.block().contains(words), "no \"{words}\" in {ended:?}");
         }
         let told = json(&dir.join("report.json"));

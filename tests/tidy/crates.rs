@@ -27,6 +27,7 @@ const ALLOWED: [(&str, &[&str]); 8] = [
         &[
             "everstep-transport",
             "everstep-kernels",
+            "everstep-checkpoint",
             "everstep-coordinator",
             "everstep-worker",
             "everstep-chaos",

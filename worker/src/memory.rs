@@ -17,6 +17,7 @@ pub struct Memory {
     optimizer: u64,
     partials: u64,
     reduced: u64,
+    checkpoint: u64,
     joining: u64,
     writing: u64,
 }
@@ -38,6 +39,9 @@ impl Memory {
     /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for
     ///   each partial of its own shards that can wait for its sibling: one of every two that come.
     ///   A worker that is alone keeps its one partial, which is the sum.
+    /// - checkpoint copies, in a run that has checkpoints: `1 / W` of master weights and moments,
+    ///   the state of the shards of which the worker is primary. A thread writes it while training
+    ///   goes on in other memory.
     ///
     /// After a planned change of generation that leaves fewer workers, the formula for fewer
     /// workers holds. After a loss there is one partial more for each orphaned block, until the
@@ -78,6 +82,7 @@ impl Memory {
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,
             reduced: share(4, owners - 1 + waiting),
+            checkpoint: run.checkpoint.as_ref().map_or(0, |_| share(bytes_per_parameter, 1)),
             joining: share(bytes_per_parameter, owners).min(MAX_STATE_BYTES_UNDER_WAY as u64),
             writing: 4 * parameters,
         }
@@ -90,13 +95,14 @@ impl Memory {
     }
 
     /// The parts, with their names. One of the first two is 0.
-    pub fn parts(&self) -> [(&'static str, u64); 6] {
+    pub fn parts(&self) -> [(&'static str, u64); 7] {
         [
             ("model and activations", self.device),
             ("copies to and from GPU", self.pinned),
             ("optimizer share", self.optimizer),
             ("partial sums", self.partials),
             ("reduced shards", self.reduced),
+            ("checkpoint copies", self.checkpoint),
             ("program and network", CONSTANT_BYTES),
         ]
     }
@@ -143,6 +149,7 @@ fn partials_held(subtrees: &[Node]) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
     use everstep_transport::protocol::exemplars;
 
     use super::*;
@@ -173,6 +180,20 @@ mod tests {
         let least = 4 * 4 * rows * (15 * width + 2 * 2 + heads);
         assert!(again.device + least <= kept.device, "{again:?} {kept:?}");
         assert_eq!(Memory { device: 0, ..again }, Memory { device: 0, ..kept });
+    }
+
+    #[test]
+    fn a_run_with_checkpoints_keeps_the_state_of_its_primaries_twice() {
+        let (path, on_failure) = ("/c".to_string(), OnFailure::Continue);
+        let spec = CheckpointSpec { path, every: 5, keep: 3, keep_every: 0, on_failure };
+        let mut run = RunSpec { checkpoint: None, ..exemplars::run() };
+        let model = builtin::registry().plan_model(&run).expect("a gpt");
+        let without = of_two(&run, &model);
+        run.checkpoint = Some(spec);
+        let with = of_two(&run, &model);
+        let optimizer = builtin::registry().build_optimizer(&run).expect("a valid optimizer");
+        let state = (optimizer.bytes_per_parameter() * model.layout.count()) as u64;
+        assert_eq!(with.total(), without.total() + state.div_ceil(2));
     }
 
     /// A plan states the sizes of the model that would be built.

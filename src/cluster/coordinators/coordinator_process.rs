@@ -3,9 +3,13 @@
 //! In: the passing of time. Out: a process, or the reason why there is none. Workers and the other
 //! coordinators find it at the same address. This module does not know whether it leads.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+
+use everstep_coordinator::daemon::{self, MembershipFileError};
+use everstep_transport::protocol::CoordinatorView;
 
 use crate::cluster::Directory;
 use crate::cluster::error::ClusterError;
@@ -43,6 +47,8 @@ enum ProcessStage {
 const MAX_CRASHES: usize = 5;
 /// The time in which breaks count together. See [`MAX_CRASHES`].
 const CRASH_WINDOW: Duration = Duration::from_secs(10);
+/// The most coordinators that a launcher starts.
+const MAX_COORDINATORS: u32 = 5;
 /// The pause after a failed start.
 const COORDINATOR_RESTART_BACKOFF: Duration = Duration::from_millis(100);
 /// The longest pause while its directory cannot be used.
@@ -68,6 +74,27 @@ impl CoordinatorProcess {
         let (stage, breaks, restarts) = (ProcessStage::Runs(process), Vec::new(), 0);
         let most_breaks = MAX_CRASHES * count as usize;
         Self { number, home, address, api, stage, breaks, most_breaks, restarts, homeless: None }
+    }
+
+    /// Begins to start all coordinators of a directory that another launcher has left.
+    ///
+    /// # Errors
+    /// [`ClusterError::NoRun`] if the directory has too few coordinators.
+    pub(super) fn reopen(
+        directory: &Directory,
+        daemons: &Daemons,
+    ) -> Result<Vec<Self>, ClusterError> {
+        let left = left_behind(directory)?;
+        let most_breaks = MAX_CRASHES * left.len();
+        let start = |(number, home, view): (u32, PathBuf, CoordinatorView)| {
+            let (address, api) = (view.address, view.api.map(|api| format!("http://{api}")));
+            let origin = Origin::Again { address, api: api.as_deref() };
+            let start = CoordinatorStart { number, home: &home, origin, daemons };
+            let stage = ProcessStage::Starts(Process::coordinator(directory, &start)?);
+            let (breaks, restarts, homeless) = (Vec::new(), 0, None);
+            Ok(Self { number, home, address, api, stage, breaks, most_breaks, restarts, homeless })
+        };
+        left.into_iter().map(start).collect()
     }
 
     /// Looks after the process. `is_member` says whether the cluster still has this coordinator.
@@ -184,6 +211,11 @@ impl CoordinatorProcess {
         !matches!(self.stage, ProcessStage::Removed)
     }
 
+    /// Whether it listens, or never will, since it was removed.
+    pub(super) fn is_settled(&self) -> bool {
+        matches!(self.stage, ProcessStage::Runs(_) | ProcessStage::Removed)
+    }
+
     /// How often it was started again.
     pub(super) fn restarts(&self) -> u32 {
         self.restarts
@@ -230,6 +262,37 @@ impl CoordinatorProcess {
         self.stage = ProcessStage::Rests(Instant::now() + pause);
         Ok(())
     }
+}
+
+/// The coordinators in a directory, by number: most of those that their cluster counts on.
+fn left_behind(
+    directory: &Directory,
+) -> Result<Vec<(u32, PathBuf, CoordinatorView)>, ClusterError> {
+    let no_run = |why: String| ClusterError::NoRun { path: directory.path().to_path_buf(), why };
+    let mut found = Vec::new();
+    let mut others = BTreeSet::new();
+    for number in 1..=MAX_COORDINATORS {
+        let home = home(directory, number);
+        if !home.is_dir() {
+            continue;
+        }
+        let unreadable = |error: MembershipFileError| no_run(error.to_string());
+        others.extend(daemon::addresses(&home).map_err(unreadable)?);
+        let view = daemon::own_view(&home).map_err(unreadable)?;
+        found.extend(view.map(|view| (number, home, view)));
+    }
+    if found.is_empty() {
+        return Err(no_run("it has no coordinator's directory, such as coordinator-1".into()));
+    }
+    let there = found.iter().filter(|(_, _, view)| others.contains(&view.address)).count();
+    if 2 * there <= others.len() {
+        return Err(no_run(format!(
+            "it has the directories of {there} of {} coordinators, and most of them must agree; \
+             `everstep coordinator recover` makes a cluster of one that is left",
+            others.len()
+        )));
+    }
+    Ok(found)
 }
 
 fn home(directory: &Directory, number: u32) -> PathBuf {

@@ -1,0 +1,59 @@
+//! `everstep checkpoint`: an operator's commands for the checkpoints of a run. One file a verb.
+//!
+//! The verbs read the store itself, so they need no cluster. Only the coordinators of daemons know
+//! where the store of their run is.
+
+mod export;
+mod list;
+mod read_progress;
+mod remove;
+mod source;
+mod verify;
+
+use everstep_checkpoint::choose::ChooseError;
+use everstep_checkpoint::store::{ErrorKind, StoreError};
+
+use crate::cli::CheckpointTask;
+use crate::failure::{Exit, Failure};
+use crate::logging;
+
+pub(crate) fn run(task: &CheckpointTask) -> Result<(), Failure> {
+    logging::start("warn")?;
+    match task {
+        CheckpointTask::Ls(flags) => list::run(flags),
+        CheckpointTask::Verify(flags) => verify::run(flags),
+        CheckpointTask::Export(flags) => export::run(flags),
+        CheckpointTask::Rm(flags) => remove::run(flags),
+    }
+}
+
+/// An error of a store in words for the user.
+fn store_failure(error: StoreError) -> Failure {
+    let (exit, next) = match error.kind {
+        ErrorKind::Retry => (Exit::Failed, "see that the store can be reached, and try again"),
+        ErrorKind::Refuse => (Exit::Usage, "change what it names, and try again"),
+        ErrorKind::Damaged | ErrorKind::Missing => {
+            (Exit::Failed, "`everstep checkpoint ls` lists what is there")
+        }
+    };
+    let place = format!("{}: {}", error.place, error.object);
+    Failure::new(exit, "the store does not do what was asked for")
+        .at(place)
+        .because(error.why)
+        .next(next)
+}
+
+/// Why no checkpoint was chosen, in words for the user.
+fn choose_failure(error: ChooseError) -> Failure {
+    let unusable = Failure::new(Exit::Failed, "the checkpoint cannot be used");
+    match error {
+        ChooseError::Store(error) => store_failure(error),
+        ChooseError::Missing { .. } => {
+            Failure::new(Exit::Usage, "there is no such checkpoint").because(error)
+        }
+        ChooseError::Refused { .. } => unusable.because(error),
+        ChooseError::Damaged { .. } => unusable
+            .because(error)
+            .next("leave --step out to have the newest one that is not damaged"),
+    }
+}

@@ -1,0 +1,91 @@
+//! `everstep checkpoint export`: the weights of a checkpoint, in a folder that `transformers`
+//! loads.
+
+use everstep_checkpoint::choose::{self, Choice, Wanted};
+use everstep_checkpoint::export::{ExportError, Exported, export};
+use everstep_checkpoint::manifest::Manifest;
+use everstep_checkpoint::part::reader::{Damage, ReadError};
+use everstep_checkpoint::store::Store;
+use everstep_transport::protocol::Step;
+use serde_json::json;
+
+use super::read_progress::ReadProgress;
+use super::source::Source;
+use super::{choose_failure, store_failure};
+use crate::cli::ExportFlags;
+use crate::failure::{Exit, Failure};
+use crate::output;
+
+pub(super) fn run(flags: &ExportFlags) -> Result<(), Failure> {
+    let store = Source::find(&flags.store)?.open()?;
+    let (step, exported) = match flags.step {
+        Some(step) => {
+            let step = Step(step);
+            let manifest = choose::exactly(&*store, step, None).map_err(choose_failure)?;
+            let exported = write(&*store, &manifest, flags);
+            (step, exported.map_err(|error| failure(flags, error))?)
+        }
+        None => write_newest(&*store, flags)?,
+    };
+    let Exported { weights, config } = exported;
+    if flags.store.json {
+        return output::print(json!({ "step": step, "weights": weights, "config": config }));
+    }
+    let config = config.map_or(String::new(), |config| format!("\n{}", config.display()));
+    output::say(format_args!("the weights after step {step}:"));
+    output::print(format_args!("{}{config}", weights.display()))
+}
+
+/// Writes the newest checkpoint that is not damaged. The user hears of each newer one.
+fn write_newest(store: &dyn Store, flags: &ExportFlags) -> Result<(Step, Exported), Failure> {
+    let mut wanted = Wanted::default();
+    loop {
+        let Choice { manifest, passed_over } =
+            choose::newest(store, wanted).map_err(choose_failure)?;
+        for passed in &passed_over {
+            pass_over(passed.step, &passed.damage);
+        }
+        let manifest = manifest.ok_or_else(|| {
+            Failure::new(Exit::Usage, "there is no checkpoint to export")
+                .at(store.place())
+                .because("the store has none that is complete and not damaged")
+        })?;
+        match write(store, &manifest, flags) {
+            Ok(exported) => return Ok((manifest.step, exported)),
+            Err(ExportError::Read(ReadError::Damaged(damage))) => {
+                pass_over(manifest.step, &damage);
+                wanted.below = Some(manifest.step);
+            }
+            Err(error) => return Err(failure(flags, error)),
+        }
+    }
+}
+
+fn pass_over(step: Step, damage: &Damage) {
+    let damage = output::plain(&damage.to_string());
+    output::say(format_args!("note: the checkpoint of step {step} is passed over: {damage}"));
+}
+
+fn write(
+    store: &dyn Store,
+    manifest: &Manifest,
+    flags: &ExportFlags,
+) -> Result<Exported, ExportError> {
+    let mut progress = ReadProgress::new(format!("step {}", manifest.step), manifest.parameters);
+    let mut read = |parameters| progress.add(parameters);
+    export(store, manifest, &flags.folder, flags.dtype.into(), &mut read)
+}
+
+fn failure(flags: &ExportFlags, error: ExportError) -> Failure {
+    let failed = Failure::new(Exit::Failed, "the weights are not exported");
+    match error {
+        ExportError::Occupied(path) => Failure::new(Exit::Usage, "the folder has a model already")
+            .at(path.display())
+            .next("name another folder, or move the model away"),
+        ExportError::Write { path, error } => {
+            failed.at(path.display()).because(error).next("make room, or name another folder")
+        }
+        ExportError::Read(ReadError::Store(error)) => store_failure(error),
+        error => failed.at(flags.folder.display()).because(error),
+    }
+}
