@@ -338,6 +338,7 @@ impl StormSim {
             behind: 0,
             computing: None,
             telemetry: None,
+            store_error: None,
             unwritten: None,
         };
         self.say(link, Message::Heartbeat(heartbeat));
