@@ -221,7 +221,7 @@ fn a_flag_wins_over_the_file() {
     assert_eq!((resolved.workers, run.start_workers), (3, 4));
     assert_eq!((run.steps, run.seed, run.copies), (9, u64::MAX, 1));
     assert_eq!(run.data.path, "other.txt");
-    assert!(resolved.notes[1].starts_with("the run starts when 4 workers are there; 3 start here"));
+    assert!(resolved.notes[0].starts_with("the run starts when 4 workers are there; 3 start here"));
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::path::Path;
 use everstep_checkpoint::choose::{self, ChooseError};
 use everstep_checkpoint::manifest::MAX_MANIFEST_BYTES;
 use everstep_checkpoint::names::{ObjectName, step_folder};
-use everstep_checkpoint::store::{Store, StoreError, StoredObject};
+use everstep_checkpoint::store::{Place, Store, StoreError, StoredObject};
 use everstep_transport::protocol::Step;
 use everstep_transport::protocol::checkpoint::CheckpointView;
 use serde_json::{Value, json};
@@ -23,6 +23,10 @@ pub(super) fn run(flags: &StoreFlags) -> Result<(), Failure> {
     let source = Source::find(flags)?;
     let views = match &source {
         Source::Cluster(cluster) => views(cluster)?,
+        // A run makes the directory with its first checkpoint.
+        Source::Store { place: Place::Directory(path), run: Some(_) } if !path.exists() => {
+            Vec::new()
+        }
         Source::Store { run, .. } => {
             let mut views = in_store(&*source.open()?)?;
             run.iter().for_each(|dir| add_seconds(&mut views, dir));
