@@ -9,8 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::Precision;
+use everstep_transport::protocol::{CheckpointSpec, OnFailure, RunSpec};
 use everstep_worker::registry::Registry;
 
 use crate::check::RunHistory;
@@ -71,6 +71,10 @@ const PRECISION: u64 = 0xF16;
 const EXITS: u64 = 0xE817;
 /// One seed of this many trains in fp16.
 const SCALED: u64 = 4;
+/// Sets the draw of the checkpoints apart from others of the same seed.
+const CHECKPOINTS: u64 = 0xC4EC;
+/// One seed of this many writes no checkpoints.
+const UNSAVED: u64 = 3;
 /// The most simulations of a search for fewer faults.
 const SHRINKING: usize = 200;
 
@@ -175,7 +179,7 @@ impl Simulation {
         let min_workers = wanted.min(self.workers);
         let Reference { run, run_history, .. } = self.reference(seed);
         let scenario = Scenario {
-            run: RunSpec { copies, min_workers, ..run.clone() },
+            run: RunSpec { copies, min_workers, checkpoint: checkpoint(seed), ..run.clone() },
             registry: self.registry.clone(),
             workers: self.workers,
             coordinators: self.coordinators.unwrap_or_else(|| coordinators(seed)),
@@ -216,6 +220,15 @@ pub fn coordinators(seed: u64) -> u32 {
         (_, 0) => 5,
         _ => 3,
     }
+}
+
+/// A seed's checkpoints: two in three seeds have some, every two to five steps.
+fn checkpoint(seed: u64) -> Option<CheckpointSpec> {
+    let drawn = mix(seed ^ CHECKPOINTS);
+    let (every, keep) = (2 + drawn / UNSAVED % 4, 1 + drawn / 64 % 3);
+    let (path, on_failure) = ("/store".into(), OnFailure::Continue);
+    let spec = CheckpointSpec { path, every, keep, keep_every: 0, on_failure };
+    (!drawn.is_multiple_of(UNSAVED)).then_some(spec)
 }
 
 /// How the coordinators of a seed learn of the ends of processes.

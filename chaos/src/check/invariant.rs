@@ -26,6 +26,8 @@ pub enum Invariant {
     I10,
     /// After the last fault the run goes on, and becomes complete, in a stated time.
     I11,
+    /// A checkpoint that is listed can be restored at any number of workers to the same bits.
+    I12,
     /// Metrics and events are those of one history: each settled step once, in order.
     I13,
     /// Equal applied index means equal coordinator state.

@@ -160,6 +160,11 @@ impl World {
             {
                 self.lose_worker(worker, term)
             }
+            Some(Command::ListCheckpoint { checkpoint, .. })
+                if brings(|kind| matches!(kind, EventKind::Checkpoint { .. })) =>
+            {
+                self.witness_listing(checkpoint.id())
+            }
             Some(Command::End { .. }) => {
                 self.checkers.invariants.over();
                 Ok(())

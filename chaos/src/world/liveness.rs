@@ -120,6 +120,8 @@ pub struct Tally {
     pub redone: u64,
     /// Returns to an earlier step.
     pub rollbacks: u64,
+    /// Checkpoints that the log has listed.
+    pub checkpoints: u64,
     /// Snapshots that a leader sent to a coordinator that lacked the entries behind them.
     pub installed: u64,
     /// Pages of the history that a coordinator sent to another one.
@@ -148,6 +150,7 @@ impl AddAssign for Tally {
         self.left += more.left;
         self.redone += more.redone;
         self.rollbacks += more.rollbacks;
+        self.checkpoints += more.checkpoints;
         self.installed += more.installed;
         self.pages += more.pages;
         self.line_pages += more.line_pages;

@@ -224,7 +224,9 @@ impl SimDevice {
                 })
             };
             match job {
-                Job::Share { shards, .. } | Job::Export { shards, .. } | Job::Save { shards, .. }
+                Job::Share { shards, .. }
+                | Job::Export { shards, .. }
+                | Job::Save { shards, .. }
                     if !shards.iter().any(changes) =>
                 {
                     return Some(place);

@@ -4,19 +4,19 @@
 //! before that moment may have made its part durable all the same, without a word. The store keeps
 //! what it has over rollbacks, crashes and the end of all processes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{
-    CheckpointId, Generation, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
+    CheckpointId, Generation, Record, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, PartToSave, ShardToSave, StoreJob, StoreReport};
 
 use super::World;
 use super::types::Event;
-use crate::check::Violation;
+use crate::check::{Invariant, Violation};
 
 /// A job takes at most this long while the store is there.
 const LONGEST_JOB: Duration = Duration::from_millis(600);
@@ -60,9 +60,12 @@ impl SimStore {
         }
         let id = parts.first().map(|of| CheckpointId::of(&of.part.commit)).unwrap_or_default();
         let mut hasher = blake3::Hasher::new();
+        hasher.update(&id.step.0.to_le_bytes());
         let digests: BTreeMap<Shard, [u8; 32]> =
             parts.iter().flat_map(|of| of.part.shards.iter().copied()).collect();
-        digests.values().for_each(|digest| drop(hasher.update(digest)));
+        for digest in digests.values() {
+            hasher.update(digest);
+        }
         self.manifests.insert(id, parts.iter().map(|of| of.worker).collect());
         let (bytes, state_hash) = (90 * parts.len() as u64, *hasher.finalize().as_bytes());
         StoreReport::Manifest(WrittenManifest { id, bytes, state_hash, deleted: delete })
@@ -93,11 +96,11 @@ impl SimStore {
     }
 
     /// The shards that a whole checkpoint has. None if a file of it is missing.
-    pub(super) fn shards_of(&self, id: CheckpointId) -> Option<BTreeMap<Shard, u64>> {
+    fn shards_of(&self, id: CheckpointId) -> Option<BTreeSet<Shard>> {
         let writers = self.manifests.get(&id)?;
         let parts: Option<Vec<_>> =
             writers.iter().map(|writer| self.parts.get(&(id, *writer))).collect();
-        Some(parts?.into_iter().flatten().map(|of| (of.shard, of.digest)).collect())
+        Some(parts?.into_iter().flatten().map(|of| of.shard).collect())
     }
 }
 
@@ -145,8 +148,30 @@ impl World {
             self.step_worker(place, Input::Store(StoreReport::Failing(None)))?;
         }
         for report in self.store.perform(job) {
+            if let StoreReport::Damaged { id, reason, .. } = &report {
+                // The store keeps what it has: the log lists what was never whole, or is deleted.
+                return Err(self.not_whole(*id, reason));
+            }
             self.step_worker(place, Input::Store(report))?;
         }
         Ok(())
+    }
+
+    /// The log lists a checkpoint: the store has every shard of it (I12).
+    pub(super) fn witness_listing(&mut self, id: CheckpointId) -> Result<(), Violation> {
+        self.checkers.liveness.tally.checkpoints += 1;
+        let shards = self.checkers.invariants.current_record().map_or(0, Record::shards);
+        let there = self.store.shards_of(id).unwrap_or_default();
+        match there.len() as u32 == shards {
+            true => Ok(()),
+            false => Err(self.not_whole(id, &format!("it has {} of {shards} shards", there.len()))),
+        }
+    }
+
+    fn not_whole(&self, id: CheckpointId, why: &str) -> Violation {
+        let CheckpointId { step, generation } = id;
+        let seen =
+            format!("the checkpoint of step {step}, generation {generation}, is listed: {why}");
+        Violation { invariant: Invariant::I12, at: self.now, seen }
     }
 }

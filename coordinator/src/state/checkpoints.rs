@@ -1,8 +1,8 @@
 //! The checkpoints that the log lists: the current run can be restored from each of them.
 //!
 //! A leader proposes to list a checkpoint when its manifest is durable and its step is settled. The
-//! state refuses a checkpoint that is not of the run's history. A listing drops the checkpoints that
-//! the run does not keep, and a rollback drops those of undone steps. Dropped ones stay on a list
+//! state refuses a checkpoint that is not of the run's history. A listing drops the checkpoints
+//! that the run does not keep, and a rollback drops those of undone steps. Dropped ones stay on a list
 //! until a worker has deleted them. This module knows no store: it takes the leader's word for what
 //! is in one.
 

@@ -121,8 +121,7 @@ impl StoreThread {
         if let Some(reason) = changed_in_memory(part) {
             return self.unsaved(id, reason);
         }
-        let replaces =
-            |job: &StoreJob| matches!(job, StoreJob::Save(_) | StoreJob::Restore { .. });
+        let replaces = |job: &StoreJob| matches!(job, StoreJob::Save(_) | StoreJob::Restore { .. });
         match self.persist(replaces, |store, facts| write_part(store, facts, part)) {
             Ok(summary) => {
                 let write_ms = began.elapsed().as_millis() as u64;
@@ -159,10 +158,12 @@ impl StoreThread {
             |job: &StoreJob| matches!(job, StoreJob::Manifest { .. } | StoreJob::Restore { .. });
         let written = self.persist(replaces, |store, _| {
             delete.iter().try_for_each(|id| remove(store, *id))?;
-            store.put_new(&manifest.name(), &manifest.to_bytes()).and_then(|created| match created {
-                Created::Mine => Ok(true),
-                Created::Theirs => is_same(store, &manifest),
-            })
+            store.put_new(&manifest.name(), &manifest.to_bytes()).and_then(
+                |created| match created {
+                    Created::Mine => Ok(true),
+                    Created::Theirs => is_same(store, &manifest),
+                },
+            )
         });
         match written {
             Ok(true) => self.report(StoreReport::Manifest(WrittenManifest {
@@ -183,7 +184,11 @@ impl StoreThread {
 
     // Restoring.
 
-    fn restore(&mut self, (generation, id): (Generation, CheckpointId), shards: &[Shard]) -> Option<()> {
+    fn restore(
+        &mut self,
+        (generation, id): (Generation, CheckpointId),
+        shards: &[Shard],
+    ) -> Option<()> {
         let replaces = |job: &StoreJob| matches!(job, StoreJob::Restore { .. });
         let read = self.persist(replaces, |store, facts| settle(read_manifest(store, facts, id)));
         let manifest = match read {
@@ -232,9 +237,9 @@ impl StoreThread {
     ) -> Result<T, Abandoned> {
         let mut pause = STORE_BACKOFF;
         loop {
-            let tried = self.open().and_then(|()| {
-                attempt(self.store.as_deref().expect("it was opened"), &self.facts)
-            });
+            let tried = self
+                .open()
+                .and_then(|()| attempt(self.store.as_deref().expect("it was opened"), &self.facts));
             let error = match tried {
                 Ok(done) => {
                     self.tell(None);
@@ -360,9 +365,8 @@ fn assemble(
 /// Whether the manifest in the store is of the same state.
 fn is_same(store: &dyn Store, manifest: &Manifest) -> Result<bool, StoreError> {
     let bytes = store.read_whole(&manifest.name(), MAX_MANIFEST_BYTES)?;
-    let same = |there: Manifest| {
-        there.run == manifest.run && there.state_hash == manifest.state_hash
-    };
+    let same =
+        |there: Manifest| there.run == manifest.run && there.state_hash == manifest.state_hash;
     Ok(Manifest::parse(&bytes).is_ok_and(same))
 }
 

@@ -120,7 +120,9 @@ impl DeviceChannel for ThreadChannel {
         let mut changed = BTreeSet::new();
         for (place, job) in self.passed.iter().enumerate() {
             match job {
-                Job::Share { shards, .. } | Job::Export { shards, .. } | Job::Save { shards, .. }
+                Job::Share { shards, .. }
+                | Job::Export { shards, .. }
+                | Job::Save { shards, .. }
                     if shards.iter().all(|shard| !changed.contains(shard)) =>
                 {
                     return self.passed.remove(place);
@@ -187,7 +189,12 @@ mod tests {
     fn what_is_not_to_send_takes_all_with_it_at_once() {
         let (mut channel, reported) = thread_channel([]);
         channel.report(updated(4));
-        channel.report(Report::Restored { version: Step(1), shard: Shard(0), digest: 0, intact: true });
+        channel.report(Report::Restored {
+            version: Step(1),
+            shard: Shard(0),
+            digest: 0,
+            intact: true,
+        });
         assert_eq!(reported.len(), 2);
     }
 

@@ -8,8 +8,8 @@ use everstep_transport::time::Time;
 
 use crate::core::Core;
 
-/// The end of a run waits this long for parts that members of an earlier generation had to save, and
-/// for a store that is away.
+/// The end of a run waits this long for parts that members of an earlier generation had to save,
+/// and for a store that is away.
 const LAST_CHECKPOINT_GIVEN_UP_AFTER: Duration = Duration::from_secs(30);
 
 impl Core {
@@ -34,7 +34,10 @@ impl Core {
             !matches!(kind, EventKind::Rollback { to, .. } if *to < step)
                 && !matches!(kind, EventKind::Submitted { .. })
         });
-        let is_it = |kind: &EventKind| matches!(kind, EventKind::CheckpointFailed { step: failed, .. } if *failed == step);
+        let is_it = |kind: &EventKind| match kind {
+            EventKind::CheckpointFailed { step: failed, .. } => *failed == step,
+            _ => false,
+        };
         let is_own = |id: &CheckpointId| id.step == step && self.state.is_of_history(*id);
         self.checkpoints.failed.iter().any(is_own) || of_history.any(is_it)
     }

@@ -9,8 +9,8 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::{
-    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term,
-    WorkerPart, WrittenManifest,
+    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term, WorkerPart,
+    WrittenManifest,
 };
 
 use super::{Core, Phase};
@@ -26,6 +26,9 @@ pub(super) struct Checkpoints {
     writing: Option<CheckpointId>,
     /// The newest durable part.
     saved: Option<SavedPart>,
+    /// The newest checkpoint that this worker does not write, and why, unless it has saved a later
+    /// part.
+    unsaved: Option<(CheckpointId, String)>,
     /// The manifest that the store's thread writes.
     manifest: Option<CheckpointId>,
     /// The checkpoint that this worker could not restore in this generation, and why.
@@ -42,6 +45,7 @@ impl Checkpoints {
             self.seen = record.commit.as_ref().map(CheckpointId::of);
         }
         self.saved.take_if(|part| !is_history(record, &part.commit));
+        self.unsaved.take_if(|(id, _)| id.step > record.resume && id.generation < record.number);
         self.damaged = None;
     }
 
@@ -77,7 +81,7 @@ impl Core {
         let is_failing = self.checkpoints.error.is_some();
         if let Some(earlier) = self.checkpoints.writing.filter(|_| !is_failing) {
             let reason = format!("the checkpoint of step {} is still being written", earlier.step);
-            return self.send_to_leader(Message::Unsaved { id, reason });
+            return self.give_up(id, reason);
         }
         self.checkpoints.writing = Some(id);
         let part = PartToSave { worker, commit, shards };
@@ -114,7 +118,7 @@ impl Core {
             StoreReport::Unsaved { id, reason } => {
                 self.checkpoints.writing.take_if(|writing| *writing == id);
                 self.checkpoints.manifest.take_if(|manifest| *manifest == id);
-                self.send_to_leader(Message::Unsaved { id, reason });
+                self.give_up(id, reason);
             }
             StoreReport::Manifest(written) => self.wrote_manifest(written),
             StoreReport::Restored { generation, shard, digest, parts } => {
@@ -138,8 +142,15 @@ impl Core {
         let is_current = self.record().is_some_and(|record| is_history(record, &part.commit));
         if is_current {
             self.checkpoints.saved = Some(part);
+            self.checkpoints.unsaved.take_if(|(given_up, _)| given_up.step <= id.step);
             self.report_saved();
         }
+    }
+
+    /// The worker does not write a part, or a manifest.
+    fn give_up(&mut self, id: CheckpointId, reason: String) {
+        self.checkpoints.unsaved = Some((id, reason.clone()));
+        self.send_to_leader(Message::Unsaved { id, reason });
     }
 
     fn wrote_manifest(&mut self, written: WrittenManifest) {
@@ -160,9 +171,12 @@ impl Core {
         }
     }
 
-    /// Tells the leader of the newest durable part, and of damage, once more.
+    /// Tells the leader of the newest durable part, of what is not written, and of damage, once more.
     pub(super) fn repeat_checkpoints(&mut self) {
         self.report_saved();
+        if let Some((id, reason)) = self.checkpoints.unsaved.clone() {
+            self.send_to_leader(Message::Unsaved { id, reason });
+        }
         self.report_damage();
     }
 

@@ -65,7 +65,9 @@ impl Member {
     /// Asks the device for the states to save, once all owned shards have reached a due step. The
     /// next step cannot commit before that, so its updates come after this job.
     pub(super) fn save_if_due(&mut self) {
-        let (Some(spec), Some(commit)) = (&self.setup.run.checkpoint, self.commit()) else { return };
+        let (Some(spec), Some(commit)) = (&self.setup.run.checkpoint, self.commit()) else {
+            return;
+        };
         let is_here = self.replica.device.entering.is_none() && self.all_gather.is_updated();
         if !is_here || self.control.is_promised() || !spec.is_due(commit.step, self.setup.run.steps)
         {

@@ -5,11 +5,11 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce::{self, Node, Tree};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step, WorkerId};
 use everstep_worker::data::Sampler;
-use everstep_kernels::optimizer::ShardState;
 use everstep_worker::step::event::{Gradient, Job, Origin, Report, ShardToSave, Summary, Work};
 
 /// Master weights and two moments, as AdamW has them.
@@ -165,7 +165,10 @@ impl ToyDevice {
             }
             Job::Save { commit, shards } => {
                 let version = |shard: &Shard| self.copies[shard].version;
-                assert!(shards.iter().all(|shard| version(shard) == commit.step), "I12: one version");
+                assert!(
+                    shards.iter().all(|shard| version(shard) == commit.step),
+                    "I12: one version"
+                );
                 let shards = shards.into_iter().map(|shard| self.copies[&shard].to_save(shard));
                 let shards = shards.collect();
                 vec![Report::Saving { commit, shards }]
