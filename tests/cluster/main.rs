@@ -20,6 +20,7 @@ mod operate;
 mod places;
 mod recover;
 mod refusal;
+mod resume;
 mod several;
 mod survive;
 mod world;

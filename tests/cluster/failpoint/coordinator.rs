@@ -40,6 +40,8 @@ enum While {
     GoingBack,
     /// The run trains its last step.
     Ending,
+    /// The run writes checkpoints.
+    Saving,
 }
 
 /// Every point, with its event. A row is a run, and its coordinators die in this order. They are
@@ -80,6 +82,11 @@ const LIVES: &[(While, &[&str])] = &[
     (While::Ending, &["write.send", "written.receive"]),
     (While::Ending, &["propose.end", "dismiss.send"]),
     (While::Ending, &["applied.end"]),
+    (While::Saving, &["saved.receive", "write_manifest.send", "written_manifest.receive"]),
+    (
+        While::Saving,
+        &["propose.list_checkpoint", "appended.list_checkpoint", "applied.list_checkpoint"],
+    ),
 ];
 
 /// Two of three members hear the Pause.
@@ -143,7 +150,7 @@ impl While {
             kill_process(scene.newest().1, signal).expect("it lives");
         };
         match self {
-            Self::Beginning | Self::Ending | Self::Breaking => {}
+            Self::Beginning | Self::Ending | Self::Breaking | Self::Saving => {}
             Self::Joining => scene.add(""),
             Self::LosingLearner => scene.add("feed.receive"),
             Self::Losing | Self::GoingBack => signal(scene, Signal::KILL),
@@ -217,6 +224,11 @@ fn a_coordinator_may_die_when_a_worker_that_joins_fails() {
 #[test]
 fn a_coordinator_may_die_when_a_worker_that_joins_is_refused() {
     play(&world(400, &[]), &[While::Refusing]);
+}
+
+#[test]
+fn i12_a_coordinator_may_die_at_any_point_of_a_checkpoint() {
+    play(&world(400, &[("checkpoint.every", 20)]), &[While::Saving]);
 }
 
 #[test]

@@ -1,0 +1,112 @@
+//! Checkpoints of real processes: what is written, and how a run goes on when all have died.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use crate::world::{Ended, Launched, Run, Signal, World, show};
+
+/// The small run with so many steps, and a checkpoint every ten of them.
+fn saved_run(steps: i64) -> World {
+    World::new().with("run.steps", steps).with("checkpoint.every", 10)
+}
+
+/// The steps of the checkpoints that the run has told of so far.
+fn listed(run: &Launched) -> Vec<u64> {
+    let events = run.lines("events.jsonl");
+    let listed = events.iter().filter(|event| event["event"] == "checkpoint");
+    listed.map(|event| event["step"].as_u64().expect("a step")).collect()
+}
+
+/// Kills the launcher, and all other processes with it, once a step at or after this one is listed.
+fn kill_after(run: Launched, step: u64) -> PathBuf {
+    let is_there = || listed(&run).last().is_some_and(|newest| *newest >= step).then_some(());
+    run.until("the checkpoint", is_there);
+    run.program.signal(Signal::KILL);
+    run.program.end();
+    run.dir
+}
+
+fn resume(world: &World, dir: &Path, flags: &[&str]) -> (Ended, Option<Run>) {
+    let report = dir.with_extension("resumed.json");
+    let ours = ["resume", show(dir), "--report", show(&report)];
+    let ended = world.start(&[&ours[..], flags].concat()).end();
+    let run = (ended.code == Some(0)).then(|| Run::read(dir.into(), &report, ended.stdout.clone()));
+    (ended, run)
+}
+
+/// The step that each rollback went back to.
+fn rollbacks(run: &Run) -> Vec<u64> {
+    let events = run.lines("events.jsonl");
+    let rollbacks = events.iter().filter(|event| event["event"] == "rollback");
+    rollbacks.map(|event| event["to"].as_u64().expect("a step")).collect()
+}
+
+#[test]
+fn i12_a_run_whose_processes_all_died_goes_on_with_any_number_of_workers() {
+    const STEPS: i64 = 300;
+    let world = saved_run(STEPS);
+    let wanted = world.undisturbed();
+    for (step, workers) in [(10, "1"), (30, "2"), (20, "3"), (50, "5")] {
+        let dir = kill_after(world.launch(&["--workers", "2"]), step);
+        let (ended, run) = resume(&world, &dir, &["--workers", workers]);
+        let run = run.unwrap_or_else(|| panic!("{ended:?}"));
+        assert_eq!(run.hash(), wanted, "{workers} workers");
+        run.assert_one_history(STEPS as u64);
+        let to = rollbacks(&run);
+        assert!(to.len() == 1 && to[0] >= step, "from a checkpoint, and not from scratch: {to:?}");
+    }
+}
+
+#[test]
+fn i12_a_damaged_checkpoint_is_named_and_an_older_one_is_taken() {
+    const STEPS: i64 = 300;
+    let world = saved_run(STEPS);
+    let dir = kill_after(world.launch(&["--workers", "2"]), 30);
+    let steps = fs::read_dir(dir.join("checkpoints")).expect("checkpoints");
+    let mut folders: Vec<_> = steps.map(|step| step.expect("a folder").path()).collect();
+    folders.retain(|folder| folder.join("manifest.json").is_file());
+    folders.sort();
+    let newest = folders.last().expect("one");
+    let parts = fs::read_dir(newest).expect("files").map(|file| file.expect("a file").path());
+    let part =
+        parts.into_iter().find(|path| path.extension().is_some_and(|it| it == "safetensors"));
+    let part = part.expect("a part");
+    let mut bytes = fs::read(&part).expect("read");
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    fs::write(&part, bytes).expect("written");
+    let (ended, run) = resume(&world, &dir, &["--workers", "2"]);
+    let run = run.unwrap_or_else(|| panic!("{ended:?}"));
+    assert_eq!(run.hash(), world.undisturbed());
+    run.assert_one_history(STEPS as u64);
+    let events = run.lines("events.jsonl");
+    let damaged = events.iter().find(|event| event["event"] == "checkpoint_damaged");
+    let reason = damaged.expect("an event")["reason"].as_str().expect("words");
+    let name = part.file_name().and_then(|name| name.to_str()).expect("UTF-8");
+    assert!(reason.contains(name) && reason.contains("parameter shard"), "{reason}");
+}
+
+#[test]
+fn what_is_kept_is_listed_verified_and_exported() {
+    let world = saved_run(45).with("checkpoint.keep", 2);
+    let run = world.train(&["--workers", "3"]);
+    let ask = |arguments: &[&str]| {
+        world.start(&[&["checkpoint"], arguments, &["--dir", show(&run.dir)]].concat()).end()
+    };
+    let told = ask(&["ls", "--json"]);
+    let told: Value = serde_json::from_str(&told.stdout).unwrap_or_else(|_| panic!("{told:?}"));
+    let told = told.as_array().expect("a list");
+    let steps: Vec<u64> = told.iter().filter_map(|it| it["step"].as_u64()).collect();
+    assert!(steps.ends_with(&[40, 45]), "{steps:?}");
+    assert!(told.iter().all(|it| it["complete"] == true), "{told:?}");
+    assert_eq!(told.last().expect("one")["state_hash"], run.hash());
+    let verified = ask(&["verify"]);
+    assert_eq!(verified.code, Some(0), "{verified:?}");
+    let folder = world.path("exported");
+    let exported = ask(&["export", show(&folder)]);
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    let files = ["config.json", "model.safetensors"];
+    assert!(files.iter().all(|file| folder.join(file).is_file()), "{exported:?}");
+}
