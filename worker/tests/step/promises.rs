@@ -274,7 +274,7 @@ fn failure(solo: &mut Solo) -> String {
     let effects = solo.took();
     let told = effects.iter().find_map(|effect| match effect {
         Effect::SendToCoordinator {
-            message: Message::Failed { at_fault: None, fatal: true, reason },
+            message: Message::Failed { at_fault: None, fatal: false, reason },
             ..
         } => Some(reason.clone()),
         _ => None,

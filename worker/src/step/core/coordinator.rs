@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use everstep_transport::protocol::generation::RecordError;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{Generation, Message, Record, RunSpec, Step, Term, WorkerId};
 use everstep_transport::time::Time;
@@ -16,7 +17,7 @@ use super::{Core, Phase};
 use crate::step::event::{Effect, Exit, LinkId};
 use crate::step::joiner::Joiner;
 use crate::step::member::{Feed, Member};
-use crate::step::plan::MemberPlan;
+use crate::step::plan::{MemberPlan, PlanError};
 use crate::step::replica_state::{EnterError, ReplicaState};
 use crate::step::setup::Setup;
 use crate::step::sized_record::SizedRecord;
@@ -265,7 +266,7 @@ impl Core {
         };
         match entered {
             Ok(phase) => self.phase = phase,
-            Err(reason) => return self.fail(None, true, reason),
+            Err(error) => return self.fail(None, error.is_fatal(), error.to_string()),
         }
         self.restore();
         self.replay_early(now);
@@ -297,39 +298,55 @@ impl Core {
     }
 }
 
+/// Why a worker does not enter a record.
+#[derive(Debug, thiserror::Error)]
+enum NotEntered {
+    /// The record contradicts itself.
+    #[error(transparent)]
+    Record(#[from] RecordError),
+    /// The record contradicts itself, or does not list the worker.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The record does not fit what this worker has.
+    #[error(transparent)]
+    Enter(#[from] EnterError),
+}
+
+impl NotEntered {
+    /// Whether no other worker could enter the record either. What this worker has may be its own
+    /// fault, and then the others go on without it.
+    fn is_fatal(&self) -> bool {
+        !matches!(self, Self::Enter(_))
+    }
+}
+
 /// A worker enters a record that lists it. `promised` is its last promise before the record came.
-/// Returns why the record is wrong, in words for the user, if it is.
 fn become_member(
     now: Time,
     (worker, promised): (WorkerId, Generation),
     (setup, replica): (Arc<Setup>, ReplicaState),
     record: Record,
-) -> Result<Phase, String> {
+) -> Result<Phase, NotEntered> {
     let number = record.number;
     if promised != number {
-        return Err(EnterError::Unpromised { number, promised }.to_string());
+        return Err(EnterError::Unpromised { number, promised }.into());
     }
     let data_shards = setup.run.batch.data_shards;
-    let plan = MemberPlan::new(record, worker, setup.parameters, data_shards).map_err(words)?;
-    let member = Member::enter(now, setup, plan, replica).map_err(words)?;
+    let plan = MemberPlan::new(record, worker, setup.parameters, data_shards)?;
+    let member = Member::enter(now, setup, plan, replica)?;
     Ok(Phase::Training(Box::new(member)))
 }
 
-/// A worker enters a record that does not list it. Returns why the record is wrong, in words for
-/// the user, if it is.
+/// A worker enters a record that does not list it.
 fn become_joiner(
     worker: WorkerId,
     (setup, replica): (Arc<Setup>, ReplicaState),
     record: Record,
-) -> Result<Phase, String> {
+) -> Result<Phase, NotEntered> {
     let data_shards = setup.run.batch.data_shards;
-    let sized_record = SizedRecord::new(record, setup.parameters, data_shards).map_err(words)?;
-    let joiner = Joiner::enter(setup, worker, sized_record, replica).map_err(words)?;
+    let sized_record = SizedRecord::new(record, setup.parameters, data_shards)?;
+    let joiner = Joiner::enter(setup, worker, sized_record, replica)?;
     Ok(Phase::Joining(Box::new(joiner)))
-}
-
-fn words(error: impl ToString) -> String {
-    error.to_string()
 }
 
 /// The evidence of a worker that has never been in a generation.
