@@ -154,8 +154,7 @@ impl StoreThread {
             Ok(manifest) => manifest,
             Err(reason) => return self.unsaved(id, reason),
         };
-        let replaces =
-            |job: &StoreJob| matches!(job, StoreJob::Manifest { .. } | StoreJob::Restore { .. });
+        let replaces = |_: &StoreJob| true; // another member can write the manifest
         let written = self.persist(replaces, |store, _| {
             delete.iter().try_for_each(|id| remove(store, *id))?;
             store.put_new(&manifest.name(), &manifest.to_bytes()).and_then(

@@ -205,6 +205,29 @@ fn a_store_that_fails_is_tried_again_and_gives_way_to_a_later_part() {
 }
 
 #[test]
+fn a_manifest_that_waits_for_the_store_gives_way_to_a_later_part() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("store");
+    let thread = TestThread::start(&place);
+    let shards = reduce::shard_count(PARAMETERS) as u32;
+    thread.give(StoreJob::Save(part(3, &commit(5, 2), 0..shards)));
+    let StoreReport::Saved(saved) = thread.next() else { panic!("it is saved") };
+    let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
+    std::fs::rename(&place, folder.path().join("away")).expect("moved");
+    std::fs::write(&place, b"a file, and no folder").expect("written");
+    thread.give(StoreJob::Manifest { parts, bitwise: true, delete: Vec::new() });
+    let StoreReport::Failing(Some(_)) = thread.next() else { panic!("it says so") };
+    std::fs::remove_file(&place).expect("removed");
+    std::fs::rename(folder.path().join("away"), &place).expect("back");
+    thread.give(StoreJob::Save(part(3, &commit(10, 2), 0..shards)));
+    let StoreReport::Unsaved { id: given_up, .. } = thread.next() else { panic!("it gives way") };
+    assert_eq!(given_up, id(5, 2));
+    let StoreReport::Failing(None) = thread.next() else { panic!("the store is back") };
+    let StoreReport::Saved(part) = thread.next() else { panic!("it is saved") };
+    assert_eq!(part.commit.step, Step(10));
+}
+
+#[test]
 fn a_state_that_changed_in_memory_is_not_saved() {
     let folder = tempfile::tempdir().expect("a folder");
     let thread = TestThread::start(folder.path());

@@ -8,8 +8,8 @@ use everstep_transport::protocol::{
     CheckpointId, Commit, Generation, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
 };
 
-/// A job for the thread. It does its jobs in order. A job that waits for a store that fails gives
-/// way to a later job of its kind, and a restore ends at the next one.
+/// A job for the thread. It does its jobs in order. While the store fails, a job that writes gives
+/// way to a later one, and a restore to the next restore.
 #[derive(Debug)]
 pub enum StoreJob {
     /// Write this worker's part of a checkpoint. The answer is [`StoreReport::Saved`] or
