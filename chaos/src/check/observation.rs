@@ -6,8 +6,8 @@ use std::fmt;
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, Commit, CoordinatorId, Generation, HistoryEntry, LossScale, MetricsLine, ModelPlace,
-    Record, Shard, Step, Term, WorkerId,
+    CheckpointId, Chunk, Commit, CoordinatorId, Generation, HistoryEntry, LossScale, MetricsLine,
+    ModelPlace, Record, Shard, Step, Term, WorkerId,
 };
 
 use super::{ReceiverState, TokenAnswer, TokenRequest};
@@ -56,6 +56,8 @@ pub enum Observation<'a> {
     Shown(WorkerId, &'a Commit),
     /// A member of this generation takes this step, and all before, for settled.
     Settled(WorkerId, (Generation, Step)),
+    /// The log lists a checkpoint, and the store lacks so many of its shards.
+    Listed(CheckpointId, u32),
     /// A device has entered a generation that resumes at this step, and owns these shards.
     Holds(WorkerId, &'a [(Shard, Step, u64)], Step),
     /// A device has a job to make a version of a shard.

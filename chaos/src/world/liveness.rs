@@ -9,6 +9,7 @@ use std::ops::AddAssign;
 use std::time::Duration;
 
 use everstep_coordinator::state::Change;
+use everstep_transport::protocol::Step;
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::time::Time;
 
@@ -120,6 +121,8 @@ pub struct Tally {
     pub redone: u64,
     /// Returns to an earlier step.
     pub rollbacks: u64,
+    /// Returns to a checkpoint.
+    pub restores: u64,
     /// Checkpoints that the log has listed.
     pub checkpoints: u64,
     /// Snapshots that a leader sent to a coordinator that lacked the entries behind them.
@@ -150,6 +153,7 @@ impl AddAssign for Tally {
         self.left += more.left;
         self.redone += more.redone;
         self.rollbacks += more.rollbacks;
+        self.restores += more.restores;
         self.checkpoints += more.checkpoints;
         self.installed += more.installed;
         self.pages += more.pages;
@@ -324,6 +328,7 @@ impl LivenessChecker {
             left: change.left.len() as u64,
             redone: u64::from(change.redone),
             rollbacks: u64::from(change.rollback.is_some()),
+            restores: u64::from(change.rollback.is_some() && change.record.resume > Step(0)),
             ..Tally::default()
         };
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{
-    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19, I21, I22,
+    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12, I13, I15, I16, I17, I18, I19, I21, I22,
 };
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
@@ -185,6 +185,16 @@ fn lines_that_nobody_carries_on_are_found() {
 #[test]
 fn i22_a_run_that_ends_before_its_model_is_durable_is_found() {
     find(plant!(coordinator FinishUnwritten), Rates::default(), &[I22]);
+}
+
+#[test]
+fn i12_a_checkpoint_of_an_unsettled_step_is_found() {
+    find(plant!(coordinator ListUnsettled), Rates::default(), &[I12]);
+}
+
+#[test]
+fn i12_a_checkpoint_that_lacks_a_part_is_found() {
+    find(plant!(coordinator ListWithoutPart), Rates::default(), &[I12]);
 }
 
 #[test]

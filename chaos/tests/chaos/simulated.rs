@@ -70,9 +70,11 @@ fn four_hundred_seeds_of_every_fault_that_a_run_survives_keep_every_promise() {
     let failed: Vec<_> = endured.iter().enumerate().filter(|(_, one)| one.failed > 0).collect();
     assert!(failed.len() <= 2, "more than a few runs fail: {failed:?}");
     let completed: u64 = endured.iter().map(|one| one.completed).sum();
-    let Tally { generations, lost, left, redone, rollbacks, .. } = changes(endured);
+    let changes = changes(endured);
+    let Tally { generations, lost, left, redone, rollbacks, checkpoints, restores, .. } = changes;
     assert!(completed > 1_200 && generations > 4_000, "{completed} runs, {generations}: too dull");
     assert!(lost > 800 && left > 100 && redone > 500 && rollbacks > 50, "too dull");
+    assert!(checkpoints > 2_000 && restores > 25, "{changes:?}: too dull");
 }
 
 /// Some or all workers stand still together for up to 16 s, and nothing else goes wrong.
