@@ -8,6 +8,7 @@
 
 mod agreement;
 mod bounds;
+mod checkpoints;
 mod commits;
 mod copies;
 mod durable;
@@ -15,7 +16,6 @@ mod held_versions;
 mod invariant;
 pub mod linear;
 mod lines;
-mod listed;
 mod observation;
 mod parameters;
 mod pauses;
@@ -208,7 +208,7 @@ impl InvariantChecks {
             Observation::Committed(worker, commit) => self.committed(worker, commit),
             Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
             Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
-            Observation::Listed(id, missing) => listed::listed(id, missing, &self.commits),
+            Observation::Checkpoint(id, missing) => checkpoints::listed(id, missing, &self.commits),
             Observation::Asked(client, call) => {
                 self.requests.asked(client, call);
                 Ok(())

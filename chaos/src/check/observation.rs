@@ -57,7 +57,7 @@ pub enum Observation<'a> {
     /// A member of this generation takes this step, and all before, for settled.
     Settled(WorkerId, (Generation, Step)),
     /// The log lists a checkpoint, and the store lacks so many of its shards.
-    Listed(CheckpointId, u32),
+    Checkpoint(CheckpointId, u32),
     /// A device has entered a generation that resumes at this step, and owns these shards.
     Holds(WorkerId, &'a [(Shard, Step, u64)], Step),
     /// A device has a job to make a version of a shard.

@@ -162,7 +162,7 @@ impl World {
         self.checkers.liveness.tally.checkpoints += 1;
         let shards = self.checkers.invariants.current_record().map_or(0, Record::shards);
         let there = self.store.shards_of(id).unwrap_or_default();
-        self.observe(Observation::Listed(id, shards.saturating_sub(there.len() as u32)))
+        self.observe(Observation::Checkpoint(id, shards.saturating_sub(there.len() as u32)))
     }
 
     fn not_whole(&self, id: CheckpointId, why: &str) -> Violation {
