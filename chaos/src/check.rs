@@ -313,13 +313,13 @@ impl InvariantChecks {
         lost: Option<&BTreeSet<WorkerId>>,
     ) -> Result<(), Found> {
         let before = self.records.current();
+        let history = self.records.history(record.predecessor);
+        let settled = self.commits.newest_settled(history);
         match lost.zip(before) {
-            Some((lost, before)) => rollbacks::rolled_back(before, lost)?,
-            None => {
-                let history = self.records.history(record.predecessor);
-                let settled = self.commits.newest_settled(history);
-                self.resumes.recorded(record, before, settled)?;
+            Some((lost, before)) => {
+                rollbacks::rolled_back(before, lost, (record.resume, settled))?;
             }
+            None => self.resumes.recorded(record, before, settled)?,
         }
         subtrees::recorded(record, before, self.bounds.data_shards)?;
         self.records.recorded(record, lost.is_some())?;

@@ -58,8 +58,8 @@ use everstep_transport::protocol::{HistoryEntry, Message, Term};
 use everstep_transport::time::Time;
 
 use self::change::GenerationChange;
+pub use self::checkpoints::CheckpointStoreError;
 use self::checkpoints::CheckpointWriting;
-pub use self::checkpoints::StoreError;
 use self::clients::Clients;
 pub use self::event::{CoreEffect, CoreInput, ShellEffect, ShellInput};
 use self::finish::Completion;

@@ -278,8 +278,8 @@ fn cut(file: &File, history: &LineHistory, reach: Step) -> io::Result<Step> {
     history.undone.iter().try_fold(reach, |reach, undone| cut_at(file, history, undone, reach))
 }
 
-/// Where the lines end that a rollback has left. Behind the rollback's step, either all lines are of
-/// its history, or all are of the one before: generations ascend in a file.
+/// Where the lines end that a rollback has left. Behind the rollback's step, either all lines are
+/// of its history, or all are of the one before: generations ascend in a file.
 fn cut_at(file: &File, history: &LineHistory, undone: &Undone, reach: Step) -> io::Result<Step> {
     let back_to = undone.after.min(reach);
     let mut next = back_to;

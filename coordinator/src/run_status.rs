@@ -5,7 +5,7 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::{Inability, WorkerState};
 use everstep_transport::protocol::{Step, WorkerId};
 
-use crate::core::{ClusterView, RunEnd, StoreError, UnableReason};
+use crate::core::{CheckpointStoreError, ClusterView, RunEnd, UnableReason};
 
 /// A word for scripts, and a sentence for people.
 pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
@@ -33,12 +33,7 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
         let waited = seconds(view.since(awaited.since_unix_ms));
         return ("waiting", format!("waiting for {waited}: {awaited}"));
     }
-    if let Some(error) = view.store_error.as_ref().filter(|error| error.waits) {
-        let waited = seconds(view.since(error.since_unix_ms));
-        let StoreError { called, reason, .. } = error;
-        let words = format!(
-            "waiting for {waited}: {called} cannot use the store of the checkpoints: {reason}"
-        );
+    if let Some(words) = waits_for_store(view) {
         return ("waiting", words);
     }
     if let Some((silent, span)) = view.outage {
@@ -84,6 +79,16 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     ("training", format!("training: step {step} of {steps} with {with}{unable}{store}"))
 }
 
+/// What the run waits for if the store of its checkpoints keeps it waiting.
+fn waits_for_store(view: &ClusterView) -> Option<String> {
+    let error = view.store_error.as_ref().filter(|error| error.waits)?;
+    let waited = seconds(view.since(error.since_unix_ms));
+    let CheckpointStoreError { called, reason, .. } = error;
+    Some(format!(
+        "waiting for {waited}: {called} cannot use the store of the checkpoints: {reason}"
+    ))
+}
+
 /// Why a worker cannot compute the run, as the end of a sentence. Empty where all can.
 fn unable(view: &ClusterView) -> String {
     let Some((name, UnableReason { inability, words })) = view.unable.first() else {
@@ -97,7 +102,7 @@ fn unable(view: &ClusterView) -> String {
 
 /// Why the run's store does not answer, as the end of a sentence. Empty where it does.
 fn store(view: &ClusterView) -> String {
-    let Some(StoreError { called, reason, .. }) = &view.store_error else {
+    let Some(CheckpointStoreError { called, reason, .. }) = &view.store_error else {
         return String::new();
     };
     format!("; {called} cannot use the store of the checkpoints: {reason}")

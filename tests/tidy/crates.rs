@@ -17,7 +17,10 @@ const ALLOWED: [(&str, &[&str]); 8] = [
     ("everstep-checkpoint", &["everstep-transport", "everstep-kernels"]),
     ("everstep-failpoint", &[]),
     ("everstep-coordinator", &["everstep-transport", "everstep-failpoint"]),
-    ("everstep-worker", &["everstep-transport", "everstep-kernels", "everstep-failpoint"]),
+    (
+        "everstep-worker",
+        &["everstep-transport", "everstep-kernels", "everstep-checkpoint", "everstep-failpoint"],
+    ),
     (
         "everstep-chaos",
         &["everstep-transport", "everstep-kernels", "everstep-coordinator", "everstep-worker"],

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{Record, Shard, Step, WorkerId};
+use everstep_transport::protocol::{Cause, Record, Shard, Step, WorkerId};
 
 use super::{Found, Invariant};
 
@@ -63,8 +63,8 @@ impl HeldVersions {
         copies: u32,
     ) -> Result<(), Found> {
         let resume = record.resume;
-        if resume == Step(0) {
-            return Ok(()); // The initial state follows from the seed.
+        if resume == Step(0) || record.cause == Cause::Rollback {
+            return Ok(()); // The state follows from the seed, or is in a checkpoint.
         }
         for shard in (0..record.shards()).map(Shard) {
             let owners: Vec<WorkerId> = owners(record, shard).collect();

@@ -3,13 +3,21 @@
 
 use std::collections::BTreeSet;
 
-use everstep_transport::protocol::{Record, Shard, WorkerId};
+use everstep_transport::protocol::{Record, Shard, Step, WorkerId};
 
 use super::{Found, Invariant};
 
-/// The run goes back behind `before`. `lost` are its members that are gone in truth, or that the
+/// The run goes back behind `before`, to `resume`, or begins again at its checkpoint of the newest
+/// settled step, and undoes nothing. `lost` are its members that are gone in truth, or that the
 /// run allows a leader to give up.
-pub(super) fn rolled_back(before: &Record, lost: &BTreeSet<WorkerId>) -> Result<(), Found> {
+pub(super) fn rolled_back(
+    before: &Record,
+    lost: &BTreeSet<WorkerId>,
+    (resume, settled): (Step, Step),
+) -> Result<(), Found> {
+    if resume > Step(0) && resume >= settled {
+        return Ok(());
+    }
     let gone = |shard: Shard| {
         let mut owners = before.owners_of(shard).iter().map(|rank| before.member(*rank).worker);
         owners.all(|worker| lost.contains(&worker))

@@ -23,7 +23,7 @@ use everstep_transport::time::Time;
 
 use self::manifest_order::ManifestOrder;
 use self::parts::{PendingCheckpoint, hash_of};
-pub use self::store_errors::StoreError;
+pub use self::store_errors::CheckpointStoreError;
 use self::store_errors::StoreErrors;
 use super::workers::bounded;
 use super::{Core, invariants};

@@ -1,5 +1,6 @@
 //! Assertions of a leader before it proposes the end of a run or lists a checkpoint, and of a
-//! coordinator before it writes metrics lines. Each names its invariant, and a broken one stops the process.
+//! coordinator before it writes metrics lines. Each names its invariant, and a broken one stops the
+//! process.
 //!
 //! Results, lines and messages of workers have been checked before. A core with a planted bug
 //! asserts nothing here: the simulator's checks are to find the bug.

@@ -10,9 +10,10 @@
 //!
 //! History goes back to the newest checkpoint, or to its beginning if there is none, and the run
 //! takes the steps again from there, in two cases: the processes of all owners of some shard have
-//! ended, or the operator gives up waiting for them. A checkpoint of the very point that history has
-//! come to loses no step, so the run waits for no owner then. Else, if no answer shows a shard while one of its owners may live, the run waits: silence is not
-//! death, however long it lasts (I21).
+//! ended, or the operator gives up waiting for them. A checkpoint of the very point that history
+//! has come to loses no step, so the run waits for no owner then. Else, if no answer shows a shard
+//! while one of its owners may live, the run waits: silence is not death, however long it lasts
+//! (I21).
 
 mod owners;
 mod planned_members;

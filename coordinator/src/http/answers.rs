@@ -98,7 +98,7 @@ mod tests {
     use everstep_transport::protocol::{ModelAwaited, WorkerId};
 
     use super::*;
-    use crate::core::{Standstill, StoreError};
+    use crate::core::{CheckpointStoreError, Standstill};
     use crate::http::tests::overview;
 
     #[test]
@@ -155,7 +155,7 @@ mod tests {
         let told = status(&overview);
         assert_eq!((&told["store_error"], &told["checkpoint"]), (&Value::Null, &json!(800)));
         overview.cluster.now_unix_ms = 9_000;
-        overview.cluster.store_error = Some(StoreError {
+        overview.cluster.store_error = Some(CheckpointStoreError {
             worker: WorkerId(5),
             called: "worker 1 (id 5)".into(),
             reason: "no route".into(),

@@ -2,9 +2,9 @@
 //!
 //! A leader proposes to list a checkpoint when its manifest is durable and its step is settled. The
 //! state refuses a checkpoint that is not of the run's history. A listing drops the checkpoints
-//! that the run does not keep, and a rollback drops those of undone steps. Dropped ones stay on a list
-//! until a worker has deleted them. This module knows no store: it takes the leader's word for what
-//! is in one.
+//! that the run does not keep, and a rollback drops those of undone steps. Dropped ones stay on a
+//! list until a worker has deleted them. This module knows no store: it takes the leader's word for
+//! what is in one.
 
 use std::collections::{BTreeMap, BTreeSet};
 

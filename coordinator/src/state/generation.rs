@@ -161,8 +161,8 @@ impl State {
         Ok(EntryOutcome::Accepted)
     }
 
-    /// Checks that a rollback goes to the initial state, or to a checkpoint that can be restored, by
-    /// its commit.
+    /// Checks that a rollback goes to the initial state, or to a checkpoint that can be restored,
+    /// by its commit.
     fn restores(&self, record: &Record) -> Result<(), Rejection> {
         self.can_go_back_to(record.resume)?;
         let listed = self.checkpoints.newest_up_to(record.resume);

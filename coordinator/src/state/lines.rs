@@ -62,8 +62,8 @@ impl LineHistory {
         !self.undone.iter().any(|undone| undone.has(step, generation))
     }
 
-    /// The run goes back to this step, with this generation. What went back to the same step before,
-    /// or to a later one, is undone as well.
+    /// The run goes back to this step, with this generation. What went back to the same step
+    /// before, or to a later one, is undone as well.
     pub(super) fn go_back(&mut self, generation: Generation, step: Step) {
         self.lineage.rollback = generation;
         self.undone.retain(|undone| undone.after < step);

@@ -268,6 +268,24 @@ fn a_rule_of_ones_own_gets_clipped_gradients_and_has_the_bits_of_a_built_in_one(
     }
 }
 
+/// A state that a checkpoint is being written of stays as it is.
+#[test]
+fn an_update_beside_its_source_has_the_bits_and_digests_of_one_in_place() {
+    for rule in RULES {
+        let optimizer = Optimizer::new(rule, DECAY).expect("valid settings");
+        let source = train(rule, 0..COUNT);
+        let (layout, gradient) = (layout(), gradient(STEPS + 1));
+        let (step, range) = (STEPS + 1, 0..COUNT);
+        let inputs = UpdateInputs { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+        let (mut in_place, before) = (source.clone(), source.clone());
+        let mut beside = optimizer.state(vec![7.0; COUNT]);
+        let target = UpdateTarget { state: &mut beside, source: Some(&source) };
+        let seen = optimizer.update(target, &gradient, &inputs, [4, 5], &mut |_, _| {});
+        let wanted = optimizer.update(&mut in_place, &gradient, &inputs, [4, 5], &mut |_, _| {});
+        assert_eq!((seen, &beside, &source), (wanted, &in_place, &before));
+    }
+}
+
 #[test]
 fn the_digest_tells_version_weights_and_moments() {
     let state = train(RULES[0], 0..COUNT);

@@ -31,7 +31,8 @@ pub struct Event {
     pub kind: EventKind,
 }
 
-/// What happened. Files of older formats hold the variants by their order: a new variant comes last.
+/// What happened. Files of older formats hold the variants by their order: a new variant comes
+/// last.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum EventKind {

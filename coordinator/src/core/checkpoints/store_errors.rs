@@ -10,7 +10,7 @@ use crate::core::workers::bounded;
 
 /// The run's store does not take or give what a worker wants.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
-pub struct StoreError {
+pub struct CheckpointStoreError {
     /// The worker's id.
     pub worker: WorkerId,
     /// The worker as people know it.
@@ -69,13 +69,13 @@ impl Core {
     }
 
     /// The oldest error of the run's store, while there is one.
-    pub(in crate::core) fn store_error(&self) -> Option<StoreError> {
+    pub(in crate::core) fn store_error(&self) -> Option<CheckpointStoreError> {
         let is_there = |worker| self.state.is_present(worker);
         let found = self.checkpoints.store_errors.oldest(is_there).filter(|_| self.running())?;
         let (worker, since, words) = found;
         let since_unix_ms = self.unix_ms(since);
         let (called, reason) = (self.state.called(worker), words.to_string());
         let waits = self.restores().is_some() || self.awaits_last_checkpoint();
-        Some(StoreError { worker, called, reason, since_unix_ms, waits })
+        Some(CheckpointStoreError { worker, called, reason, since_unix_ms, waits })
     }
 }

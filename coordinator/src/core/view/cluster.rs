@@ -10,7 +10,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::Core;
-use crate::core::{Standstill, StoreError, UnableReason};
+use crate::core::{CheckpointStoreError, Standstill, UnableReason};
 use crate::run_status::{ended, run_status};
 use crate::state::PastRun;
 
@@ -38,7 +38,7 @@ pub struct ClusterView {
     /// Why the model of a trained run waits.
     pub model_awaited: Option<ModelAwaited>,
     /// Why the run's store does not take or give what a worker wants.
-    pub store_error: Option<StoreError>,
+    pub store_error: Option<CheckpointStoreError>,
     /// The step of the newest checkpoint that can be restored. 0 if there is none.
     pub checkpoint: Step,
     /// Why no device of the run gets on, while none does.

@@ -1,8 +1,9 @@
 //! Checkpoints: which states this worker saves, which manifest it writes, and what it restores.
 //!
 //! A step is due by the run's specification alone. The device hands out the states of which this
-//! worker is primary, and the store's thread writes them while training goes on. A step that is due meanwhile is not saved, and the leader hears so. The
-//! leader hears of a durable part again whenever another coordinator comes to lead.
+//! worker is primary, and the store's thread writes them while training goes on. A step that is due
+//! meanwhile is not saved, and the leader hears so. The leader hears of a durable part again
+//! whenever another coordinator comes to lead.
 //!
 //! The core does not know the store, and never waits for it.
 
@@ -171,7 +172,8 @@ impl Core {
         }
     }
 
-    /// Tells the leader of the newest durable part, of what is not written, and of damage, once more.
+    /// Tells the leader of the newest durable part, of what is not written, and of damage, once
+    /// more.
     pub(super) fn repeat_checkpoints(&mut self) {
         self.report_saved();
         if let Some((id, reason)) = self.checkpoints.unsaved.clone() {

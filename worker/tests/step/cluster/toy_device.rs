@@ -151,26 +151,11 @@ impl ToyDevice {
                 shards.into_iter().map(exported).collect()
             }
             Job::Restore { shard, version, digest, parts } => {
-                let parts = parts.iter().map(|part| part.to_vec()).collect::<Vec<_>>();
-                let parts = parts.try_into().expect("three parts");
-                let awaited = self.awaited.remove(&shard);
-                let (primary, owned) = (awaited == Some(true), awaited.is_some());
-                let copy = Copy { parts, version, primary, owned };
-                let intact = copy.digest() == digest;
-                if intact {
-                    self.copies.insert(shard, copy);
-                    self.follow(shard);
-                }
-                vec![Report::Restored { version, shard, digest, intact }]
+                vec![self.restore((shard, version), digest, &parts)]
             }
             Job::Save { commit, shards } => {
-                let version = |shard: &Shard| self.copies[shard].version;
-                assert!(
-                    shards.iter().all(|shard| version(shard) == commit.step),
-                    "I12: one version"
-                );
-                let shards = shards.into_iter().map(|shard| self.copies[&shard].to_save(shard));
-                let shards = shards.collect();
+                let to_save = |shard| self.copies[&shard].to_save(shard, commit.step);
+                let shards = shards.into_iter().map(to_save).collect();
                 vec![Report::Saving { commit, shards }]
             }
             Job::Finish { version, .. } => self.finish(version),
@@ -178,6 +163,25 @@ impl ToyDevice {
             Job::Open => vec![self.open()],
             Job::Write { shard, values } => self.write(shard, &values).into_iter().collect(),
         }
+    }
+
+    fn restore(
+        &mut self,
+        (shard, version): (Shard, Step),
+        digest: u64,
+        parts: &[Buffer],
+    ) -> Report {
+        let parts: Vec<Vec<f32>> = parts.iter().map(|part| part.to_vec()).collect();
+        let parts = parts.try_into().expect("three parts");
+        let awaited = self.awaited.remove(&shard);
+        let (primary, owned) = (awaited == Some(true), awaited.is_some());
+        let copy = Copy { parts, version, primary, owned };
+        let intact = copy.digest() == digest;
+        if intact {
+            self.copies.insert(shard, copy);
+            self.follow(shard);
+        }
+        Report::Restored { version, shard, digest, intact }
     }
 
     fn open(&mut self) -> Report {
@@ -319,7 +323,8 @@ impl ToyDevice {
 }
 
 impl Copy {
-    fn to_save(&self, shard: Shard) -> ShardToSave {
+    fn to_save(&self, shard: Shard, version: Step) -> ShardToSave {
+        assert_eq!(self.version, version, "I12: a checkpoint has one version");
         let [master, moments @ ..] = self.parts.clone();
         let state = Arc::new(ShardState { master, moments: moments.into() });
         ShardToSave { shard, state, digest: self.digest() }
