@@ -237,6 +237,20 @@ fn i12_a_restore_that_is_cut_short_begins_again() {
     assert_eq!(&outcome(&cluster), reference());
 }
 
+/// A joiner asks owners for states that they still have to read. It asks again.
+#[test]
+fn i12_a_joiner_is_fed_by_members_that_read_a_checkpoint() {
+    for seed in 0..20 {
+        let mut cluster = begun_with(&[1, 2, 3], seed, Some(5));
+        cluster.until("it is listed", |cluster| cluster.store.listed.contains_key(&Step(5)));
+        cluster.join(WorkerId(9));
+        cluster.change(&workers(&[1, 2, 3]), Cause::Rollback);
+        cluster.feed(WorkerId(9), &[0, 1, 2]);
+        cluster.finish();
+        assert_eq!(&outcome(&cluster), reference());
+    }
+}
+
 /// A member that should begin again did not hear of it. A healthy generation follows.
 #[test]
 fn who_has_missed_a_rollback_begins_from_the_seed_too() {

@@ -32,7 +32,7 @@ impl Restoring {
     }
 
     /// Whether a shard is still to come.
-    fn lacks(&self, shard: Shard) -> bool {
+    pub fn lacks(&self, shard: Shard) -> bool {
         self.missing.contains(&shard)
     }
 

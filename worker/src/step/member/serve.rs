@@ -90,13 +90,16 @@ impl Member {
         }
     }
 
-    /// A worker asks for master weights and moments.
+    /// A worker asks for master weights and moments. It asks again for shards that this member still
+    /// has to read from a checkpoint.
     pub(super) fn export(&mut self, to: WorkerId, mut shards: Vec<Shard>) {
         let owned = |shard: &Shard| self.plan.owned().contains_key(shard);
         if !self.serves(to) || !shards.iter().all(owned) {
             return self.refuse();
         }
-        shards.retain(|shard| self.serving.requests.ask_state(to, *shard));
+        shards.retain(|shard| {
+            !self.restoring.lacks(*shard) && self.serving.requests.ask_state(to, *shard)
+        });
         self.device(Job::Export { to, shards });
     }
 
