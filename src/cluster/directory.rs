@@ -19,7 +19,7 @@ use crate::config;
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// The locked file. None where the file system has no locks.
+    /// The directory itself, locked. None where the file system has no locks.
     _lock: Option<File>,
 }
 
@@ -27,8 +27,6 @@ pub struct Directory {
 pub(super) const RUN: &str = "run.json";
 /// The trained model. A directory that holds one is refused, since a new run would replace it.
 const MODEL: &str = "model.safetensors";
-/// The file that the launcher of the run locks.
-const LOCK: &str = "launcher.lock";
 
 impl Directory {
     /// Takes `path`, which may exist but must not hold a run, for `run`.
@@ -178,11 +176,10 @@ impl Directory {
     }
 }
 
-/// Locks the directory for this process. The lock ends with the process, however that ends.
+/// Locks the directory for this process. The lock ends with the process, however that ends. No file
+/// stays open for writing, which would keep the file system from becoming read-only.
 fn lock(path: &Path) -> Result<Option<File>, ClusterError> {
-    let file = path.join(LOCK);
-    let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&file);
-    let opened = opened.map_err(|source| unusable(&file, source))?;
+    let opened = File::open(path).map_err(|source| unusable(path, source))?;
     match flock(&opened, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(Some(opened)),
         Err(Errno::WOULDBLOCK) => Err(ClusterError::Busy(path.to_path_buf())),
@@ -191,7 +188,7 @@ fn lock(path: &Path) -> Result<Option<File>, ClusterError> {
             tracing::warn!(%directory, "no locks there: start one launcher at a time");
             Ok(None)
         }
-        Err(error) => Err(unusable(&file, error.into())),
+        Err(error) => Err(unusable(path, error.into())),
     }
 }
 
