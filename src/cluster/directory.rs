@@ -109,7 +109,6 @@ impl Directory {
     /// Undoes the claim for a run that never began. Folders that are not empty stay.
     pub(crate) fn give_up(self) {
         let _ = fs::remove_file(self.path.join(RUN)); // an error leaves what a claim would refuse
-        let _ = fs::remove_file(self.path.join(LOCK));
         let _ = fs::remove_dir(self.path.join("logs"));
         let _ = fs::remove_dir(self.path);
     }
