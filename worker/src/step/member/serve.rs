@@ -90,8 +90,8 @@ impl Member {
         }
     }
 
-    /// A worker asks for master weights and moments. It asks again for shards that this member still
-    /// has to read from a checkpoint.
+    /// A worker asks for master weights and moments. It asks again for shards that this member
+    /// still has to read from a checkpoint.
     pub(super) fn export(&mut self, to: WorkerId, mut shards: Vec<Shard>) {
         let owned = |shard: &Shard| self.plan.owned().contains_key(shard);
         if !self.serves(to) || !shards.iter().all(owned) {
