@@ -114,12 +114,9 @@ impl CoordinatorGroup {
     pub fn restart(&mut self, at: usize, environment: &[(&str, &str)]) {
         let Member { dir, address, program, .. } = self.members.remove(at);
         drop(program);
-        // A connection of another process may have one of its ports for a moment.
-        let again = until("it listens again", || {
-            let mut command = self.again(&dir, address);
-            command.envs(environment.iter().copied());
-            Member::listening(command, dir.clone())
-        });
+        let mut command = self.again(&dir, address);
+        command.envs(environment.iter().copied());
+        let again = Member::listening(command, dir).expect("it listens");
         self.members.insert(at, again);
     }
 
