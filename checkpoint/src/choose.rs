@@ -19,7 +19,7 @@ use crate::store::{ErrorKind, Store, StoreError, StoredObject};
 /// Which checkpoints would do.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wanted<'a> {
-    /// Only those of this run. None: of whatever run is in the store.
+    /// Only checkpoints of this run. None: checkpoints of any run in the store.
     pub run: Option<&'a str>,
     /// Only those of steps before this one.
     pub below: Option<Step>,

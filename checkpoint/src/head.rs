@@ -163,7 +163,7 @@ impl Head {
 }
 
 impl TensorHead {
-    /// A tensor whose bytes begin at `start`. A shape that overflows is the caller's fault.
+    /// A tensor with its bytes from `start` on. A shape that overflows is the caller's fault.
     pub fn at(start: u64, name: String, element: ElementType, shape: Vec<u64>) -> Self {
         let bytes = shape.iter().product::<u64>() * element.bytes().expect("a type of weights");
         Self { name, element, shape, data: start..start + bytes }

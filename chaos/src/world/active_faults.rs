@@ -17,7 +17,7 @@ pub struct ActiveFaults {
     paused: BTreeMap<Node, PausedProcess>,
     /// How fast each machine's clock runs, in thousandths of true time.
     drifts: BTreeMap<Node, u32>,
-    /// By machine, the other machine whose address its workers state.
+    /// For each of these machines, the machine at which its workers say that they listen.
     misstated: BTreeMap<Node, Node>,
     /// Until when a firewall refuses machines to the coordinators.
     refused_until: BTreeMap<Node, Time>,
@@ -47,11 +47,11 @@ pub struct ArmedFaults {
     proposing: Option<Duration>,
     /// A coordinator crashes when it next shuts another one out, and starts again after this time.
     expelling: Option<Duration>,
-    /// Slots of workers whose next reduced gradient the world will garble in memory.
+    /// Slots of workers. The world will garble the next reduced gradient of each in memory.
     garbles: BTreeSet<usize>,
     /// Slots of workers that will err in an update.
     mistakes: BTreeSet<usize>,
-    /// Slots of workers whose next chunk of a shard's state the world will garble in memory.
+    /// Slots of workers. The world will garble the next chunk of a shard's state of each in memory.
     states: BTreeSet<usize>,
 }
 
@@ -154,7 +154,7 @@ impl ActiveFaults {
         self.misstated.insert(machine, of);
     }
 
-    /// The slot whose address the workers in a slot state.
+    /// The slot of the address that the workers in a slot state.
     pub fn stated_slot(&self, slot: usize) -> usize {
         match self.misstated.get(&Node::Worker(slot)) {
             Some(Node::Worker(other)) => *other,

@@ -23,7 +23,7 @@ pub struct Workers {
 }
 
 impl Workers {
-    /// Adds a process, whose place is the number of processes before it.
+    /// Adds a process. Its place is the number of processes before it.
     pub fn add(&mut self, worker: SimWorker) {
         let slot = worker.slot();
         self.slots.resize(self.slots.len().max(slot + 1), usize::MAX);
