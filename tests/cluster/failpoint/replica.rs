@@ -261,9 +261,12 @@ impl Scene {
         self.revive();
     }
 
-    /// The founder hands leadership to the next, and a coordinator dies at that. Repeats this if,
-    /// on a busy machine, another one had come to lead.
-    fn elect(&mut self) {
+    /// The founder hands leadership to the next, and the coordinator `at` dies at that. Repeats this
+    /// if, on a busy machine, another one had come to lead. There, the coordinator may also die
+    /// before, since it may come to lead when it has just started.
+    fn elect(&mut self, at: usize) {
+        self.arm(at);
+        until("all know the same", || (self.has_met() || self.group.is_agreed()).then_some(()));
         while !self.has_met() {
             self.group.transfer(0, 3);
             self.stop(0);
@@ -301,16 +304,8 @@ impl While {
                 scene.revive();
             }
             // The scene asks the first of the followers to lead.
-            Self::Leading => {
-                scene.arm(1);
-                scene.group.until_agreed(3);
-                scene.elect();
-            }
-            Self::Voting => {
-                scene.arm(2);
-                scene.group.until_agreed(3);
-                scene.elect();
-            }
+            Self::Leading => scene.elect(1),
+            Self::Voting => scene.elect(2),
             Self::Removing => scene.remove(),
             Self::Spending => scene.spend(),
             Self::HandingOver => {

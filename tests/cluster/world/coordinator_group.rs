@@ -188,14 +188,14 @@ impl CoordinatorGroup {
 
     /// Waits until all coordinators know as much as the leader.
     pub fn until_agreed(&self, voters: usize) {
-        let leader = self.leader(voters);
-        until("all know the same", || {
-            let known = self.members[leader].history()?;
-            self.members
-                .iter()
-                .all(|member| member.history().as_ref() == Some(&known))
-                .then_some(())
-        });
+        self.leader(voters);
+        until("all know the same", || self.is_agreed().then_some(()));
+    }
+
+    /// Whether all coordinators run, and know the same.
+    pub fn is_agreed(&self) -> bool {
+        let known: Option<Vec<_>> = self.members.iter().map(Member::history).collect();
+        known.is_some_and(|known| known.windows(2).all(|pair| pair[0] == pair[1]))
     }
 
     /// Waits until this coordinator knows what the leader knows by now. More may happen meanwhile.
