@@ -1,4 +1,5 @@
 # What the scripts of this folder share.
+. tests/checkpoint/servers.sh
 out=$(mktemp -d "${TMPDIR:-/tmp}/everstep-checkpoint.XXXXXX")
 pids=()
 finish() {
@@ -15,18 +16,6 @@ fail() {
 example() {
     cargo build --quiet --workspace --example "$1" >&2 || fail "the example $1 cannot be built"
     echo "${CARGO_TARGET_DIR:-target}/debug/examples/$1"
-}
-
-# python PACKAGES…: a Python that has them, in a virtual environment of its own. Set PYTHON to a Python that has them
-# already, and nothing is installed.
-python_with() {
-    if [ -n "${PYTHON:-}" ]; then
-        echo "$PYTHON"
-        return
-    fi
-    python3 -m venv "$out/venv" >&2 || fail "python3 with venv is needed (apt-get install python3-venv)"
-    "$out/venv/bin/pip" install --quiet "$@" >&2 || fail "pip cannot install $*"
-    echo "$out/venv/bin/python"
 }
 
 # until_true SECONDS WHAT COMMAND…: the command succeeds in time.

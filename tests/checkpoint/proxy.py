@@ -1,9 +1,11 @@
 """A proxy before an S3 server that errs on purpose: proxy.py MODE PORT URL
 
 lose-first: the first PUT is done, and its answer is a 500, so the client tries again. ignore-conditions: the server
-never hears of If-None-Match.
+never hears of If-None-Match. away=FILE: each answer is a 503 while there is that file.
 """
 
+import io
+import os
 import sys
 import urllib.error
 import urllib.request
@@ -27,6 +29,8 @@ class Handler(BaseHTTPRequestHandler):
         headers.setdefault("content-type", "application/octet-stream")
         request = urllib.request.Request(URL + self.path, body or None, headers, method=self.command)
         try:
+            if os.path.exists(MODE.removeprefix("away=")):
+                raise urllib.error.HTTPError(self.path, 503, "away", {}, io.BytesIO())
             with urllib.request.urlopen(request) as response:
                 status, told, data = response.status, response.headers, response.read()
         except urllib.error.HTTPError as error:

@@ -12,7 +12,6 @@ suite=$(example store_suite)
 wanted=${*:-s3 azure google}
 unset ${!AWS_*} ${!AZURE_*} ${!GOOGLE_*}
 
-port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
 # refused WORDS COMMAND…: the command fails in time and says so.
 refused() {
     local words=$1
@@ -22,11 +21,8 @@ refused() {
 }
 
 s3() {
-    local moto=${MOTO:-} at bucket
-    if [ -z "$moto" ]; then
-        python_with 'moto[server]' > /dev/null
-        moto=$out/venv/bin/moto_server
-    fi
+    local moto at bucket
+    moto=$(moto_server)
     at=http://127.0.0.1:$(port)
     "$moto" -H 127.0.0.1 -p "${at##*:}" > "$out/moto.log" 2>&1 &
     pids+=($!)
