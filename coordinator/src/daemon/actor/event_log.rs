@@ -43,10 +43,16 @@ pub(super) fn log(state: &State, event: &Event) {
         EventKind::Joined { worker }
         | EventKind::Draining { worker }
         | EventKind::Left { worker } => {
-            let worker = worker.0;
-            info!(number, worker, "{words}");
+            let (event, worker) = (name(&event.kind), worker.0);
+            info!(event, number, worker, "{words}");
         }
-        other if is_trouble(other) => warn!(number, "{words}"),
-        _ => info!(number, "{words}"),
+        other if is_trouble(other) => warn!(event = name(other), number, "{words}"),
+        other => info!(event = name(other), number, "{words}"),
     }
+}
+
+/// The event's name, as `events.jsonl` has it.
+fn name(kind: &EventKind) -> String {
+    let value = serde_json::to_value(kind).unwrap_or_default();
+    value["event"].as_str().unwrap_or_default().into()
 }
