@@ -11,6 +11,7 @@ mod show;
 mod strikes;
 mod view;
 
+use std::io::IsTerminal;
 use std::path::Path;
 use std::time::Duration;
 
@@ -135,12 +136,20 @@ fn undisturbed(resolved: &Resolved, home: &Path) -> Result<Report, Failure> {
     Ok(report?)
 }
 
+/// Whether the hashes are equal, in green or red if the terminal shows colours.
+fn verdict(equal: bool, colours: bool) -> String {
+    let (colour, words) = if equal { ("32", "equal") } else { ("31", "DIFFERENT") };
+    if colours { format!("\x1b[1;{colour}m{words}\x1b[0m") } else { words.into() }
+}
+
 fn compare(disturbed: &Report, undisturbed: &Report) -> Result<(), Failure> {
     let equal = disturbed.state_hash == undisturbed.state_hash;
-    let verdict = if equal { "equal" } else { "DIFFERENT" };
+    let colours = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     output::print(format_args!(
-        "disturbed    {}\nundisturbed  {}\n{verdict}",
-        disturbed.state_hash, undisturbed.state_hash
+        "disturbed    {}\nundisturbed  {}\n{}",
+        disturbed.state_hash,
+        undisturbed.state_hash,
+        verdict(equal, colours)
     ))?;
     if equal {
         return Ok(());
@@ -151,4 +160,16 @@ fn compare(disturbed: &Report, undisturbed: &Report) -> Result<(), Failure> {
         None => failure.next("keep both directories: this must not be, and is worth a report"),
         Some(reason) => failure.because(reason),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_hashes_are_green_on_a_terminal_that_shows_colours() {
+        assert_eq!(verdict(true, false), "equal");
+        assert_eq!(verdict(true, true), "\x1b[1;32mequal\x1b[0m");
+        assert_eq!(verdict(false, true), "\x1b[1;31mDIFFERENT\x1b[0m");
+    }
 }

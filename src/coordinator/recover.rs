@@ -19,7 +19,8 @@ pub(super) fn run(flags: &RecoverFlags) -> Result<(), Failure> {
     if flags.json {
         let lost = plan.lost.iter().map(|view| json!({ "id": view.id, "name": view.name }));
         return output::print(json!({
-            "id": plan.survivor, "last_entry": plan.last.index, "agreed": plan.agreed,
+            "id": plan.survivor, "last_entry": plan.last.index, "last_term": plan.last.term,
+            "agreed": plan.agreed,
             "newest_unix_ms": plan.newest_unix_ms, "lost": lost.collect::<Vec<_>>(),
             "log_before": before,
         }));

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 
 use everstep_coordinator::daemon;
 use everstep_transport::identity::{Credentials, Identity};
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use serde_json::Value;
 
 use super::{Operator, OperatorError};
@@ -54,6 +56,11 @@ impl ClusterHandle {
         &self,
         work: impl AsyncFnOnce(&mut Operator) -> Result<T, OperatorError>,
     ) -> Result<T, Failure> {
+        if self.is_down() {
+            return Err(
+                self.failure(OperatorError::Unanswered("none of its processes runs".into()))
+            );
+        }
         block_on(async {
             let mut operator = self.operator()?;
             let done = work(&mut operator).await.map_err(|error| self.failure(error));
@@ -83,6 +90,12 @@ impl ClusterHandle {
                 Failure::new(Exit::Failed, "the run is over, and its coordinators with it")
                     .at(self.dir.display())
                     .next("everstep run status says how it ended")
+            }
+            OperatorError::Unanswered(why) if self.is_down() => {
+                Failure::new(Exit::Capacity, "the run has stopped, and its coordinators with it")
+                    .at(self.dir.display())
+                    .because(why)
+                    .next(format!("everstep resume {} goes on with it", self.dir.display()))
             }
             OperatorError::Unanswered(why) => {
                 Failure::new(Exit::Capacity, "the cluster does not answer")
@@ -114,6 +127,18 @@ impl ClusterHandle {
         let last = events.lines().next_back().unwrap_or_default();
         let last: Value = serde_json::from_str(last).unwrap_or_default();
         matches!(last["event"].as_str(), Some("complete" | "failed"))
+    }
+
+    /// Whether all processes that the run's launcher listed have ended.
+    fn is_down(&self) -> bool {
+        let text = fs::read_to_string(self.dir.join(LISTED)).unwrap_or_default();
+        let cluster: Value = serde_json::from_str(&text).unwrap_or_default();
+        let of = |kind: &str| cluster[kind].as_array().cloned().unwrap_or_default();
+        let all = [of("coordinators"), of("workers")].concat();
+        let pids = all.iter().filter_map(|process| process["pid"].as_i64());
+        let mut pids = pids.filter_map(|pid| Pid::from_raw(pid.try_into().ok()?)).peekable();
+        let is_gone = |pid| test_kill_process(pid) == Err(Errno::SRCH);
+        pids.peek().is_some() && pids.all(is_gone)
     }
 }
 
@@ -189,6 +214,30 @@ mod tests {
         let flags = ClusterFlags { coordinators: vec!["127.0.0.1:6".into()], ..flags };
         let place = ClusterHandle::find(&flags).expect("a cluster");
         assert_eq!(place.coordinators, parse(&["127.0.0.1:6"]));
+    }
+
+    #[test]
+    fn a_run_whose_processes_have_all_ended_is_not_asked() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::create_dir_all(folder.path().join("coordinator-1/operator")).expect("a folder");
+        let mut ended = std::process::Command::new("true").spawn().expect("a process");
+        let pid = ended.id();
+        ended.wait().expect("its end");
+        let list = |worker: u32| {
+            let coordinator = format!(r#"{{"address": "127.0.0.1:4", "pid": {pid}}}"#);
+            let listed = format!(
+                r#"{{"coordinators": [{coordinator}], "workers": [{{"pid": null}}, {{"pid": {worker}}}]}}"#
+            );
+            fs::write(folder.path().join(LISTED), listed).expect("written");
+        };
+        let flags = ClusterFlags { dir: Some(folder.path().into()), coordinators: Vec::new() };
+        list(std::process::id());
+        let cluster = ClusterHandle::find(&flags).expect("a cluster");
+        assert!(!cluster.is_down(), "a worker runs");
+        list(pid);
+        let asked = cluster.ask(async |operator| operator.status().await);
+        let words = asked.expect_err("nobody can answer").to_string();
+        assert!(words.contains("everstep resume"), "{words}");
     }
 
     #[test]
