@@ -25,6 +25,9 @@ fn a_worker_killed_on_a_quiet_link_is_noticed_by_the_coordinator_itself() {
     let world = World::new().with("run.start_workers", 3);
     let run = world.launch(&["--workers", "1"]);
     run.until_workers(1, "waiting");
+    for words in ["everstep worker --coordinators 127.0.0.1:", "HTTP API: http://127.0.0.1:"] {
+        run.until(words, || run.program.said().contains(words).then_some(()));
+    }
     let guest = world.join(&run);
     run.until_workers(2, "waiting");
     let killed = unix_ms();

@@ -92,12 +92,9 @@ fn each_run_of_a_cluster_has_a_model_and_a_status_of_its_own() {
     let world = World::new().with("run.start_workers", 1);
     let _coordinator = listening(world.start(&["coordinator", "--dir", "one", "--bootstrap"]));
     let home = world.path("one");
-    // The list has a founder only some time after it listens.
-    let said = until("the command for another machine", || {
-        let ended = ask(&world, &["worker", "add"], &home);
-        (ended.code == Some(0)).then_some(ended.stdout)
-    });
-    let said = said.replace("HOST:PORT", "127.0.0.1:0").replace("DIR", "of/a/worker");
+    let added = ask(&world, &["worker", "add"], &home);
+    assert_eq!(added.code, Some(0), "as soon as it listens: {added:?}");
+    let said = added.stdout.replace("HOST:PORT", "127.0.0.1:0").replace("DIR", "of/a/worker");
     let (file, worker) = said.split_once('\n').expect("two lines");
     let token = file.split_whitespace().nth(3).expect("a token");
     world.write("worker.token", token);

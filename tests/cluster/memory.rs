@@ -1,6 +1,6 @@
 //! The memory of a worker: its share of the state, and no more than a dry run says.
 
-use crate::world::{Ended, World};
+use crate::world::{Ended, Signal, World};
 
 /// Parameters of a parameter shard of the small GPT, times master weights and two moments.
 const SHARD_BYTES: u64 = 1_024 * 12;
@@ -59,5 +59,32 @@ fn a_worker_needs_the_memory_that_a_dry_run_says() {
         let peak = peaks.into_iter().max().expect("a worker") as f64 / 1e6;
         let fits = ((total - waiting) * 0.9..=total * 1.1).contains(&peak);
         assert!(fits, "{peak:.0} MB of {total} MB with {workers} workers: {}", dry_run.stdout);
+    }
+}
+
+/// The survivors take over data and parameter shards of the dead, and give them to those that join.
+#[test]
+fn a_worker_needs_no_more_memory_when_others_have_died_and_joined() {
+    const LOSSES: usize = 2;
+    let world = large().with("run.steps", 30);
+    let dry_run = world.launch(&["--workers", "3", "--dry-run"]).program.end();
+    let passing = ["while workers join", "at the end, to write"];
+    let passing = passing.map(|name| number(&dry_run, name)).into_iter().sum::<f64>();
+    // After a loss, two workers have what three had.
+    let two = world.launch(&["--workers", "2", "--dry-run"]).program.end();
+    let most = number(&two, "together, about") + passing;
+    let run = world.launch(&["--workers", "3", "--respawn"]);
+    for _ in 0..LOSSES {
+        let cluster = run.until_whole(3);
+        let victim = cluster.workers.iter().find(|worker| worker.rank == Some(0));
+        victim.expect("a member").signal(Signal::KILL);
+        run.until_another_step();
+    }
+    run.until_whole(3);
+    let run = run.complete();
+    assert_eq!(run.report["respawned"], LOSSES);
+    for peak in run.of_workers("peak_rss_bytes") {
+        let peak = peak as f64 / 1e6;
+        assert!(peak <= most * 1.1, "{peak:.0} MB of {most:.0} MB: {}", two.stdout);
     }
 }

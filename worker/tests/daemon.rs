@@ -3,6 +3,7 @@
 //! to leave, and when its data set fails on a sample.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -12,7 +13,7 @@ use everstep_kernels::device::DeviceChoice;
 use everstep_transport::identity::{
     Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, TokenLimits,
 };
-use everstep_transport::protocol::message::Registration;
+use everstep_transport::protocol::message::{Heartbeat, Registration};
 use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{
     Cause, CoordinatorView, DataShard, Generation, Member, Message, NodeName, Ownership, Rank,
@@ -52,6 +53,11 @@ impl Scene {
 
     /// Starts a worker that can train the models and data of this registry.
     fn with(registry: Registry) -> Self {
+        Self::with_grace(registry, None)
+    }
+
+    /// The same, and the worker waits this long after SIGTERM, at most.
+    fn with_grace(registry: Registry, grace: Option<Duration>) -> Self {
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let authority = Arc::new(Authority::create().unwrap());
         let token = JoinToken::create(&authority);
@@ -65,7 +71,7 @@ impl Scene {
             zone: Zone::parse(ZONE),
             dir: None,
             device: DeviceChoice::Cpu,
-            grace: None,
+            grace,
             overlap: true,
         };
         let worker = thread::spawn(|| run(options, Arc::new(registry), |_| {}));
@@ -242,15 +248,37 @@ async fn a_second_sigterm_is_the_end_of_patience() {
     assert!(matches!(scene.ended().await, Ok(CleanExit::Drained)));
 }
 
+#[tokio::test]
+async fn a_worker_goes_when_its_grace_is_over() {
+    let grace = Duration::from_millis(300);
+    let scene = Scene::with_grace(builtin::registry(), Some(grace));
+    let (link, _) = scene.registered().await;
+    let told = Instant::now();
+    terminate();
+    hear_until(&link, |message| *message == Message::Leave).await;
+    assert!(link.closed().await.is_gone());
+    assert!(told.elapsed() >= grace, "{:?}", told.elapsed());
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Drained)));
+}
+
 // A data set that fails.
 
 /// The number of samples of the data set that panics at one of them.
 const SAMPLES: u64 = 1_000;
 
-/// Texts of four bytes. One of them may be unreadable. The data set panics there, or refuses it.
+/// Texts of four bytes. The data set fails at one of them.
 struct Torn {
     at: Option<u64>,
-    panics: bool,
+    failure: Failure,
+}
+
+/// How a data set fails.
+#[derive(Clone)]
+enum Failure {
+    Panic,
+    Refuse,
+    /// It does not return before this is set.
+    Hang(Arc<AtomicBool>),
 }
 
 impl Dataset for Torn {
@@ -262,8 +290,15 @@ impl Dataset for Torn {
     }
     fn fill(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
         if Some(index) == self.at {
-            assert!(!self.panics, "this page is torn");
-            return Err(DataError::Refuse("this page is torn".into()));
+            match &self.failure {
+                Failure::Panic => panic!("this page is torn"),
+                Failure::Refuse => return Err(DataError::Refuse("this page is torn".into())),
+                Failure::Hang(over) => {
+                    while !over.load(Ordering::Relaxed) {
+                        thread::sleep(Duration::from_millis(10));
+                    }
+                }
+            }
         }
         batch.tokens.extend([index as u32 % 256; 4]);
         batch.targets.extend([index as u32 % 7; 4]);
@@ -287,7 +322,13 @@ fn torn(at: Option<u64>) -> RunSpec {
 }
 
 /// The worker on this link trains alone. Returns its last message about that.
-async fn trains(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Generation) -> Message {
+async fn trains(link: &Link, of: (&RunSpec, WorkerId), number: Generation) -> Message {
+    announce(link, of, number).await;
+    answer(link, number).await
+}
+
+/// The worker on this link becomes the only member of a generation.
+async fn announce(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Generation) {
     link.send(Message::Welcome { run: run.clone(), term: TERM }).unwrap();
     let registered = registration(link).await;
     link.send(Message::Registered { worker, term: TERM }).unwrap();
@@ -312,6 +353,10 @@ async fn trains(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Genera
         waiting: false,
     }))
     .unwrap();
+}
+
+/// Answers the worker's heartbeats. Returns its first other message.
+async fn answer(link: &Link, number: Generation) -> Message {
     loop {
         let heartbeat = match hear(link).await {
             Message::Heartbeat(heartbeat) => heartbeat,
@@ -328,25 +373,57 @@ async fn trains(link: &Link, (run, worker): (&RunSpec, WorkerId), number: Genera
 /// This uses the loader's and the device's own threads.
 #[tokio::test]
 async fn a_sample_that_panics_fails_the_run_with_its_words_and_the_worker_trains_the_next() {
-    check_that_a_torn_sample_fails_the_run(true).await;
+    check_that_a_torn_sample_fails_the_run(Failure::Panic).await;
 }
 
 #[tokio::test]
 async fn a_refused_sample_fails_the_run_with_the_words_of_the_data_set() {
-    check_that_a_torn_sample_fails_the_run(false).await;
+    check_that_a_torn_sample_fails_the_run(Failure::Refuse).await;
 }
 
-async fn check_that_a_torn_sample_fails_the_run(panics: bool) {
-    let registry = builtin::registry().dataset("torn", move |run| {
+/// A worker whose data set fails like this at the sample that [`torn`] names.
+fn failing(failure: Failure) -> Scene {
+    Scene::with(builtin::registry().dataset("torn", move |run| {
         let at = run.data.path.parse().ok();
-        Ok(Arc::new(Torn { at, panics }))
-    });
-    let scene = Scene::with(registry);
+        Ok(Arc::new(Torn { at, failure: failure.clone() }))
+    }))
+}
+
+/// A sample of the second step.
+fn sample_of_step_2() -> u64 {
+    let run = torn(None);
+    let sampler = Sampler::new(run.seed, SAMPLES, run.batch);
+    sampler.sample(Step(2), DataShard(1), 0, 1).index
+}
+
+/// The coordinator hears how long the data shard takes, and how long one usually takes.
+#[tokio::test]
+async fn a_data_set_that_hangs_is_told_of_in_heartbeats() {
+    let over = Arc::new(AtomicBool::new(false));
+    let scene = failing(Failure::Hang(over.clone()));
     let link = scene.link().await;
     assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
-    let whole = torn(None);
-    let sampler = Sampler::new(whole.seed, SAMPLES, whole.batch);
-    let at = sampler.sample(Step(2), DataShard(1), 0, 1).index;
+    let hangs = |message: &Message| match message {
+        Message::Heartbeat(Heartbeat { computing: Some(shard), .. }) => {
+            shard.usual_ms < 500 && shard.under_way_ms > 1_500
+        }
+        _ => false,
+    };
+    let run = torn(Some(sample_of_step_2()));
+    announce(&link, (&run, FIRST), Generation(1)).await;
+    hear_until(&link, hangs).await;
+    over.store(true, Ordering::Relaxed);
+    let Message::Finished(result) = answer(&link, Generation(1)).await else { panic!("no end") };
+    assert_eq!(result.worker, FIRST);
+    link.send(Message::Dismiss).unwrap();
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
+}
+
+async fn check_that_a_torn_sample_fails_the_run(failure: Failure) {
+    let scene = failing(failure);
+    let link = scene.link().await;
+    assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
+    let (whole, at) = (torn(None), sample_of_step_2());
     let began = Instant::now();
     let said = trains(&link, (&torn(Some(at)), FIRST), Generation(1)).await;
     let Message::Unable { inability: Inability::Run, reason } = said else { panic!("{said:?}") };
