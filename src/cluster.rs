@@ -289,7 +289,7 @@ impl Cluster {
                 // The process at fault may be about to end, and its own words say more.
                 tokio::time::sleep(CLUSTER_POLL_INTERVAL).await;
                 failures.extend(self.attend());
-                return Err(self.blame(failures, name.as_ref(), reason));
+                return Err(self.blame(failures, name.as_ref(), reason.to_string()));
             }
             Outcome::Running => {}
         }
@@ -469,7 +469,9 @@ impl Cluster {
         let told = tokio::time::timeout(END_REASON_TIMEOUT, async {
             loop {
                 match self.poll().await {
-                    Ok(Outcome::Failed { reason, .. }) => return Some(self.reword(reason)),
+                    Ok(Outcome::Failed { reason, .. }) => {
+                        return Some(self.reword(reason.to_string()));
+                    }
                     Ok(_) => tokio::time::sleep(CLUSTER_POLL_INTERVAL).await,
                     Err(_) => return None,
                 }

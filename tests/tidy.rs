@@ -8,6 +8,7 @@ mod tidy {
     pub mod crates;
     pub mod names;
     pub mod prose;
+    pub mod replicated_state;
     pub mod source;
 }
 
@@ -15,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use tidy::prose::Prose;
 use tidy::source::Source;
-use tidy::{architecture, crates, names, prose, source};
+use tidy::{architecture, crates, names, prose, replicated_state, source};
 
 #[test]
 fn every_source_file_is_tidy() {
@@ -31,6 +32,12 @@ fn comments_have_named_subjects() {
 #[test]
 fn a_name_has_one_meaning_in_a_crate() {
     report(&names::problems(&sources()));
+}
+
+/// I14: a build that words a sentence in another way comes to the same state.
+#[test]
+fn i14_the_replicated_state_makes_no_sentences() {
+    report(&replicated_state::problems(&sources()));
 }
 
 #[test]

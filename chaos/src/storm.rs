@@ -254,7 +254,7 @@ impl StormSim {
             self.now = now;
             self.happen(happening, &mut handle)?;
             if let Outcome::Failed { reason, .. } = self.operator.outcome() {
-                return Err(StormFailure::Run(reason.clone()));
+                return Err(StormFailure::Run(reason.to_string()));
             }
             if self.is_over() {
                 self.checks

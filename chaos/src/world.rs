@@ -47,6 +47,7 @@ use std::time::Duration;
 use everstep_coordinator::core as coordination;
 use everstep_coordinator::core::ShellInput;
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult, state_hash};
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::{Message, OperatorCommand, WorkerId, codec};
 use everstep_transport::time::Time;
 use everstep_worker::registry::RegistryError;
@@ -153,7 +154,7 @@ impl World {
     pub fn run(&mut self, limit: Duration) -> Result<Finished, Failure> {
         while self.advance(Time(0) + limit)? {
             match self.operator.outcome() {
-                Outcome::Failed { reason, .. } => return Err(Failure::Run(reason.clone())),
+                Outcome::Failed { reason, .. } => return Err(Failure::Run(reason.to_string())),
                 Outcome::Complete(results) if self.workers.have_ended() => {
                     return Ok(self.finish(results.clone())?);
                 }
@@ -365,7 +366,7 @@ impl World {
     fn judge_loss(
         &self,
         worker: WorkerId,
-        reason: &str,
+        reason: &LossReason,
         coordinator: usize,
     ) -> Result<(), Violation> {
         let Some(place) = self.workers.place_of(worker) else { return Ok(()) };

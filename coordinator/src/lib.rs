@@ -15,6 +15,7 @@
 mod assign;
 pub mod core;
 pub mod daemon;
+mod divergence_sentence;
 mod event_sentences;
 pub mod format;
 pub mod history;

@@ -137,6 +137,7 @@ mod tests {
     use everstep_transport::protocol::{MetricsLine, Step, exemplars};
 
     use super::*;
+    use everstep_transport::protocol::reason::FailReason;
 
     fn progress(kind: EventKind) -> Progress {
         let line = MetricsLine { step: Step(3), ..MetricsLine::default() };
@@ -146,7 +147,7 @@ mod tests {
 
     #[test]
     fn an_end_that_the_coordinators_have_told_is_not_told_again() {
-        let told = progress(EventKind::Failed { reason: "no disk".into() });
+        let told = progress(EventKind::Failed { reason: FailReason::Words("no disk".into()) });
         assert_eq!(Ending::Failed("no disk".into()).event(&told), None);
         let untold = progress(EventKind::Submitted { run: "one".into() });
         let event = Ending::Interrupted.event(&untold).expect("nobody else tells it");

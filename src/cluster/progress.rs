@@ -176,6 +176,7 @@ mod tests {
     use everstep_transport::protocol::{Cause, Generation};
 
     use super::*;
+    use everstep_transport::protocol::reason::RollbackReason;
 
     fn update(steps: std::ops::Range<u64>, kinds: Vec<EventKind>) -> Update {
         let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
@@ -220,7 +221,7 @@ mod tests {
         let mut progress = Progress::default();
         assert_eq!(progress.take(update(1..4, vec![generation(vec![])]), 1), Lines::Came(0));
         assert_eq!(progress.take(update(1..6, vec![]), 1), Lines::Came(5));
-        let reason = "all owners of shard 0 are gone".to_string();
+        let reason = RollbackReason::Asked;
         let rollback = EventKind::Rollback { from: Step(5), to: Step(2), reason };
         assert_eq!(progress.take(update(6..10, vec![rollback]), 1), Lines::TakenBack);
         assert_eq!((steps(&progress.lines), steps(&progress.undone)), (vec![1, 2], vec![3, 4, 5]));
@@ -241,13 +242,15 @@ mod tests {
             seconds: 0.1,
             state_hash: "ab".into(),
         };
-        let reason = String::new;
-        let back = |to| EventKind::Rollback { from: Step(17), to: Step(to), reason: reason() };
+        let back = |to| {
+            let reason = RollbackReason::Asked;
+            EventKind::Rollback { from: Step(17), to: Step(to), reason }
+        };
         assert_eq!(newest(saved(5)), Some(5));
         assert_eq!(newest(saved(10)), Some(10));
         assert_eq!(newest(saved(15)), Some(15));
         assert_eq!(newest(back(10)), Some(10));
-        let damage = EventKind::CheckpointDamaged { step: Step(10), reason: reason() };
+        let damage = EventKind::CheckpointDamaged { step: Step(10), reason: String::new() };
         assert_eq!(newest(damage), Some(5));
         assert_eq!(newest(back(0)), None);
     }

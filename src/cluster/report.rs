@@ -185,7 +185,7 @@ fn steps_lost(run: &RunSpec, progress: &Progress) -> u64 {
 
 fn rollback(event: &Event) -> Option<RollbackReport> {
     let EventKind::Rollback { from, to, reason } = &event.kind else { return None };
-    let (from, to, reason) = (*from, *to, reason.clone());
+    let (from, to, reason) = (*from, *to, reason.to_string());
     Some(RollbackReport { from, to, reason, unix_ms: event.unix_ms })
 }
 

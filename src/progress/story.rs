@@ -88,6 +88,7 @@ mod tests {
     use everstep_transport::protocol::{Step, Term};
 
     use super::*;
+    use everstep_transport::protocol::reason::RollbackReason;
 
     /// The sentence for the event with this number.
     fn said(number: u64, kind: EventKind) -> Option<String> {
@@ -96,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_rollback_is_said_with_both_steps() {
-        let reason = "shard 3 has no owner left".to_string();
+        let reason = RollbackReason::Words("shard 3 has no owner left".into());
         let rollback = EventKind::Rollback { from: Step(57), to: Step(0), reason };
         let expected = "went back from step 57 to step 0: shard 3 has no owner left";
         assert_eq!(said(9, rollback).as_deref(), Some(expected));

@@ -34,13 +34,14 @@ fn crate_of(path: &str) -> String {
     path.split("src/").next().unwrap_or_default().to_string()
 }
 
-fn is_production(path: &str) -> bool {
+/// Whether the file is part of a crate, and no test.
+pub fn is_production(path: &str) -> bool {
     let is_test = path.ends_with("/tests.rs") || path.contains("/tests/");
     (path.starts_with("src/") || path.contains("/src/")) && !is_test
 }
 
 /// The text before a module of tests at its end.
-fn production(text: &str) -> &str {
+pub fn production(text: &str) -> &str {
     text.split("\n#[cfg(test)]\nmod ").next().unwrap_or_default()
 }
 

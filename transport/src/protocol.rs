@@ -17,6 +17,7 @@ pub mod message;
 pub mod model;
 pub mod outcome;
 pub mod question;
+pub mod reason;
 pub mod rejection;
 pub mod run;
 pub mod step;

@@ -2,6 +2,7 @@
 
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::reason::RollbackReason;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
@@ -283,7 +284,7 @@ fn a_rollback_takes_settled_steps_back() {
     promise(&mut checks, &back);
     see(&mut checks, Observation::Recorded(&back, back.term, Some(&lost))).expect("all are lost");
     enter(&mut checks, &back).expect("from the beginning");
-    let kind = EventKind::Rollback { from: Step(1), to: Step(0), reason: "all are lost".into() };
+    let kind = EventKind::Rollback { from: Step(1), to: Step(0), reason: RollbackReason::Asked };
     let event = Event { number: 1, unix_ms: 0, kind };
     see(&mut checks, Observation::Told(&event)).expect("it is the first event");
     compute(&mut checks, |part| part.loss = 2.0).expect_err("in the same generation");

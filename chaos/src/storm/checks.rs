@@ -111,7 +111,7 @@ impl StormChecks {
             lost += 1;
             let link = self.ids.get(worker);
             if link.is_some_and(|link| self.present.get(link) == Some(worker)) {
-                let (worker, reason) = (*worker, reason.clone());
+                let (worker, reason) = (*worker, reason.to_string());
                 return Err(BrokenPromise::LostAlive { worker, reason });
             }
         }

@@ -113,7 +113,9 @@ impl World {
                 self.compare(results.clone(), state_hash)?;
                 Ok(Some(true))
             }
-            Outcome::Failed { reason, .. } if self.checkers.liveness.may_fail(reason) => {
+            Outcome::Failed { reason, .. }
+                if self.checkers.liveness.may_fail(&reason.to_string()) =>
+            {
                 Ok(Some(false))
             }
             Outcome::Failed { reason, .. } => {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use everstep_coordinator::raft;
 use everstep_coordinator::state::{Change, Command, CommandEntry, Loss};
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::{
     Generation, HistoryEntry, HistoryEvent, Message, Term, WorkerId,
 };
@@ -83,7 +84,11 @@ impl World {
     }
 
     /// Judges the proposal of a leader that a worker is lost.
-    fn weigh_loss(&mut self, (worker, reason): (WorkerId, &str), (place, term): (usize, Term)) {
+    fn weigh_loss(
+        &mut self,
+        (worker, reason): (WorkerId, &LossReason),
+        (place, term): (usize, Term),
+    ) {
         match self.judge_loss(worker, reason, place) {
             Ok(()) => _ = self.checkers.leadership.unfounded.remove(&(worker, term)),
             Err(violation) => {

@@ -25,7 +25,7 @@ use everstep_transport::time::Time;
 use self::holding::Holding;
 use self::pausing::Pausing;
 use super::catch_up::CatchUp;
-use super::failure_detector::{Certainty, SignOfLife, Suspicion, WORKER_SUSPECT_AFTER};
+use super::failure_detector::{SignOfLife, Suspicion};
 use super::feeds::Feeds;
 use super::links;
 use super::partition::Partition;
@@ -285,8 +285,7 @@ impl Core {
     /// Suspects the workers that have been silent for too long.
     pub(super) fn suspect_silent(&mut self, now: Time) {
         for worker in self.health.detector.silent(now) {
-            let reason = format!("no heartbeat for {:?}", WORKER_SUSPECT_AFTER);
-            self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Silent });
+            self.suspect(now, worker, Suspicion::of_silence());
         }
     }
 

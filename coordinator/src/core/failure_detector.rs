@@ -29,6 +29,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::WorkerId;
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::time::Time;
 
 use super::CORE_TICK;
@@ -53,8 +54,16 @@ const TICK_LATE_AFTER: Duration = Duration::from_millis(500);
 /// Why a worker is suspected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Suspicion {
-    pub(super) reason: String,
+    pub(super) reason: LossReason,
     pub(super) certainty: Certainty,
+}
+
+impl Suspicion {
+    /// The worker has sent no heartbeat for [`WORKER_SUSPECT_AFTER`].
+    pub(super) fn of_silence() -> Self {
+        let reason = LossReason::Silent(WORKER_SUSPECT_AFTER.as_millis() as u64);
+        Self { reason, certainty: Certainty::Silent }
+    }
 }
 
 /// How certain it is that nothing more comes from a suspect, in ascending order.
@@ -252,10 +261,10 @@ impl FailureDetector {
     }
 
     /// The loss of a member, for the reason of its suspicion, or else for `otherwise`.
-    pub(super) fn loss(&self, now: Time, worker: WorkerId, otherwise: &str) -> Loss {
+    pub(super) fn loss(&self, now: Time, worker: WorkerId, otherwise: LossReason) -> Loss {
         let (reason, detect, since) = match self.suspects.get(&worker) {
             Some(known) => (known.suspicion.reason.clone(), known.detect, known.since),
-            None => (otherwise.to_string(), self.unheard(now, worker), now),
+            None => (otherwise, self.unheard(now, worker), now),
         };
         let ms = |time: Duration| time.as_millis() as u64;
         Loss { worker, reason, detect_ms: ms(detect), pause_ms: ms(now.since(since)) }

@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
+use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::{Message, Record, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
@@ -26,17 +27,18 @@ fn belongs(record: &Record, result: &WorkerResult) -> bool {
 
 /// Checks that all owners of every parameter shard report the same digest (I3). The error names the
 /// shard and two workers that differ.
-fn agreement(record: &Record, results: &BTreeMap<WorkerId, WorkerResult>) -> Result<(), String> {
+fn agreement(
+    record: &Record,
+    results: &BTreeMap<WorkerId, WorkerResult>,
+) -> Result<(), FailReason> {
     let mut first = BTreeMap::new();
     for member in &record.members {
         let digests = results.get(&member.worker).map_or(&[][..], |result| &result.digests);
         for (shard, digest) in digests {
             let (name, expected) = *first.entry(shard).or_insert((&member.name, digest));
             if digest != expected {
-                return Err(format!(
-                    "{name} and {} ended with different copies of parameter shard {shard}",
-                    member.name
-                ));
+                let owners = (name.clone(), member.name.clone());
+                return Err(FailReason::OwnersDiffer { owners, shard: *shard });
             }
         }
     }
@@ -117,10 +119,8 @@ impl Core {
     /// could not agree on anything else for this run: only records of generations can be so large.
     pub(crate) fn entry_too_large(&mut self, now: Time, bytes: usize) {
         if self.running() {
-            let reason = format!(
-                "the record of a generation takes {bytes} bytes of the log, which takes \
-                 {MAX_ENTRY_BYTES} at most: train with fewer workers or copies"
-            );
+            let (bytes, most) = (bytes as u64, MAX_ENTRY_BYTES as u64);
+            let reason = FailReason::RecordTooLarge { bytes, most };
             self.propose_end(now, Outcome::Failed { name: None, reason });
         }
     }

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::identity::{Identity, Role};
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::{Message, NodeName, OperatorCommand, RequestId};
 use everstep_transport::time::Time;
 
@@ -129,7 +130,7 @@ impl Core {
     /// the only copy of a shard. Then the run waits for an operator's rollback.
     fn revoked(&mut self, now: Time, node: &Identity) {
         if let Some(worker) = self.state.on_node(&node.name).filter(|_| node.role == Role::Worker) {
-            let reason = "an operator revoked it".to_string();
+            let reason = LossReason::Revoked;
             self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Refused });
         }
     }
@@ -139,7 +140,7 @@ impl Core {
         if self.leader().is_some()
             && let Some(worker) = self.state.on_node(name)
         {
-            let reason = format!("its process {}", super::workers::bounded(how));
+            let reason = LossReason::ProcessEnded(super::workers::bounded(how));
             self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
     }

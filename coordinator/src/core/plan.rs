@@ -23,6 +23,7 @@ mod shard_holders;
 mod target;
 
 use everstep_transport::protocol::generation::{Cause, Member};
+use everstep_transport::protocol::reason::{NamedWorker, RollbackReason};
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
     CheckpointId, Generation, Record, RunSpec, Shard, Step, Term, WorkerId,
@@ -145,7 +146,11 @@ pub(super) fn plan(inputs: &PlanInputs) -> Plan {
 }
 
 /// Goes back to a checkpoint or to the initial state, with every worker that has answered.
-fn go_back(inputs: &PlanInputs, answered: &BTreeSet<WorkerId>, rollback: (Step, String)) -> Change {
+fn go_back(
+    inputs: &PlanInputs,
+    answered: &BTreeSet<WorkerId>,
+    rollback: (Step, RollbackReason),
+) -> Change {
     let shard_holders = ShardHolders::Everyone;
     let planned = PlannedMembers::choose(inputs, answered, &shard_holders);
     let resume_point = ResumePoint::restored(inputs);
@@ -172,7 +177,7 @@ impl GenerationBasis<'_> {
         let lost = self.planned.departed(inputs);
         let lost = lost.filter(|worker| !self.planned.left.contains(worker)).map(|worker| {
             let otherwise = self.planned.reason_to_leave_out(inputs, worker);
-            inputs.detector.loss(inputs.now, worker, &otherwise)
+            inputs.detector.loss(inputs.now, worker, otherwise)
         });
         Change {
             lost: lost.collect(),
@@ -289,7 +294,7 @@ impl PlanInputs<'_> {
         orphans: &[Shard],
         answered: &BTreeSet<WorkerId>,
         is_saved: bool,
-    ) -> Option<String> {
+    ) -> Option<RollbackReason> {
         #[cfg(feature = "planted")]
         if self.plant == Some(CorePlant::HastyRollback) && !orphans.is_empty() {
             return Some(self.describe_loss(orphans[0], orphans.len()));
@@ -298,7 +303,7 @@ impl PlanInputs<'_> {
             return None;
         }
         match self.give_up {
-            Some(GiveUp::After(_)) => return Some("an operator asked for it".into()),
+            Some(GiveUp::After(_)) => return Some(RollbackReason::Asked),
             Some(GiveUp::Silent(_)) | None => {}
         }
         let is_lost = |shard: &Shard| {
@@ -364,17 +369,12 @@ impl PlanInputs<'_> {
     }
 
     /// Which shards are lost, and which workers owned them.
-    fn describe_loss(&self, first: Shard, shards: usize) -> String {
+    fn describe_loss(&self, first: Shard, shards: usize) -> RollbackReason {
         let owners = self.owners_before(first).map(|owner| {
-            let known = self.workers.get(&owner).map(|known| known.label(owner).to_string());
-            known.unwrap_or_else(|| format!("the worker with id {owner}"))
+            NamedWorker::of(owner, self.workers.get(&owner).map(|known| known.label(owner)))
         });
-        let owners: Vec<String> = owners.collect();
-        let owners = owners.join(" and ");
-        match shards - 1 {
-            0 => format!("parameter shard {first} was lost with {owners}"),
-            more => format!("parameter shard {first}, of {owners}, and {more} others were lost"),
-        }
+        let (owners, more) = (owners.collect(), shards as u32 - 1);
+        RollbackReason::ShardsLost { first, more, owners }
     }
 }
 

@@ -9,11 +9,11 @@
 //! its device goes on.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::message::ShardTime;
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::reason::{DeviceHang, LossReason, StandstillReason};
 use everstep_transport::time::Time;
 
 use super::Core;
@@ -85,26 +85,24 @@ impl Core {
         if detector.is_suspected(worker) {
             return;
         }
-        let [spent, usual] = [under_way_ms, usual_ms].map(Duration::from_millis);
-        let reason = format!(
-            "its device has computed one data shard for {spent:.1?}, which takes {usual:.1?} there \
-             as a rule"
-        );
+        let hang = DeviceHang { spent_ms: under_way_ms, usual_ms };
+        let reason = LossReason::DeviceHangs(hang);
         match any_gets_on {
             true => self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Hung }),
-            false => self.stand_still(now, worker, spent, &reason),
+            false => self.stand_still(now, worker, hang),
         }
     }
 
     /// No member could go on better than this one: the run waits, and says so once.
-    fn stand_still(&mut self, now: Time, worker: WorkerId, spent: Duration, reason: &str) {
+    fn stand_still(&mut self, now: Time, worker: WorkerId, hang: DeviceHang) {
         if self.health.progress.standstill.is_some() {
             return;
         }
-        let reason = format!("{}: {reason}", self.state.called(worker));
-        let since_unix_ms = self.unix_ms(now).saturating_sub(spent.as_millis() as u64);
+        let worker = self.state.called(worker);
+        let reason = StandstillReason::DeviceHangs { worker, hang };
+        let since_unix_ms = self.unix_ms(now).saturating_sub(hang.spent_ms);
         self.health.progress.standstill =
-            Some(Standstill { since_unix_ms, reason: reason.clone() });
+            Some(Standstill { since_unix_ms, reason: reason.to_string() });
         self.note(now, EventKind::Standstill { reason });
     }
 

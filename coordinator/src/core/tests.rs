@@ -539,9 +539,9 @@ impl World {
     }
 
     /// Why the run failed.
-    fn failure(&self) -> &str {
+    fn failure(&self) -> String {
         match self.core.state().outcome() {
-            Outcome::Failed { reason, .. } => reason,
+            Outcome::Failed { reason, .. } => reason.to_string(),
             other => panic!("the run did not fail: {other:?}"),
         }
     }

@@ -10,6 +10,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
+use everstep_transport::protocol::reason::{FailReason, LossReason};
 use everstep_transport::protocol::{NodeName, WorkerId};
 use everstep_transport::time::Time;
 
@@ -74,20 +75,17 @@ impl UnableWorkers {
         now: Time,
         start_workers: usize,
         building: usize,
-    ) -> Option<(NodeName, String)> {
+    ) -> Option<(NodeName, FailReason)> {
         let since = self.since.filter(|_| !self.is_judged)?;
         let hopeless = self.hopeless().count();
         let able = building + self.reasons.len() - hopeless;
         let all_came = hopeless >= start_workers;
         let is_due = able == 0 && all_came || now.since(since) >= ABLE_WORKER_AWAITED_FOR;
         let first = self.hopeless().next();
-        let (name, reason) = first.filter(|_| is_due && able < start_workers)?;
-        let more = match hopeless - 1 {
-            0 => String::new(),
-            1 => ", nor can another worker".into(),
-            others => format!(", nor can {others} other workers"),
-        };
-        Some((name.clone(), format!("{name} cannot compute it{more}: {reason}")))
+        let (name, words) = first.filter(|_| is_due && able < start_workers)?;
+        let (name, others) = (name.clone(), hopeless as u64 - 1);
+        let reason = FailReason::Unable { name: name.clone(), others, words: words.into() };
+        Some((name, reason))
     }
 
     /// The workers for which the run is the reason, with their words.
@@ -134,16 +132,16 @@ impl Core {
         (inability, words): (Inability, &str),
     ) {
         let Some(known) = self.state.workers().get(&worker) else { return };
-        let (name, reason) = (known.name.clone(), bounded(words));
+        let (name, words) = (known.name.clone(), bounded(words));
         if inability == Inability::Place {
-            let reason = format!("it cannot compute yet: {reason}");
+            let reason = LossReason::CannotCompute(words);
             return self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
         if self.completion.unable.is_judged || !self.state.is_member(worker) {
             return;
         }
         self.completion.unable.is_judged = true;
-        let reason = format!("{} cannot compute it: {reason}", known.label(worker));
+        let reason = FailReason::MemberUnable { worker: known.label(worker), words };
         self.propose_end(now, Outcome::Failed { name: Some(name), reason });
     }
 

@@ -75,7 +75,7 @@ impl Core {
             workers,
             forgotten,
             idle: self.idle(),
-            divergence: self.state.divergence(),
+            divergence: self.state.divergence().map(|it| it.to_string()),
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
             model_awaited: self.model_awaited(),

@@ -3,6 +3,7 @@
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Heartbeat, Registration};
 use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::reason::{FailReason, LossReason};
 use everstep_transport::protocol::{Message, NodeName, WorkerId};
 use everstep_transport::time::Time;
 
@@ -27,7 +28,7 @@ pub(super) fn bounded(words: &str) -> String {
 struct Failure {
     at_fault: Option<WorkerId>,
     fatal: bool,
-    reason: String,
+    words: String,
 }
 
 // Links.
@@ -64,8 +65,7 @@ impl Core {
             LinkEnd::Lost => Certainty::Silent,
         };
         let gone = end != LinkEnd::Lost;
-        let suspicion =
-            Suspicion { reason: format!("its link closed: {}", bounded(reason)), certainty };
+        let suspicion = Suspicion { reason: LossReason::LinkClosed(bounded(reason)), certainty };
         match self.links.remove(link) {
             // A worker that fell silent before its link timed out is judged by its silence.
             Some(PeerPhase::Registered(worker))
@@ -125,7 +125,7 @@ impl Core {
                 Message::Failed { at_fault, fatal: true, reason },
             ) => {
                 self.links.enter(from, PeerPhase::Released);
-                let failure = Failure { at_fault, fatal: true, reason: bounded(&reason) };
+                let failure = Failure { at_fault, fatal: true, words: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
             _ => self.links.ignore(),
@@ -270,18 +270,18 @@ impl Core {
             let unlinked = self.links.of_registered(worker).is_none();
             let (reason, certainty) = match &known.registration {
                 same if same.incarnation == *incarnation => return None,
-                _ if known.name == *name => ("it registered anew", Certainty::Dead),
+                _ if known.name == *name => (LossReason::RegisteredAnew, Certainty::Dead),
                 other if other.address != *address || !unlinked => return None,
                 other if machine.is_some() && other.machine == *machine => {
-                    ("another process listens at its address", Certainty::Dead)
+                    (LossReason::AddressReplaced, Certainty::Dead)
                 }
                 #[cfg(feature = "planted")]
                 _ if self.state.plant == Some(crate::plant::CorePlant::AddressIsProof) => {
-                    ("another process listens at its address", Certainty::Dead)
+                    (LossReason::AddressReplaced, Certainty::Dead)
                 }
-                _ => ("another worker states its address", Certainty::Refused),
+                _ => (LossReason::AddressStated, Certainty::Refused),
             };
-            Some((worker, Suspicion { reason: reason.into(), certainty }))
+            Some((worker, Suspicion { reason, certainty }))
         });
         let replaced: Vec<(WorkerId, Suspicion)> = replaced.collect();
         for (worker, suspicion) in replaced {
@@ -340,7 +340,7 @@ impl Core {
             Message::Failed { at_fault, fatal, reason } => {
                 self.links.enter(from, PeerPhase::Released);
                 let fatal = fatal && self.state.is_member(worker);
-                let failure = Failure { at_fault, fatal, reason: bounded(&reason) };
+                let failure = Failure { at_fault, fatal, words: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
             _ => self.links.ignore(),
@@ -384,20 +384,20 @@ impl Core {
     /// broken. It also ends with the loss of the last worker, since the user has to mend the
     /// reason. Else the others go on without the worker.
     fn failed(&mut self, now: Time, worker: WorkerId, failure: Failure) {
-        let Failure { at_fault, fatal, reason } = failure;
+        let Failure { at_fault, fatal, words } = failure;
         let lives = |other| other != worker && !self.health.detector.is_dead(other);
         let last = !self.state.present().any(|(other, _)| lives(other));
         if !fatal && !last {
-            let reason = format!("it failed: {reason}");
+            let reason = LossReason::Failed(words);
             return self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
-        let says = self.state.called(worker);
-        let reason = match fatal {
-            true => format!("{says} cannot go on, nor may anyone: {reason}"),
-            false => format!("{says} was lost: it failed: {reason}"),
-        };
         let blamed = self.state.workers().get(&at_fault.unwrap_or(worker));
         let name = blamed.map(|known| known.name.clone());
+        let worker = self.state.called(worker);
+        let reason = match fatal {
+            true => FailReason::Broken { worker, words },
+            false => FailReason::LastWorkerFailed { worker, words },
+        };
         self.propose_end(now, Outcome::Failed { name, reason });
     }
 }

@@ -286,6 +286,7 @@ mod tests {
     use everstep_transport::identity::{Identity, Role};
     use everstep_transport::protocol::figures::RunFigures;
     use everstep_transport::protocol::outcome::Outcome;
+    use everstep_transport::protocol::reason::LossReason;
     use everstep_transport::protocol::{Lineage, NodeName, Step, Term, WorkerId, exemplars};
 
     use super::*;
@@ -316,7 +317,7 @@ mod tests {
             })),
             _ => None,
         });
-        let lose = Command::Lose { worker: WORKER, reason: "gone".into() };
+        let lose = Command::Lose { worker: WORKER, reason: LossReason::NoAnswer };
         let drain = Command::Drain { worker: WORKER };
         let (outcome, figures) = (Outcome::Running, RunFigures::default());
         let end = Command::End { run: 1, outcome, figures, steps: Step(0) };

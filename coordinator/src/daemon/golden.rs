@@ -7,6 +7,9 @@ use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
+use everstep_transport::protocol::reason::{
+    DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason,
+};
 use everstep_transport::protocol::{
     CoordinatorView, Generation, HistoryEntry, HistoryEvent, Lineage, Message, NodeName,
     OperatorCommand, RequestId, Step, Term, WorkerId, exemplars,
@@ -51,7 +54,15 @@ fn address() -> SocketAddr {
 fn entries(format: u64) -> Vec<CommandEntry> {
     let mut entries = first_entries();
     let damaged = exemplars::listed_checkpoint().id();
+    let hang = DeviceHang { spent_ms: 9_000, usual_ms: 80 };
+    let worker = NamedWorker::Id(WorkerId(7));
+    let outcome = Outcome::Failed { name: None, reason: FailReason::Cancelled };
+    let standstill =
+        EventKind::Standstill { reason: StandstillReason::DeviceHangs { worker, hang } };
     let later = [
+        Command::Lose { worker: WorkerId(7), reason: LossReason::DeviceHangs(hang) },
+        Command::Note { run: 1, kind: standstill },
+        Command::End { run: 1, outcome, figures: RunFigures::default(), steps: Step(5) },
         Command::ListCheckpoint {
             run: 1,
             checkpoint: exemplars::listed_checkpoint(),
@@ -82,25 +93,31 @@ fn first_entries() -> Vec<CommandEntry> {
         Message::Announce(record) => Some(record),
         _ => None,
     });
-    let loss = Loss { worker: WorkerId(7), reason: "gone".into(), detect_ms: 60, pause_ms: 5 };
+    let loss = Loss {
+        worker: WorkerId(7),
+        reason: LossReason::Words("gone".into()),
+        detect_ms: 60,
+        pause_ms: 5,
+    };
     let change = Change {
         record: record.expect("an example of a record"),
         lost: vec![loss.clone()],
         left: vec![WorkerId(8)],
         redone: true,
         unreachable: vec![(WorkerId(2), WorkerId(3))],
-        rollback: Some((Step(9), "all owners".into())),
+        rollback: Some((Step(9), RollbackReason::Words("all owners".into()))),
     };
     let unable =
         EventKind::Unable { name: name(), reason: "no data".into(), inability: Inability::Run };
-    let outcome = Outcome::Failed { name: Some(name()), reason: "no data".into() };
+    let reason = FailReason::Words("no data".into());
+    let outcome = Outcome::Failed { name: Some(name()), reason };
     let id = RequestId { client: 1, number: 2 };
     let owners = vec![AwaitedOwner { worker: WorkerId(7), waited_ms: 3 }];
     let registration = registration.expect("an example of a registration");
     let commands = [
         Command::Register { run: 1, name: name(), registration },
         Command::Lead { coordinator: 1 },
-        Command::Lose { worker: WorkerId(7), reason: "gone".into() },
+        Command::Lose { worker: WorkerId(7), reason: LossReason::Words("gone".into()) },
         Command::Drain { worker: WorkerId(7) },
         Command::Generation(change),
         Command::LoseLines {

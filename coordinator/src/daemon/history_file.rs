@@ -11,15 +11,18 @@
 //! start cuts away a record at the end that differs from what was written. If the log lacks the
 //! events that are missing then, the file is damaged, and the start fails.
 
+mod format_1;
+
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::HistoryEntry;
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
+use super::files::replace;
 use crate::format::{HISTORY_FILE_FORMAT, UnknownFormat};
 use crate::history_coverage::{HistoryCoverage, HistoryRecord};
 use crate::log::SyncFile;
@@ -217,11 +220,10 @@ impl HistoryFile {
         log_begins: u64,
     ) -> Result<(Self, Vec<HistoryEntry>), HistoryFileProblem> {
         let bytes = std::fs::read(&path)?;
-        if check(&bytes, cluster)? < HISTORY_FILE_FORMAT.newest {
-            // Formats 1 and 2 differ in nothing but the number.
-            OpenOptions::new().write(true).open(&path)?.write_all_at(&head(cluster), 0)?;
-        }
-        let file = OpenOptions::new().read(true).append(true).open(&path)?;
+        let is_old = check(&bytes, cluster)? < HISTORY_FILE_FORMAT.newest;
+        let bytes = if is_old { format_1::upgraded(&bytes, head(cluster)) } else { bytes };
+        let open = |path: &Path| OpenOptions::new().read(true).append(true).open(path);
+        let file = open(&path)?;
         let (coverage, places) = (HistoryCoverage::default(), Vec::new());
         let mut history_file = Self { path, file, length: HEAD as u64, coverage, places };
         let (mut entries, mut at) = (Vec::new(), HEAD);
@@ -243,6 +245,11 @@ impl HistoryFile {
             let problem =
                 format!("it ends after entry {whole}, and the log begins at {log_begins}");
             return Err(HistoryFileProblem::Damaged(problem));
+        }
+        if is_old {
+            let mode = history_file.file.metadata()?.permissions().mode();
+            replace(&history_file.path, &bytes, mode)?;
+            history_file.file = open(&history_file.path)?;
         }
         history_file.file.set_len(history_file.length)?;
         Ok((history_file, entries))
@@ -284,6 +291,14 @@ fn encode(place: u64, record: &HistoryRecord) -> Vec<u8> {
 /// Decodes the record that begins at `at` in these bytes, which stand at `origin` in the file.
 /// Returns it with its end. None without a record, or if it differs from what was written.
 fn decode(bytes: &[u8], at: usize, origin: u64) -> Option<(HistoryRecord, usize)> {
+    let (body, end) = body(bytes, at, origin)?;
+    let record = rkyv::from_bytes::<HistoryRecord, rancor::Error>(&body).ok()?;
+    Some((record, end))
+}
+
+/// The body of the record that begins at `at`, at an address from which an archive can be read, and
+/// the record's end. None if it differs from what was written.
+fn body(bytes: &[u8], at: usize, origin: u64) -> Option<(AlignedVec, usize)> {
     let place = origin + at as u64;
     let (head, rest) = bytes.get(at..)?.split_first_chunk::<RECORD_HEAD>()?;
     let checksums = &head[4..];
@@ -292,10 +307,9 @@ fn decode(bytes: &[u8], at: usize, origin: u64) -> Option<(HistoryRecord, usize)
     if checksum(place, body).as_flattened() != &checksums[4..] {
         return None;
     }
-    let mut aligned = AlignedVec::<16>::with_capacity(length);
+    let mut aligned = AlignedVec::with_capacity(length);
     aligned.extend_from_slice(body);
-    let record = rkyv::from_bytes::<HistoryRecord, rancor::Error>(&aligned).ok()?;
-    Some((record, at + RECORD_HEAD + length))
+    Some((aligned, at + RECORD_HEAD + length))
 }
 
 /// The length of the body after this head. None if the head differs from what was written.

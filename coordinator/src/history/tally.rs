@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::step::Decision;
 use everstep_transport::protocol::{Cause, MetricsLine};
 
@@ -14,8 +15,8 @@ use super::Histogram;
 /// The causes of a generation, as events name them.
 const CAUSES: [&str; 6] = ["start", "lost", "join", "leave", "rebalance", "rollback"];
 
-/// The classes of reasons for the loss of a worker, each with the beginnings of its reasons. A
-/// reason that fits no class is `other`.
+/// The classes of reasons for the loss of a worker, each with the beginnings of the sentences that
+/// builds of log format 1 made. A sentence that fits no class is `other`.
 const REASONS: [(&str, &[&str]); 7] = [
     ("link", &["its link closed"]),
     ("process", &["its process "]),
@@ -133,7 +134,24 @@ impl Tally {
 }
 
 /// The class of the reason of a loss.
-fn class(reason: &str) -> &'static str {
+fn class(reason: &LossReason) -> &'static str {
+    match reason {
+        LossReason::LinkClosed(_) => "link",
+        LossReason::ProcessEnded(_) => "process",
+        LossReason::Silent(_) | LossReason::NoAnswer => "silence",
+        LossReason::Failed(_) => "failure",
+        LossReason::RegisteredAnew | LossReason::AddressReplaced | LossReason::AddressStated => {
+            "replaced"
+        }
+        LossReason::Unreachable(_) => "unreachable",
+        LossReason::FoundDead | LossReason::Revoked => "other",
+        LossReason::CannotCompute(_) | LossReason::DeviceHangs(_) => "other",
+        LossReason::Words(words) => class_of_words(words),
+    }
+}
+
+/// The class of a reason in words.
+fn class_of_words(reason: &str) -> &'static str {
     let fits = |(_, words): &&(_, &[&str])| words.iter().any(|word| reason.starts_with(word));
     REASONS.iter().find(fits).map_or("other", |(class, _)| class)
 }

@@ -1,6 +1,7 @@
 //! The sums of events and lines.
 
 use everstep_transport::protocol::outcome::{Event, EventKind};
+use everstep_transport::protocol::reason::{LossReason, NamedWorker, RollbackReason};
 use everstep_transport::protocol::{Cause, NodeName, Shard, WorkerId};
 
 use super::*;
@@ -22,7 +23,10 @@ fn began(generation: u64, cause: Cause, workers: &[u64]) -> EventKind {
 }
 
 fn lost(worker: u64, reason: &str) -> EventKind {
-    let reason = reason.to_string();
+    lost_for(worker, LossReason::Words(reason.into()))
+}
+
+fn lost_for(worker: u64, reason: LossReason) -> EventKind {
     EventKind::Lost { worker: WorkerId(worker), reason, detect_ms: 60, pause_ms: 1 }
 }
 
@@ -48,7 +52,7 @@ fn whatever_happens_is_counted_once() {
         began(1, Cause::Start, &[2, 3]),
         lost(3, "its link closed: timed out"),
         began(2, Cause::Lost, &[2]),
-        EventKind::Rollback { from: Step(9), to: Step(0), reason: "all owners gone".into() },
+        EventKind::Rollback { from: Step(9), to: Step(0), reason: RollbackReason::Asked },
     ]);
     history.lines(&[line(1, 1, 1_000), line(2, 1, 1_010)]);
     history.lines(&[line(2, 1, 1_010), line(3, 1, 1_020)]);
@@ -66,6 +70,25 @@ fn whatever_happens_is_counted_once() {
 
 #[test]
 fn a_loss_is_classed_by_its_reason() {
+    for (reason, class) in [
+        (LossReason::LinkClosed("timed out".into()), "link"),
+        (LossReason::ProcessEnded("was killed".into()), "process"),
+        (LossReason::Silent(2_200), "silence"),
+        (LossReason::NoAnswer, "silence"),
+        (LossReason::Failed("no space left".into()), "failure"),
+        (LossReason::AddressStated, "replaced"),
+        (LossReason::Unreachable(NamedWorker::Id(WorkerId(7))), "unreachable"),
+        (LossReason::Revoked, "other"),
+    ] {
+        let words = lost(3, &reason.to_string());
+        for kind in [lost_for(3, reason), words] {
+            assert_eq!(history([kind.clone()]).tally().losses[class], 1, "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn a_loss_in_words_is_classed_by_their_beginning() {
     for (reason, class) in [
         ("its link closed: the peer said goodbye", "link"),
         ("its process was killed (signal 9)", "process"),

@@ -9,6 +9,7 @@ use actix_web::HttpResponse;
 use actix_web::http::StatusCode;
 use actix_web::web::{self, Data, Payload};
 use everstep_transport::identity::{Identity, Role, TokenLimits, format_token_id, parse_token_id};
+use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::{
     CoordinatorId, Generation, Message, OperatorCommand, RunId, RunSpec, Step, WorkerId,
 };
@@ -64,7 +65,7 @@ pub(super) async fn cancel(
         None => source.overview(false).await?.runs.last().map_or(0, |run| run.id),
     };
     source.command(key, OperatorCommand::Cancel(run)).await?;
-    let reason = "it was cancelled";
+    let reason = FailReason::Cancelled.to_string();
     Ok(HttpResponse::Ok().json(json!({ "run": run, "state": "failed", "reason": reason })))
 }
 

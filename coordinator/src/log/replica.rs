@@ -28,7 +28,7 @@ use crate::format::LOG_FILE_FORMAT;
 use crate::raft::{
     Batch, DurableState, EntryKind, HardState, LogPosition, RaftEntry, ReplicaId, Snapshot,
 };
-use crate::state::format_1;
+use crate::state::format_1::{self, Format1Error};
 
 /// Half of a BLAKE3 digest.
 type Digest = [u8; 16];
@@ -167,7 +167,8 @@ impl ReplicaStore {
     /// Writes the content of a file of format 1 in the format of today, and returns it. Entries of
     /// format 1 do not state their format.
     fn migrate(&mut self, mut kept: DurableState) -> Result<DurableState, StoreError> {
-        let unreadable = |problem| StoreError::Damaged(format!("in format 1, {problem}"));
+        let unreadable =
+            |problem: Format1Error| StoreError::Damaged(format!("in format 1, {problem}"));
         for entry in kept.entries.iter_mut().filter(|entry| entry.is_command()) {
             entry.bytes = format_1::entry(&entry.bytes).map_err(unreadable)?;
         }

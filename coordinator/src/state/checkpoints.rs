@@ -94,7 +94,7 @@ impl Checkpoints {
         if listed.damage.is_some() {
             return Err(Rejection::CheckpointDamaged(id.step));
         }
-        listed.damage = Some(reason.to_string());
+        listed.damage = Some(reason.to_owned());
         Ok(())
     }
 
@@ -156,7 +156,8 @@ impl State {
         let retention = spec.retention();
         self.checkpoints.delete(deleted);
         self.checkpoints.list(checkpoint.clone(), retention, self.runs.goes_back);
-        let state_hash = blake3::Hash::from_bytes(checkpoint.state_hash).to_hex().to_string();
+        let state_hash = blake3::Hash::from_bytes(checkpoint.state_hash).to_hex();
+        let state_hash = state_hash.as_str().to_owned();
         let (bytes, seconds) = (checkpoint.bytes, checkpoint.write_ms as f64 / 1e3);
         self.events.note(unix_ms, EventKind::Checkpoint { step, bytes, seconds, state_hash });
         Ok(EntryOutcome::Accepted)
@@ -170,7 +171,7 @@ impl State {
         reason: &str,
     ) -> Result<EntryOutcome, Rejection> {
         self.checkpoints.damage(id, reason)?;
-        let reason = reason.to_string();
+        let reason = reason.to_owned();
         self.events.note(unix_ms, EventKind::CheckpointDamaged { step: id.step, reason });
         Ok(EntryOutcome::Accepted)
     }

@@ -13,6 +13,7 @@ use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
+use everstep_transport::protocol::reason::{LossReason, RollbackReason};
 use everstep_transport::protocol::{
     CheckpointId, CoordinatorId, Generation, Lineage, ListedCheckpoint, NodeName, OperatorCommand,
     Record, RequestId, Step, WorkerId,
@@ -53,7 +54,7 @@ pub enum Command {
         /// The worker's id.
         worker: WorkerId,
         /// How a coordinator noticed that.
-        reason: String,
+        reason: LossReason,
     },
     /// A worker is to leave.
     Drain {
@@ -194,7 +195,7 @@ pub struct Change {
     /// be left out.
     pub unreachable: Vec<(WorkerId, WorkerId)>,
     /// The last committed step, and the reason, if the run goes back to the resume step.
-    pub rollback: Option<(Step, String)>,
+    pub rollback: Option<(Step, RollbackReason)>,
 }
 
 /// How a member was lost.
@@ -203,7 +204,7 @@ pub struct Loss {
     /// The member's id.
     pub worker: WorkerId,
     /// How the coordinator noticed that.
-    pub reason: String,
+    pub reason: LossReason,
     /// From the member's last sign of life until then, milliseconds.
     pub detect_ms: u64,
     /// From then until the change was planned, milliseconds.

@@ -19,7 +19,7 @@ use super::{CommandEntry, State};
 pub const LOG_FORMATS: RangeInclusive<LogFormat> = LogFormat(2)..=LogFormat(2);
 
 /// Bytes that are not an entry.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum EntryError {
     /// A later build wrote the entry.
     #[error(
@@ -32,9 +32,12 @@ pub enum EntryError {
         /// The newest format that this build reads.
         newest: LogFormat,
     },
+    /// The bytes end within the number of the format.
+    #[error("it cannot be read: it is too short")]
+    Short,
     /// The bytes have no such layout.
     #[error("it cannot be read: {0}")]
-    Garbled(String),
+    Garbled(Box<rancor::Error>),
 }
 
 impl CommandEntry {
@@ -54,16 +57,15 @@ impl CommandEntry {
     /// # Errors
     /// [`EntryError`].
     pub fn decode(bytes: &[u8], newest: LogFormat) -> Result<Self, EntryError> {
-        let short = || EntryError::Garbled("it is too short".into());
-        let (format, entry) = bytes.split_first_chunk().ok_or_else(short)?;
+        let (format, entry) = bytes.split_first_chunk().ok_or(EntryError::Short)?;
         let found = LogFormat(u16::from_le_bytes(*format));
         if !(*LOG_FORMATS.start()..=newest).contains(&found) {
             return Err(EntryError::OtherFormat { found, newest });
         }
         let mut aligned = AlignedVec::<16>::with_capacity(entry.len());
         aligned.extend_from_slice(entry);
-        let entry = rkyv::from_bytes::<Self, rancor::Error>(&aligned);
-        entry.map_err(|error| EntryError::Garbled(error.to_string()))
+        rkyv::from_bytes::<Self, rancor::Error>(&aligned)
+            .map_err(|error| EntryError::Garbled(error.into()))
     }
 }
 

@@ -7,15 +7,19 @@
 // The types mirror those of that build. Their docs are at today's types.
 #![allow(missing_docs)]
 
+mod events;
 mod run;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
+pub(crate) use self::events::EventV1;
+use self::events::{ChangeV1, EventKindV1, LossV1, PastRunV1, RunOutcomeV1};
+use self::run::{OperatorCommandV1, RunSpecV1};
 use everstep_transport::identity::{AcceptedToken, TokenId, Tokens};
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
     CoordinatorId, Generation, Lineage, NodeName, OperatorCommand, Record, RequestId, RunId,
@@ -23,7 +27,6 @@ use everstep_transport::protocol::{
 };
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
-use run::{OperatorCommandV1, RunSpecV1};
 
 use super::access::{Access, Revocations};
 use super::awaited::{AwaitedOwner, AwaitedOwners};
@@ -34,21 +37,32 @@ use super::generation::CurrentGeneration;
 use super::lines::{Gap, LineHistory, Undone};
 use super::probes::Probes;
 use super::requests;
-use super::runs::{PastRun, Runs};
-use super::snapshot;
+use super::runs::Runs;
+use super::snapshot::{self, SnapshotError};
 use super::workers::{Worker, Workers};
-use super::{Change, Checkpoints, LOG_FORMATS, Loss};
+use super::{Checkpoints, LOG_FORMATS};
 
 /// What snapshots of format 1 state in place of the number: a digest of message layouts.
 const LAYOUT: u64 = 0x6a0d_789b_10cd_dee0;
 
+/// Why bytes are no entry and no snapshot of format 1.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Format1Error {
+    #[error("{0}")]
+    Garbled(rancor::Error),
+    #[error("{0}")]
+    Snapshot(SnapshotError),
+    #[error("a snapshot has layout {0:016x}, and not that of format 1")]
+    OtherLayout(u64),
+}
+
 /// The entry of format 1 in these bytes, as bytes of today.
 ///
 /// # Errors
-/// In words, if the bytes are no such entry.
-pub(crate) fn entry(bytes: &[u8]) -> Result<Vec<u8>, String> {
+/// [`Format1Error`], if the bytes are no such entry.
+pub(crate) fn entry(bytes: &[u8]) -> Result<Vec<u8>, Format1Error> {
     let read = rkyv::from_bytes::<EntryV1, rancor::Error>(&aligned(bytes));
-    let EntryV1 { unix_ms, command } = read.map_err(words)?;
+    let EntryV1 { unix_ms, command } = read.map_err(Format1Error::Garbled)?;
     let entry = super::CommandEntry { unix_ms, command: command.into() };
     Ok(entry.encode(*LOG_FORMATS.start()))
 }
@@ -56,14 +70,14 @@ pub(crate) fn entry(bytes: &[u8]) -> Result<Vec<u8>, String> {
 /// The snapshot of format 1 in these bytes, as bytes of today.
 ///
 /// # Errors
-/// In words, if the bytes are no such snapshot.
-pub(crate) fn snapshot(bytes: &[u8]) -> Result<Vec<u8>, String> {
-    let (layout, state) = snapshot::opened(bytes).map_err(|error| error.to_string())?;
+/// [`Format1Error`], if the bytes are no such snapshot.
+pub(crate) fn snapshot(bytes: &[u8]) -> Result<Vec<u8>, Format1Error> {
+    let (layout, state) = snapshot::opened(bytes).map_err(Format1Error::Snapshot)?;
     if layout != LAYOUT {
-        return Err(format!("a snapshot has layout {layout:016x}, and not that of format 1"));
+        return Err(Format1Error::OtherLayout(layout));
     }
-    let state = rkyv::from_bytes::<StateV1, rancor::Error>(&aligned(state)).map_err(words)?;
-    Ok(super::State::from(state).encode())
+    let state = rkyv::from_bytes::<StateV1, rancor::Error>(&aligned(state));
+    Ok(super::State::from(state.map_err(Format1Error::Garbled)?).encode())
 }
 
 /// The bytes at an address from which an archive can be read.
@@ -71,10 +85,6 @@ fn aligned(bytes: &[u8]) -> AlignedVec {
     let mut aligned = AlignedVec::with_capacity(bytes.len());
     aligned.extend_from_slice(bytes);
     aligned
-}
-
-fn words(error: rancor::Error) -> String {
-    error.to_string()
 }
 
 #[derive(Archive, Serialize, Deserialize)]
@@ -89,17 +99,17 @@ enum CommandV1 {
     Lead { coordinator: CoordinatorId },
     Lose { worker: WorkerId, reason: String },
     Drain { worker: WorkerId },
-    Generation(Change),
+    Generation(ChangeV1),
     LoseLines { lineage: Lineage, gap: Gap },
-    Note { run: u64, kind: EventKind },
-    End { run: u64, outcome: Outcome, figures: RunFigures, steps: Step },
+    Note { run: u64, kind: EventKindV1 },
+    End { run: u64, outcome: RunOutcomeV1, figures: RunFigures, steps: Step },
     Request { id: RequestId, command: OperatorCommandV1, steps: Step },
     Found { ephemeral: bool, founder: CoordinatorV1, tokens: Vec<AcceptedToken> },
     Coordinator { id: Option<CoordinatorId>, coordinator: CoordinatorV1 },
     ShutOut { coordinator: CoordinatorId },
     Recover { survivor: CoordinatorId },
     SpendToken { token: TokenId, node: NodeName },
-    Died(Loss),
+    Died(LossV1),
     AwaitOwners { generation: Generation, owners: Vec<AwaitedOwner> },
 }
 
@@ -110,13 +120,15 @@ impl From<CommandV1> for super::Command {
                 Self::Register { run, name, registration }
             }
             CommandV1::Lead { coordinator } => Self::Lead { coordinator },
-            CommandV1::Lose { worker, reason } => Self::Lose { worker, reason },
+            CommandV1::Lose { worker, reason } => {
+                Self::Lose { worker, reason: LossReason::Words(reason) }
+            }
             CommandV1::Drain { worker } => Self::Drain { worker },
-            CommandV1::Generation(it) => Self::Generation(it),
+            CommandV1::Generation(it) => Self::Generation(it.into()),
             CommandV1::LoseLines { lineage, gap } => Self::LoseLines { lineage, gap },
-            CommandV1::Note { run, kind } => Self::Note { run, kind },
+            CommandV1::Note { run, kind } => Self::Note { run, kind: kind.into() },
             CommandV1::End { run, outcome, figures, steps } => {
-                Self::End { run, outcome, figures, steps }
+                Self::End { run, outcome: outcome.into(), figures, steps }
             }
             CommandV1::Request { id, command, steps } => {
                 Self::Request { id, command: command.into(), steps }
@@ -130,7 +142,7 @@ impl From<CommandV1> for super::Command {
             CommandV1::ShutOut { coordinator } => Self::ShutOut { coordinator },
             CommandV1::Recover { survivor } => Self::Recover { survivor },
             CommandV1::SpendToken { token, node } => Self::SpendToken { token, node },
-            CommandV1::Died(it) => Self::Died(it),
+            CommandV1::Died(it) => Self::Died(it.into()),
             CommandV1::AwaitOwners { generation, owners } => {
                 Self::AwaitOwners { generation, owners }
             }
@@ -219,7 +231,7 @@ struct StateV1 {
     tokens: Tokens,
     revocations: Revocations,
     outcomes: OutcomesV1,
-    past_runs: VecDeque<PastRun>,
+    past_runs: VecDeque<PastRunV1>,
     run_id: RunId,
     run: Option<RunSpecV1>,
     run_fingerprint: Option<RunFingerprint>,
@@ -237,8 +249,8 @@ struct StateV1 {
     awaited: AwaitedOwners,
     goes_back: bool,
     lines: LineHistoryV1,
-    outcome: Outcome,
-    events: Vec<Event>,
+    outcome: RunOutcomeV1,
+    events: Vec<EventV1>,
     noted: u64,
 }
 
@@ -272,8 +284,8 @@ impl From<StateV1> for super::State {
                 fingerprint: state.run_fingerprint,
                 probes: state.probes,
                 goes_back: state.goes_back.then_some(Step(0)),
-                outcome: state.outcome,
-                past: state.past_runs,
+                outcome: state.outcome.into(),
+                past: state.past_runs.into_iter().map(Into::into).collect(),
             },
             checkpoints: Checkpoints::default(),
             lines: state.lines.into(),
@@ -292,7 +304,11 @@ impl From<StateV1> for super::State {
                 reported_dead: state.reported_dead,
                 awaited: state.awaited,
             },
-            events: EventLog { newest: state.events, count: state.noted, fresh: Vec::new() },
+            events: EventLog {
+                newest: state.events.into_iter().map(Into::into).collect(),
+                count: state.noted,
+                fresh: Vec::new(),
+            },
             #[cfg(feature = "planted")]
             plant: None,
         }

@@ -8,12 +8,13 @@ use std::collections::VecDeque;
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
+use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{Generation, Lineage, NodeName, RunId, RunSpec, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::fingerprint::RunFingerprint;
-use super::probes::Probes;
+use super::probes::{Divergence, Probes};
 use super::{Checkpoints, EntryOutcome, LineHistory, State};
 
 /// How many of the newest finished runs the state still tells of.
@@ -29,11 +30,11 @@ pub struct PastRun {
     /// How many of its steps are settled.
     pub steps: Step,
     /// Why it failed, if it did.
-    pub failure: Option<String>,
+    pub failure: Option<FailReason>,
     /// The state hash, if it is complete.
     pub hash: Option<[u8; 32]>,
     /// Why its bits are not those of any other such run, if they are not.
-    pub divergence: Option<String>,
+    pub divergence: Option<Divergence>,
     /// How the run did, as far as the proposer of its end knew.
     pub figures: RunFigures,
 }
@@ -152,7 +153,7 @@ impl State {
 
     /// Why the run's bits are not those of any other such run, if they are not: the probe digests
     /// of its workers differ.
-    pub fn divergence(&self) -> Option<String> {
+    pub fn divergence(&self) -> Option<Divergence> {
         self.runs.probes.divergence()
     }
 
@@ -211,7 +212,7 @@ impl State {
         let Some(spec) = self.run() else { return Err(Rejection::NoRun) };
         let figures = RunFigures { steps: spec.steps, ..RunFigures::default() };
         self.runs.must_be(run)?;
-        let outcome = Outcome::Failed { name: None, reason: "it was cancelled".into() };
+        let outcome = Outcome::Failed { name: None, reason: FailReason::Cancelled };
         self.end(unix_ms, outcome, figures, settled);
         Ok(EntryOutcome::Accepted)
     }

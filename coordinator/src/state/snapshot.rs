@@ -32,7 +32,10 @@ pub enum SnapshotError {
     },
     /// The bytes are intact, but they are no state.
     #[error("the snapshot holds no state: {0}")]
-    Garbled(String),
+    Garbled(Box<rancor::Error>),
+    /// The bytes are those of a state that contradicts itself.
+    #[error("the snapshot holds no state: {0}")]
+    Contradictory(&'static str),
 }
 
 impl State {
@@ -61,10 +64,10 @@ impl State {
         let mut aligned = AlignedVec::<16>::with_capacity(state.len());
         aligned.extend_from_slice(state);
         let state = rkyv::from_bytes::<Self, rancor::Error>(&aligned);
-        let state = state.map_err(|error| SnapshotError::Garbled(error.to_string()))?;
+        let state = state.map_err(|error| SnapshotError::Garbled(error.into()))?;
         match state.contradiction() {
             None => Ok(state),
-            Some(problem) => Err(SnapshotError::Garbled(problem.into())),
+            Some(problem) => Err(SnapshotError::Contradictory(problem)),
         }
     }
 

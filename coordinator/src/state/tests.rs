@@ -11,6 +11,7 @@ use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::generation::{Cause, Member, Ownership};
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::outcome::{Event, Outcome};
+use everstep_transport::protocol::reason::{FailReason, LossReason, RollbackReason};
 use everstep_transport::protocol::{
     Commit, DataShard, Decision, Device, Generation, HistoryEvent, LossScale, MetricsLine,
     NodeName, OperatorCommand, Rank, Record, RequestId, RunSpec, Shard, Step,
@@ -97,7 +98,8 @@ fn altered(number: u64, workers: &[u64], alter: impl FnOnce(&mut Change)) -> Com
 }
 
 fn loss(worker: u64) -> Loss {
-    Loss { worker: WorkerId(worker), reason: "gone".into(), detect_ms: 4, pause_ms: 2 }
+    let reason = LossReason::Words("gone".into());
+    Loss { worker: WorkerId(worker), reason, detect_ms: 4, pause_ms: 2 }
 }
 
 fn committed(step: u64) -> Option<Commit> {
@@ -198,7 +200,7 @@ fn a_generation_must_follow_the_current_one() {
 
 #[test]
 fn a_generation_lists_only_living_workers_and_is_well_formed() {
-    let lost = entry(Command::Lose { worker: WorkerId(2), reason: "gone".into() });
+    let lost = entry(Command::Lose { worker: WorkerId(2), reason: loss(2).reason });
     let reason = refusal(&[submitted(), register("a", 1, |_| {}), lost, generation(1, &[2])]);
     assert_eq!(reason, "generation 1 lists worker 2, which is gone");
     let reason = refusal(&[submitted(), register("a", 1, |_| {}), generation(1, &[])]);
@@ -261,11 +263,11 @@ fn history_goes_back_only_with_a_rollback() {
     let before = [a, b, c, d, later];
     let with = |entry| before.iter().cloned().chain([entry]).collect::<Vec<_>>();
     assert_eq!(refusal(&with(earlier)), "generation 3 goes back to step 4");
-    let silently = altered(3, &[2, 3], |change| change.rollback = Some((Step(5), "lost".into())));
+    let silently = altered(3, &[2, 3], |it| it.rollback = Some((Step(5), RollbackReason::Asked)));
     assert_eq!(refusal(&with(silently)), "generation 3 goes back, but for another cause");
     let told = altered(3, &[2, 3], |change| {
         change.record.cause = Cause::Rollback;
-        change.rollback = Some((Step(5), "all owners are gone".into()));
+        change.rollback = Some((Step(5), RollbackReason::Asked));
     });
     let (state, verdicts) = replay(&with(told));
     assert_eq!(verdicts.last(), Some(&EntryOutcome::Accepted));
@@ -301,7 +303,7 @@ fn comings_and_goings_are_events_in_their_order() {
     let events: Vec<_> = state.events().iter().map(|event| event.kind.clone()).collect();
     let expected = [
         EventKind::Draining { worker: WorkerId(2) },
-        EventKind::Lost { worker: WorkerId(3), reason: "gone".into(), detect_ms: 4, pause_ms: 2 },
+        EventKind::Lost { worker: WorkerId(3), reason: loss(3).reason, detect_ms: 4, pause_ms: 2 },
         EventKind::Left { worker: WorkerId(2) },
         EventKind::Joined { worker: WorkerId(5) },
         EventKind::Generation {
@@ -324,7 +326,7 @@ fn comings_and_goings_are_events_in_their_order() {
 #[test]
 fn a_member_is_lost_only_with_a_generation() {
     let mut entries = two_members().to_vec();
-    entries.push(entry(Command::Lose { worker: WorkerId(3), reason: "gone".into() }));
+    entries.push(entry(Command::Lose { worker: WorkerId(3), reason: loss(3).reason }));
     let expected = "worker 2 (id 3) is a member; only a generation can do without it";
     assert_eq!(refusal(&entries), expected);
 }
@@ -408,7 +410,7 @@ fn a_pair_that_cannot_be_parted_is_told_of_once_as_long_as_both_are_members() {
 
 #[test]
 fn the_first_ending_counts() {
-    let failed = Outcome::Failed { name: None, reason: "first".into() };
+    let failed = Outcome::Failed { name: None, reason: FailReason::Words("first".into()) };
     let complete = end(1, Outcome::Complete(vec![]));
     let entries = [submitted(), end(1, failed.clone()), complete];
     let (state, verdicts) = replay(&entries);

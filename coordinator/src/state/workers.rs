@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::reason::{LossReason, NamedWorker};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{ModelPlace, NodeName, WorkerId, WorkerLabel};
 use rkyv::{Archive, Deserialize, Serialize};
@@ -211,9 +212,8 @@ impl State {
     }
 
     /// The name of a worker for a sentence.
-    pub fn called(&self, worker: WorkerId) -> String {
-        let unknown = || format!("the worker with id {worker}");
-        self.label(worker).map_or_else(unknown, |label| label.to_string())
+    pub fn called(&self, worker: WorkerId) -> NamedWorker {
+        NamedWorker::of(worker, self.label(worker))
     }
 
     pub(super) fn register(
@@ -228,7 +228,7 @@ impl State {
             return Ok(EntryOutcome::Registered(worker));
         }
         if let Err(reason) = self.runs.admit(name, registration) {
-            let refused = EventKind::Refused { name: name.clone(), reason: reason.to_string() };
+            let refused = EventKind::Refused { name: name.clone(), reason: reason.clone() };
             self.events.note(unix_ms, refused);
             return Err(reason);
         }
@@ -256,7 +256,7 @@ impl State {
         &mut self,
         unix_ms: u64,
         worker: WorkerId,
-        why: &str,
+        reason: &LossReason,
     ) -> Result<EntryOutcome, Rejection> {
         let known = self.workers.known(worker)?;
         if known.phase.is_member() {
@@ -264,7 +264,7 @@ impl State {
         }
         self.workers.vacate(worker);
         self.workers.forget(worker);
-        let (reason, detect_ms, pause_ms) = (why.to_string(), 0, 0);
+        let (reason, detect_ms, pause_ms) = (reason.clone(), 0, 0);
         self.events.note(unix_ms, EventKind::Lost { worker, reason, detect_ms, pause_ms });
         Ok(EntryOutcome::Accepted)
     }

@@ -74,14 +74,14 @@ fn names(message: &Message) -> Vec<&NodeName> {
         Message::Announce(record) => record.members.iter().map(|member| &member.name).collect(),
         Message::Feed { name, .. } | Message::Exited { name, .. } => vec![name],
         Message::Update(update) => {
-            let events = update.events.iter().filter_map(name_of);
-            let blamed = match &update.outcome {
-                Outcome::Failed { name, .. } => name.as_ref(),
-                _ => None,
+            let events = update.events.iter().flat_map(names_in);
+            let failed = match &update.outcome {
+                Outcome::Failed { name, reason } => name.iter().chain(reason.names()).collect(),
+                _ => Vec::new(),
             };
             let workers = update.workers.iter().map(|view| &view.name);
             let unable = update.unable.iter().map(|(name, _)| name);
-            events.chain(workers).chain(&update.idle).chain(blamed).chain(unable).collect()
+            events.chain(workers).chain(&update.idle).chain(failed).chain(unable).collect()
         }
         Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),
         Message::Told(Reply::Coordinators { coordinators, .. }) => {
@@ -93,20 +93,20 @@ fn names(message: &Message) -> Vec<&NodeName> {
                 HistoryEvent::Event(event) => Some(event),
                 _ => None,
             });
-            events.filter_map(name_of).collect()
+            events.flat_map(names_in).collect()
         }
         Message::Answer { refusal: Some(rejection), .. } => rejection.names(),
         _ => Vec::new(),
     }
 }
 
-/// The node's name in an event, if it has one.
-fn name_of(event: &Event) -> Option<&NodeName> {
+/// The names of nodes in an event.
+fn names_in(event: &Event) -> Vec<&NodeName> {
     match &event.kind {
-        EventKind::Registered { name, .. }
-        | EventKind::Refused { name, .. }
-        | EventKind::Unable { name, .. } => Some(name),
-        _ => None,
+        EventKind::Registered { name, .. } | EventKind::Unable { name, .. } => vec![name],
+        EventKind::Refused { name, reason } => [vec![name], reason.names()].concat(),
+        EventKind::Failed { reason } => reason.names(),
+        _ => Vec::new(),
     }
 }
 

@@ -27,6 +27,7 @@ use super::outcome::{
     WorkerResult, WorkerState, WorkerView,
 };
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
+use super::reason::{FailReason, LossReason};
 use super::rejection::Rejection;
 use super::run::Precision;
 use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
@@ -258,8 +259,13 @@ fn of_coordinators() -> Vec<Message> {
     ]
 }
 
+fn failed() -> Outcome {
+    let reason = FailReason::Unable { name: name(), others: 1, words: "no data".into() };
+    Outcome::Failed { name: Some(name()), reason }
+}
+
 fn event() -> Event {
-    let reason = "closed".into();
+    let reason = LossReason::LinkClosed("closed".into());
     let kind = EventKind::Lost { worker: WORKER, reason, detect_ms: 3, pause_ms: 2 };
     Event { number: 1, unix_ms: 2, kind }
 }
@@ -347,7 +353,7 @@ fn of_operators() -> Vec<Message> {
             }),
             unable: vec![(name(), "no such file".into())],
             unreachable: vec![(WorkerId(6), WORKER)],
-            outcome: Outcome::Failed { name: Some(name()), reason: "gone".into() },
+            outcome: failed(),
         }),
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
         Message::Request { id, command: OperatorCommand::CreateToken(token()) },

@@ -18,6 +18,8 @@ use super::ids::{
     DataShard, Generation, HostName, NodeName, Rank, Shard, Step, Term, WorkerId, WorkerLabel, Zone,
 };
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
+use super::reason::{FailReason, LossReason, RollbackReason, StandstillReason, as_words};
+use super::rejection::Rejection;
 use super::step::MetricsLine;
 
 /// One line of `events.jsonl`.
@@ -56,8 +58,9 @@ pub enum EventKind {
     Refused {
         /// The name of the worker's node.
         name: NodeName,
-        /// The reason in words for the user.
-        reason: String,
+        /// The reason. JSON has its sentence.
+        #[serde(serialize_with = "as_words")]
+        reason: Rejection,
     },
     /// A coordinator leads from now on. Only it makes changes.
     Leading {
@@ -103,8 +106,9 @@ pub enum EventKind {
     Lost {
         /// The id of its registration.
         worker: WorkerId,
-        /// How the coordinator noticed it.
-        reason: String,
+        /// How the coordinator noticed it. JSON has its sentence.
+        #[serde(serialize_with = "as_words")]
+        reason: LossReason,
         /// From the worker's last sign of life until the coordinator noticed its loss,
         /// milliseconds.
         detect_ms: u64,
@@ -124,8 +128,9 @@ pub enum EventKind {
         from: Step,
         /// The step of the checkpoint from which the run goes on. 0 is the initial state.
         to: Step,
-        /// Which parameter shards were lost, and which workers owned them.
-        reason: String,
+        /// Which parameter shards were lost, and which workers owned them. JSON has its sentence.
+        #[serde(serialize_with = "as_words")]
+        reason: RollbackReason,
     },
     /// An operator went on from the directory of one coordinator, since most of the coordinators
     /// were lost for good. Log entries that only the lost ones had are gone.
@@ -166,14 +171,16 @@ pub enum EventKind {
     },
     /// The run has failed.
     Failed {
-        /// The reason in words for the user.
-        reason: String,
+        /// The reason. JSON has its sentence.
+        #[serde(serialize_with = "as_words")]
+        reason: FailReason,
     },
     /// No device of the run gets on, so no other worker could take the place of one. The event
     /// comes once, until a device has gone on.
     Standstill {
         /// Which worker's device has computed one data shard, and for how long.
-        reason: String,
+        #[serde(serialize_with = "as_words")]
+        reason: StandstillReason,
     },
     /// A checkpoint is complete: the run can go on from it.
     Checkpoint {
@@ -339,8 +346,8 @@ pub enum Outcome {
     Failed {
         /// The node of the worker at fault, if a worker is at fault.
         name: Option<NodeName>,
-        /// The reason in words for the user.
-        reason: String,
+        /// The reason.
+        reason: FailReason,
     },
 }
 
@@ -453,32 +460,4 @@ pub fn state_hash(steps: u64, results: &[WorkerResult]) -> Option<[u8; 32]> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn result(digests: &[(u32, u8)]) -> WorkerResult {
-        let digests = digests.iter().map(|(shard, byte)| (Shard(*shard), [*byte; 32])).collect();
-        WorkerResult { digests, ..WorkerResult::default() }
-    }
-
-    #[test]
-    fn the_state_hash_does_not_depend_on_who_owns_what() {
-        let alone = state_hash(3, &[result(&[(0, 7), (1, 8), (2, 9)])]);
-        assert!(alone.is_some());
-        let shared = [result(&[(1, 8), (2, 9)]), result(&[(0, 7), (2, 9)])];
-        assert_eq!(state_hash(3, &shared), alone);
-        assert_ne!(state_hash(4, &shared), alone);
-    }
-
-    #[test]
-    fn results_that_are_not_of_one_state_have_no_hash() {
-        for results in [
-            vec![],
-            vec![result(&[])],
-            vec![result(&[(0, 7)]), result(&[(0, 8)])],
-            vec![result(&[(0, 7), (2, 9)])],
-        ] {
-            assert_eq!(state_hash(3, &results), None);
-        }
-    }
-}
+mod tests;

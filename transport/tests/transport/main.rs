@@ -10,5 +10,6 @@ mod hostile;
 mod identity;
 mod links;
 mod probe;
+mod reason;
 mod renewal;
 mod support;

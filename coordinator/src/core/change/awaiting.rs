@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::WorkerId;
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::time::Time;
 
 use super::super::failure_detector::{Certainty, Suspicion};
@@ -148,7 +149,8 @@ impl Core {
             outbox.propose(now, Command::AwaitOwners { generation, owners });
         }
         for worker in pausing.deaths_to_log(roster) {
-            let loss = roster.detector.loss(now, worker, "its process has ended");
+            let loss =
+                roster.detector.loss(now, worker, LossReason::ProcessEnded("has ended".into()));
             outbox.propose(now, Command::Died(loss));
         }
     }
@@ -156,7 +158,7 @@ impl Core {
     /// Suspects the members that have ended according to the log.
     pub(in crate::core) fn suspect_reported_dead(&mut self, now: Time) {
         for worker in self.roster(now).reported_dead() {
-            let reason = "an earlier leader found that it has ended".into();
+            let reason = LossReason::FoundDead;
             self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
     }

@@ -74,7 +74,7 @@ impl Core {
         let found = self.checkpoints.store_errors.oldest(is_there).filter(|_| self.running())?;
         let (worker, since, words) = found;
         let since_unix_ms = self.unix_ms(since);
-        let (called, reason) = (self.state.called(worker), words.to_string());
+        let (called, reason) = (self.state.called(worker).to_string(), words.to_string());
         let waits = self.restores().is_some() || self.awaits_last_checkpoint();
         Some(CheckpointStoreError { worker, called, reason, since_unix_ms, waits })
     }

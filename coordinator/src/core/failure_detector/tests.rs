@@ -59,7 +59,7 @@ fn i8_the_last_worker_that_may_live_is_waited_for_while_nobody_is_heard() {
     let mut detector = FailureDetector::begin(at(0), workers.into_iter());
     detector.tick(at(2_300));
     for worker in [WorkerId(1), WorkerId(2)] {
-        let suspicion = Suspicion { reason: "its host says so".into(), certainty: Certainty::Dead };
+        let suspicion = Suspicion { reason: LossReason::FoundDead, certainty: Certainty::Dead };
         detector.suspect(at(2_400), worker, suspicion);
     }
     for ms in (2_400..60_000).step_by(100) {

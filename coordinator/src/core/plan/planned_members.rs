@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::WorkerId;
+use everstep_transport::protocol::reason::{LossReason, NamedWorker};
 
 use super::PlanInputs;
 use super::shard_holders::ShardHolders;
@@ -56,14 +57,10 @@ impl PlannedMembers {
     }
 
     /// Why a member that is not suspected of anything was left out.
-    pub(super) fn reason_to_leave_out(&self, inputs: &PlanInputs, worker: WorkerId) -> String {
-        let Some(other) = self.left_out.get(&worker) else {
-            return "it did not answer a Pause".into();
-        };
-        match inputs.workers.get(other) {
-            Some(known) => format!("it and {} cannot reach each other", known.label(*other)),
-            None => format!("it and the worker with id {other} cannot reach each other"),
-        }
+    pub(super) fn reason_to_leave_out(&self, inputs: &PlanInputs, worker: WorkerId) -> LossReason {
+        let Some(&other) = self.left_out.get(&worker) else { return LossReason::NoAnswer };
+        let label = inputs.workers.get(&other).map(|known| known.label(other));
+        LossReason::Unreachable(NamedWorker::of(other, label))
     }
 
     /// Members that want to leave do so, one after the other, while the rest holds everything.

@@ -2,6 +2,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::{
     Commit, DataShard, Decision, Device, LossScale, MetricsLine, NodeName,
 };
@@ -164,7 +165,7 @@ impl Cluster {
     }
 
     fn kill(&mut self, worker: WorkerId) {
-        let suspicion = Suspicion { reason: "it is gone".into(), certainty: Certainty::Dead };
+        let suspicion = Suspicion { reason: LossReason::FoundDead, certainty: Certainty::Dead };
         self.detector.suspect(NOW, worker, suspicion);
         self.statuses.remove(&worker);
     }
@@ -409,8 +410,7 @@ proptest! {
         cluster.enter(&first, 3);
         let record = cluster.current.clone().expect("a generation");
         for worker in chosen(&silent[..count as usize]) {
-            let silent = Suspicion { reason: "it is silent".into(), certainty: Certainty::Silent };
-            cluster.detector.suspect(NOW, worker, silent);
+            cluster.detector.suspect(NOW, worker, Suspicion::of_silence());
             cluster.statuses.remove(&worker);
         }
         chosen(&dead[..count as usize]).for_each(|worker| cluster.kill(worker));

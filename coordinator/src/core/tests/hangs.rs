@@ -12,7 +12,7 @@ fn computes(world: &mut World, link: LinkId, under_way_ms: u64, usual_ms: u64) {
 
 fn lost(world: &World) -> Vec<(WorkerId, String)> {
     let lost = |event: &Event| match &event.kind {
-        EventKind::Lost { worker, reason, .. } => Some((*worker, reason.clone())),
+        EventKind::Lost { worker, reason, .. } => Some((*worker, reason.to_string())),
         _ => None,
     };
     world.core.state().events().iter().filter_map(lost).collect()
@@ -54,7 +54,7 @@ fn a_run_says_how_long_a_device_may_take_at_least() {
 /// What the events say of devices that all stand still.
 fn standstills(world: &World) -> Vec<String> {
     let told = |event: &Event| match &event.kind {
-        EventKind::Standstill { reason } => Some(reason.clone()),
+        EventKind::Standstill { reason } => Some(reason.to_string()),
         _ => None,
     };
     world.core.state().events().iter().filter_map(told).collect()

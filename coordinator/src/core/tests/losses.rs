@@ -1,8 +1,12 @@
+use everstep_transport::protocol::reason::LossReason;
+
 use super::*;
 
 fn lost(world: &World) -> Vec<(WorkerId, String, u64)> {
     let lost = world.events().into_iter().filter_map(|event| match event {
-        EventKind::Lost { worker, reason, detect_ms, .. } => Some((worker, reason, detect_ms)),
+        EventKind::Lost { worker, reason, detect_ms, .. } => {
+            Some((worker, reason.to_string(), detect_ms))
+        }
         _ => None,
     });
     lost.collect()
@@ -142,7 +146,7 @@ fn a_loss_says_how_long_the_survivors_were_waited_for_after_it_was_noticed() {
     world.kill(links[3]);
     world.pass(2_050, &links[..3]);
     let paused = |kind| match kind {
-        EventKind::Lost { reason, pause_ms, .. } if reason.contains("closed") => Some(pause_ms),
+        EventKind::Lost { reason: LossReason::LinkClosed(_), pause_ms, .. } => Some(pause_ms),
         _ => None,
     };
     let paused: Vec<_> = world.events().into_iter().filter_map(paused).collect();

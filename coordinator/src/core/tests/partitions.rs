@@ -46,7 +46,7 @@ fn a_pair_that_fails_again_at_once_is_parted() {
     assert_eq!(world.comings_and_goings(), [format!("lost {gone}")], "the newest of the two");
     assert_eq!(world.hear(links[3]).pop(), Some(Message::Evicted { worker: gone }));
     let reason = world.events().into_iter().find_map(|event| match event {
-        EventKind::Lost { reason, .. } => Some(reason),
+        EventKind::Lost { reason, .. } => Some(reason.to_string()),
         _ => None,
     });
     assert_eq!(reason.as_deref(), Some("it and worker 2 (id 4) cannot reach each other"));

@@ -1,6 +1,7 @@
 //! Planted bugs: each is found by a promise that holds without it.
 
 use everstep_transport::protocol::OperatorCommand;
+use everstep_transport::protocol::reason::FailReason;
 
 use super::checkpoints::{complete, id, listed, save, saving, settle, write};
 use super::*;
@@ -97,7 +98,7 @@ fn a_request_that_is_done_twice_is_found() {
         plant.into_iter().for_each(|plant| world.core.plant(plant));
         world.found(false);
         world.request(1, OperatorCommand::Submit(run_of(2).into()));
-        let outcome = Outcome::Failed { name: None, reason: "it broke".into() };
+        let outcome = Outcome::Failed { name: None, reason: FailReason::Words("it broke".into()) };
         let other = Command::End {
             run: world.core.state().run_id(),
             outcome,

@@ -184,7 +184,7 @@ fn the_next_generation_does_without_a_revoked_worker() {
     world.pass(500, &links[..2]);
     assert_eq!(world.members(), [world.id(links[0]), world.id(links[1])]);
     let lost = |kind: &EventKind| match kind {
-        EventKind::Lost { worker, reason, .. } if *worker == revoked => Some(reason.clone()),
+        EventKind::Lost { worker, reason, .. } if *worker == revoked => Some(reason.to_string()),
         _ => None,
     };
     assert_eq!(world.events().iter().find_map(lost).as_deref(), Some("an operator revoked it"));

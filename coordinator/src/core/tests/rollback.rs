@@ -42,7 +42,7 @@ fn when_all_owners_of_a_shard_are_dead_the_run_begins_anew_with_everyone_who_is_
     let back = world.comings_and_goings().pop();
     assert_eq!(back.as_deref(), Some("back from 5 to 0"));
     let reason = world.events().into_iter().find_map(|event| match event {
-        EventKind::Rollback { reason, .. } => Some(reason),
+        EventKind::Rollback { reason, .. } => Some(reason.to_string()),
         _ => None,
     });
     let owners = "worker 2 (id 4) and worker 3 (id 5)";

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{Outcome, OwnersAwaited, Waiting, WorkerView};
 use everstep_transport::protocol::question::RunView;
+use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::{
     Generation, MetricsLine, ModelAwaited, ModelPlace, NodeName, RunSpec, Step, Term, WorkerId,
 };
@@ -121,14 +122,14 @@ impl Core {
             outage: self.health.detector.outage(now).filter(|_| self.running()),
             now_unix_ms: self.unix_ms(now),
             unreachable: self.unreachable(now),
-            divergence: self.state.divergence(),
+            divergence: self.state.divergence().map(|it| it.to_string()),
             end: match self.state.outcome() {
                 Outcome::Running => None,
                 Outcome::Complete(_) => {
                     let ended = self.state.past_runs().back();
                     Some(RunEnd::Complete(ended.and_then(|run| run.figures.model.clone())))
                 }
-                Outcome::Failed { reason, .. } => Some(RunEnd::Failed(reason.clone())),
+                Outcome::Failed { reason, .. } => Some(RunEnd::Failed(reason.to_string())),
             },
             ignored: self.ignored(),
         }
@@ -140,12 +141,12 @@ impl Core {
         if let Some(run) = self.state.run().filter(|_| self.running()) {
             let (state, status) = run_status(&self.cluster_view(now));
             let (id, name, step) = (self.state.run_id(), run.name.clone(), self.newest_step());
-            let (state, divergence) = (state.into(), self.state.divergence());
+            let divergence = self.state.divergence().map(|it| it.to_string());
             let (generation, hash, figures) = (self.state.generation(), None, self.figures());
             runs.push(RunView {
                 id,
                 name,
-                state,
+                state: state.into(),
                 status,
                 step,
                 generation,
@@ -167,9 +168,11 @@ fn past(run: &PastRun) -> RunView {
     let PastRun { id, ref name, steps: step, ref failure, hash, ref divergence, ref figures } =
         *run;
     let complete = || RunEnd::Complete(figures.model.clone());
-    let end = failure.clone().map_or_else(complete, RunEnd::Failed);
+    let failed = |reason: &FailReason| RunEnd::Failed(reason.to_string());
+    let end = failure.as_ref().map_or_else(complete, failed);
     let (state, status) = ended(&end, step);
-    let (name, state, divergence) = (name.clone(), state.into(), divergence.clone());
+    let divergence = divergence.as_ref().map(ToString::to_string);
+    let (name, state) = (name.clone(), state.into());
     let (generation, figures) = (Generation(0), figures.clone());
     RunView { id, name, state, status, step, generation, hash, divergence, figures }
 }

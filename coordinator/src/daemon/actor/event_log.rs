@@ -14,20 +14,30 @@ pub(super) fn log(state: &State, event: &Event) {
     match &event.kind {
         EventKind::Lost { worker, reason, detect_ms, pause_ms } => {
             let worker = worker.0;
-            warn!(event = "lost", number, worker, reason, detect_ms, pause_ms, "{words}");
+            warn!(
+                event = "lost",
+                number,
+                worker,
+                reason = reason.to_string(),
+                detect_ms,
+                pause_ms,
+                "{words}"
+            );
         }
         EventKind::Rollback { from, to, reason } => {
             let (from, to) = (from.0, to.0);
-            warn!(event = "rollback", number, from, to, reason, "{words}");
+            warn!(event = "rollback", number, from, to, reason = reason.to_string(), "{words}");
         }
         EventKind::Unreachable { workers: (one, other) } => {
             let (one, other) = (one.0, other.0);
             warn!(event = "unreachable", number, one, other, "{words}");
         }
         EventKind::Refused { name, reason } => {
-            warn!(event = "refused", number, %name, reason, "{words}");
+            warn!(event = "refused", number, %name, reason = reason.to_string(), "{words}");
         }
-        EventKind::Failed { reason } => warn!(event = "failed", number, reason, "{words}"),
+        EventKind::Failed { reason } => {
+            warn!(event = "failed", number, reason = reason.to_string(), "{words}")
+        }
         EventKind::Generation { generation, workers, at_step, redone, .. } => {
             let (generation, members, at_step) = (generation.0, workers.len(), at_step.0);
             info!(event = "generation", number, generation, members, at_step, redone, "{words}");

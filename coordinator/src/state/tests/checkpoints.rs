@@ -1,5 +1,6 @@
 //! Which checkpoints the log lists, keeps, and lets a run go back to.
 
+use everstep_transport::protocol::reason::{FailReason, RollbackReason};
 use everstep_transport::protocol::{CheckpointId, CheckpointSpec, ListedCheckpoint, OnFailure};
 
 use super::*;
@@ -44,7 +45,7 @@ fn back(number: u64, step: u64) -> CommandEntry {
         change.record.cause = Cause::Rollback;
         change.record.resume = Step(step);
         change.record.commit = committed(step).filter(|_| step > 0);
-        change.rollback = Some((Step(9), "lost".into()));
+        change.rollback = Some((Step(9), RollbackReason::Asked));
     })
 }
 
@@ -160,7 +161,7 @@ fn a_run_goes_back_to_listed_checkpoints_alone() {
         let updates = 99;
         let commit = Commit { updates, ..checkpoint(4, 1).commit };
         (change.record.resume, change.record.commit) = (Step(4), Some(commit));
-        change.rollback = Some((Step(9), "lost".into()));
+        change.rollback = Some((Step(9), RollbackReason::Asked));
     });
     assert_eq!(refused(&[list(4, 1), by_another]), "generation 2 resumes at 4 by another commit");
     let silently = altered(2, &[2, 3], |change| change.record.cause = Cause::Rollback);
@@ -204,7 +205,7 @@ fn an_operator_goes_back_to_a_listed_step() {
 
 #[test]
 fn another_run_begins_without_checkpoints() {
-    let failed = Outcome::Failed { name: None, reason: "it broke".into() };
+    let failed = Outcome::Failed { name: None, reason: FailReason::Words("it broke".into()) };
     let entries = [found(false), list(2, 1), list(4, 1), list(6, 1), end(1, failed)];
     let other = RunSpec { name: "other".into(), ..saving() };
     let state = after(&[&entries[..], &[submit(2, other)]].concat());
@@ -241,7 +242,7 @@ fn lines_that_any_rollback_has_undone_are_not_admitted() {
             change.record.cause = Cause::Rollback;
             change.record.resume = Step(8);
             change.record.commit = Some(checkpoint(8, 2).commit);
-            change.rollback = Some((Step(9), "lost".into()));
+            change.rollback = Some((Step(9), RollbackReason::Asked));
         }),
     ]);
     let lines = state.lines();

@@ -1,6 +1,7 @@
 //! A state that a bug has broken stops the process with the next entry.
 
 use everstep_transport::protocol::format::LogFormat;
+use everstep_transport::protocol::reason::FailReason;
 
 use super::*;
 
@@ -39,7 +40,8 @@ fn i1_a_member_that_is_not_enrolled_stops_the_process() {
 #[test]
 #[should_panic(expected = "I5: settled steps go back from 2 to 0")]
 fn i5_settled_steps_that_go_back_stop_the_process() {
-    let (run, outcome) = (1, Outcome::Failed { name: None, reason: "it broke".into() });
+    let (run, outcome) =
+        (1, Outcome::Failed { name: None, reason: FailReason::Words("it broke".into()) });
     let figures = exemplars::figures();
     let end = entry(Command::End { run, outcome, figures, steps: Step(2) });
     let entries = [&two_members()[..], &[end]].concat();

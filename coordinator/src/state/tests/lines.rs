@@ -1,6 +1,7 @@
 //! What the log says of metrics lines.
 
 use everstep_transport::protocol::Lineage;
+use everstep_transport::protocol::reason::RollbackReason;
 
 use super::*;
 
@@ -15,7 +16,7 @@ fn a_rollback_and_a_run_begin_another_history_of_lines() {
     assert_eq!(state.lines().lineage, lineage(1, 0));
     let back = altered(2, &[2, 3], |change| {
         (change.record.cause, change.record.term) = (Cause::Rollback, Term(1));
-        change.rollback = Some((Step(2), "lost".into()));
+        change.rollback = Some((Step(2), RollbackReason::Asked));
     });
     assert_eq!(state.apply(5, Term(1), &back), EntryOutcome::Accepted);
     let undone = Undone { after: Step(0), before: Generation(2) };

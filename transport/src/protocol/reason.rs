@@ -1,0 +1,218 @@
+//! Why a worker was lost, why a run failed, went back, or stands still.
+//!
+//! The replicated state and the entries of the log hold these values, and no sentences: a build
+//! that words a sentence in another way holds the same state. Each value displays itself as the
+//! sentence for people. The words of a worker, or of a user's own code, stay as they came.
+
+// The derive does not carry the docs of variants' fields over to the archived type.
+#![allow(missing_docs)]
+
+use std::fmt;
+use std::time::Duration;
+
+use rkyv::{Archive, Deserialize, Serialize};
+
+use super::ids::{NodeName, Shard, WorkerId, WorkerLabel};
+
+/// JSON has the sentence of a reason.
+pub(super) fn as_words<S: serde::Serializer>(
+    reason: &impl fmt::Display,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(reason)
+}
+
+/// The name of a worker in a sentence.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum NamedWorker {
+    /// The state remembers the worker.
+    Label(WorkerLabel),
+    /// The state has forgotten the worker, or never knew it.
+    Id(WorkerId),
+}
+
+impl NamedWorker {
+    /// The name of the worker with this id, of which the state remembers this label.
+    pub fn of(worker: WorkerId, label: Option<WorkerLabel>) -> Self {
+        label.map_or(Self::Id(worker), Self::Label)
+    }
+}
+
+impl fmt::Display for NamedWorker {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Label(label) => label.fmt(f),
+            Self::Id(worker) => write!(f, "the worker with id {worker}"),
+        }
+    }
+}
+
+/// How long a device that hangs has computed one data shard, and how long that usually takes.
+#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DeviceHang {
+    /// How long it has computed the data shard, milliseconds.
+    pub spent_ms: u64,
+    /// How long a data shard takes there as a rule, milliseconds.
+    pub usual_ms: u64,
+}
+
+impl fmt::Display for DeviceHang {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [spent, usual] = [self.spent_ms, self.usual_ms].map(Duration::from_millis);
+        write!(
+            f,
+            "its device has computed one data shard for {spent:.1?}, which takes {usual:.1?} there \
+             as a rule"
+        )
+    }
+}
+
+/// How a coordinator noticed that a worker is lost.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LossReason {
+    /// The worker's link has ended, in these words of the link's own end.
+    #[error("its link closed: {0}")]
+    LinkClosed(String),
+    /// The worker has sent no heartbeat for so many milliseconds.
+    #[error("no heartbeat for {:?}", Duration::from_millis(*.0))]
+    Silent(u64),
+    /// The member did not promise the next generation.
+    #[error("it did not answer a Pause")]
+    NoAnswer,
+    /// The member and this one cannot reach each other, and one of them had to be left out.
+    #[error("it and {0} cannot reach each other")]
+    Unreachable(NamedWorker),
+    /// Another process registered under the name of the worker's node.
+    #[error("it registered anew")]
+    RegisteredAnew,
+    /// Another process of the same machine listens at the worker's address.
+    #[error("another process listens at its address")]
+    AddressReplaced,
+    /// Another worker states the worker's address, perhaps of another machine.
+    #[error("another worker states its address")]
+    AddressStated,
+    /// The launcher of the worker's process says that it has ended, and how.
+    #[error("its process {0}")]
+    ProcessEnded(String),
+    /// An earlier leader knew that the worker's process has ended.
+    #[error("an earlier leader found that it has ended")]
+    FoundDead,
+    /// An operator revoked the worker's certificate.
+    #[error("an operator revoked it")]
+    Revoked,
+    /// The worker cannot go on, in its own words.
+    #[error("it failed: {0}")]
+    Failed(String),
+    /// The worker has given up what it held, in its own words, and tries again.
+    #[error("it cannot compute yet: {0}")]
+    CannotCompute(String),
+    /// The worker's device hangs.
+    #[error("{0}")]
+    DeviceHangs(DeviceHang),
+    /// A build of log format 1 put it in these words.
+    #[error("{0}")]
+    Words(String),
+}
+
+/// Why a run has failed.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FailReason {
+    /// An operator cancelled the run.
+    #[error("it was cancelled")]
+    Cancelled,
+    /// A worker says that the run's history is broken, in its own words.
+    #[error("{worker} cannot go on, nor may anyone: {words}")]
+    Broken { worker: NamedWorker, words: String },
+    /// The last worker has failed, in its own words.
+    #[error("{worker} was lost: it failed: {words}")]
+    LastWorkerFailed { worker: NamedWorker, words: String },
+    /// A member cannot compute the run, in its own words, nor could another worker.
+    #[error("{worker} cannot compute it: {words}")]
+    MemberUnable { worker: WorkerLabel, words: String },
+    /// A run that has not begun cannot be computed by this worker, in its own words, nor by so many
+    /// others.
+    #[error("{name} cannot compute it{}: {words}", nor_others(*.others))]
+    Unable { name: NodeName, others: u64, words: String },
+    /// Two owners of a parameter shard ended with different bits.
+    #[error(
+        "{} and {} ended with different copies of parameter shard {shard}", .owners.0, .owners.1
+    )]
+    OwnersDiffer { owners: (NodeName, NodeName), shard: Shard },
+    /// The record of a generation takes more bytes than an entry of the log may have.
+    #[error(
+        "the record of a generation takes {bytes} bytes of the log, which takes {most} at most: \
+         train with fewer workers or copies"
+    )]
+    RecordTooLarge { bytes: u64, most: u64 },
+    /// A build of log format 1 put it in these words.
+    #[error("{0}")]
+    Words(String),
+}
+
+fn nor_others(others: u64) -> String {
+    match others {
+        0 => String::new(),
+        1 => ", nor can another worker".into(),
+        others => format!(", nor can {others} other workers"),
+    }
+}
+
+impl FailReason {
+    /// The names of nodes in it. An archive holds them as any text.
+    pub(super) fn names(&self) -> Vec<&NodeName> {
+        match self {
+            Self::Unable { name, .. } => vec![name],
+            Self::OwnersDiffer { owners: (one, other), .. } => vec![one, other],
+            _ => Vec::new(),
+        }
+    }
+}
+
+/// Why a run went back.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum RollbackReason {
+    /// An operator asked for it.
+    Asked,
+    /// Every owner of some parameter shards was lost.
+    ShardsLost {
+        /// The first of the shards.
+        first: Shard,
+        /// How many more shards were lost.
+        more: u32,
+        /// The workers that owned the first shard.
+        owners: Vec<NamedWorker>,
+    },
+    /// A build of log format 1 put it in these words.
+    Words(String),
+}
+
+impl fmt::Display for RollbackReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Asked => f.write_str("an operator asked for it"),
+            Self::ShardsLost { first, more, owners } => {
+                let owners: Vec<String> = owners.iter().map(ToString::to_string).collect();
+                let owners = owners.join(" and ");
+                match more {
+                    0 => write!(f, "parameter shard {first} was lost with {owners}"),
+                    more => write!(
+                        f,
+                        "parameter shard {first}, of {owners}, and {more} others were lost"
+                    ),
+                }
+            }
+            Self::Words(words) => f.write_str(words),
+        }
+    }
+}
+
+/// Why no device of a run gets on.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum StandstillReason {
+    /// The device of one worker hangs, and no other device gets on.
+    #[error("{worker}: {hang}")]
+    DeviceHangs { worker: NamedWorker, hang: DeviceHang },
+    /// A build of log format 1 put it in these words.
+    #[error("{0}")]
+    Words(String),
+}

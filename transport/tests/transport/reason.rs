@@ -1,0 +1,180 @@
+//! The reasons of losses and ends: the sentences that people and scripts see of them, and the names
+//! in them that come from a peer.
+
+use everstep_transport::protocol::codec::{DecodeError, decode, encode};
+use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::reason::{
+    DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason,
+};
+use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::{
+    HistoryEntry, HistoryEvent, Message, NodeName, Shard, Step, WorkerId, WorkerLabel, exemplars,
+};
+
+const HANG: DeviceHang = DeviceHang { spent_ms: 31_000, usual_ms: 2_000 };
+const HANGS: &str =
+    "its device has computed one data shard for 31.0s, which takes 2.0s there as a rule";
+
+fn name(name: &str) -> NodeName {
+    NodeName::parse(name).expect("a valid name")
+}
+
+fn label() -> WorkerLabel {
+    WorkerLabel { number: 2, worker: WorkerId(4), host: None }
+}
+
+fn worker() -> NamedWorker {
+    NamedWorker::of(WorkerId(4), Some(label()))
+}
+
+fn forgotten() -> NamedWorker {
+    NamedWorker::of(WorkerId(9), None)
+}
+
+#[test]
+fn a_loss_has_its_sentence() {
+    let words = || "no space left".to_string();
+    for (reason, sentence) in [
+        (LossReason::LinkClosed("timed out".into()), "its link closed: timed out"),
+        (LossReason::Silent(2_200), "no heartbeat for 2.2s"),
+        (LossReason::NoAnswer, "it did not answer a Pause"),
+        (LossReason::Unreachable(worker()), "it and worker 2 (id 4) cannot reach each other"),
+        (
+            LossReason::Unreachable(forgotten()),
+            "it and the worker with id 9 cannot reach each other",
+        ),
+        (LossReason::RegisteredAnew, "it registered anew"),
+        (LossReason::AddressReplaced, "another process listens at its address"),
+        (LossReason::AddressStated, "another worker states its address"),
+        (LossReason::ProcessEnded("has ended".into()), "its process has ended"),
+        (LossReason::FoundDead, "an earlier leader found that it has ended"),
+        (LossReason::Revoked, "an operator revoked it"),
+        (LossReason::Failed(words()), "it failed: no space left"),
+        (LossReason::CannotCompute(words()), "it cannot compute yet: no space left"),
+        (LossReason::DeviceHangs(HANG), HANGS),
+        (LossReason::Words(words()), "no space left"),
+    ] {
+        assert_eq!(reason.to_string(), sentence);
+    }
+}
+
+#[test]
+fn the_failure_of_a_run_has_its_sentence() {
+    let words = || "no such file".to_string();
+    let unable = |others| FailReason::Unable { name: name("a"), others, words: words() };
+    let owners = (name("a"), name("b"));
+    for (reason, sentence) in [
+        (FailReason::Cancelled, "it was cancelled"),
+        (
+            FailReason::Broken { worker: worker(), words: words() },
+            "worker 2 (id 4) cannot go on, nor may anyone: no such file",
+        ),
+        (
+            FailReason::LastWorkerFailed { worker: forgotten(), words: words() },
+            "the worker with id 9 was lost: it failed: no such file",
+        ),
+        (
+            FailReason::MemberUnable { worker: label(), words: words() },
+            "worker 2 (id 4) cannot compute it: no such file",
+        ),
+        (unable(0), "a cannot compute it: no such file"),
+        (unable(1), "a cannot compute it, nor can another worker: no such file"),
+        (unable(2), "a cannot compute it, nor can 2 other workers: no such file"),
+        (
+            FailReason::OwnersDiffer { owners, shard: Shard(3) },
+            "a and b ended with different copies of parameter shard 3",
+        ),
+        (
+            FailReason::RecordTooLarge { bytes: 9, most: 8 },
+            "the record of a generation takes 9 bytes of the log, which takes 8 at most: train \
+             with fewer workers or copies",
+        ),
+        (FailReason::Words(words()), "no such file"),
+    ] {
+        assert_eq!(reason.to_string(), sentence);
+    }
+}
+
+#[test]
+fn a_rollback_and_a_standstill_have_their_sentences() {
+    let owners = vec![worker(), forgotten()];
+    let lost = |more| RollbackReason::ShardsLost { first: Shard(2), more, owners: owners.clone() };
+    let both = "worker 2 (id 4) and the worker with id 9";
+    assert_eq!(RollbackReason::Asked.to_string(), "an operator asked for it");
+    assert_eq!(lost(0).to_string(), format!("parameter shard 2 was lost with {both}"));
+    let more = format!("parameter shard 2, of {both}, and 1 others were lost");
+    assert_eq!(lost(1).to_string(), more);
+    assert_eq!(RollbackReason::Words("all are lost".into()).to_string(), "all are lost");
+    let hangs = StandstillReason::DeviceHangs { worker: worker(), hang: HANG };
+    assert_eq!(hangs.to_string(), format!("worker 2 (id 4): {HANGS}"));
+    assert_eq!(StandstillReason::Words("slow".into()).to_string(), "slow");
+}
+
+#[test]
+fn events_show_programs_the_sentence_of_their_reason() {
+    let (from, to) = (Step(5), Step(0));
+    let hang = StandstillReason::DeviceHangs { worker: forgotten(), hang: HANG };
+    for (kind, sentence) in [
+        (
+            EventKind::Refused { name: name("a"), reason: Rejection::NoRunToJoin },
+            "there is no run to register for".to_string(),
+        ),
+        (
+            EventKind::Lost {
+                worker: WorkerId(4),
+                reason: LossReason::NoAnswer,
+                detect_ms: 1,
+                pause_ms: 2,
+            },
+            "it did not answer a Pause".into(),
+        ),
+        (
+            EventKind::Rollback { from, to, reason: RollbackReason::Asked },
+            "an operator asked for it".into(),
+        ),
+        (EventKind::Failed { reason: FailReason::Cancelled }, "it was cancelled".into()),
+        (EventKind::Standstill { reason: hang }, format!("the worker with id 9: {HANGS}")),
+    ] {
+        let told = serde_json::to_value(Event { number: 1, unix_ms: 2, kind });
+        assert_eq!(told.expect("plain data")["reason"], sentence);
+    }
+}
+
+/// The name in a reason comes from a peer, as any other name does.
+#[test]
+fn a_reason_with_a_nodes_name_that_cannot_be_is_refused() {
+    let at_fault = || name("at-fault");
+    let unable = || FailReason::Unable { name: at_fault(), others: 0, words: String::new() };
+    let differ = FailReason::OwnersDiffer { owners: (name("a"), at_fault()), shard: Shard(0) };
+    let log_format = Rejection::ShutOut(at_fault());
+    let events = [
+        EventKind::Failed { reason: unable() },
+        EventKind::Failed { reason: differ },
+        EventKind::Refused { name: name("a"), reason: log_format },
+    ];
+    let mut messages: Vec<Message> = events.map(history).to_vec();
+    messages.push(ended(Outcome::Failed { name: None, reason: unable() }));
+    for message in messages {
+        let mut bytes = encode(&message).to_vec();
+        assert_eq!(decode(&bytes).expect("its own bytes"), message);
+        let found = bytes.windows(8).position(|part| part == b"at-fault");
+        bytes[found.expect("the name")] = b' ';
+        assert!(matches!(decode(&bytes), Err(DecodeError::Name)), "{message:?}");
+    }
+}
+
+fn history(kind: EventKind) -> Message {
+    let event = Event { number: 1, unix_ms: 2, kind };
+    let entry = HistoryEntry { index: 3, events: vec![HistoryEvent::Event(event)] };
+    Message::History { entries: vec![entry] }
+}
+
+fn ended(outcome: Outcome) -> Message {
+    let update = exemplars::all().into_iter().find_map(|message| match message {
+        Message::Update(update) => Some(update),
+        _ => None,
+    });
+    let mut update = update.expect("an exemplar");
+    update.outcome = outcome;
+    Message::Update(update)
+}
