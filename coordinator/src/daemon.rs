@@ -48,7 +48,7 @@ pub(crate) use self::actor::CoordinatorActor;
 use self::actor::{Leave, RestoredNode, Stop, Tick};
 use self::admission::AdmissionRequest;
 pub(crate) use self::api::{OperatorRequest, Query, QueryContext, RequestError};
-pub use self::error::CoordinatorError;
+pub use self::error::{AnswerError, CoordinatorError, JoinError};
 use self::files::{Cluster, LOG_FILE, MEMBERSHIP_FILE};
 pub use self::history_file::HistoryFileError;
 pub use self::membership_file::MembershipFileError;

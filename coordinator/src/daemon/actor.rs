@@ -23,7 +23,7 @@ use self::lines::LineSync;
 pub(super) use self::restored_node::RestoredNode;
 use super::CoordinatorError;
 use super::admission::AdmissionRequest;
-use super::api::{OperatorRequest, OperatorRequests, Query, QueryContext, elsewhere};
+use super::api::{NotLeading, OperatorRequest, OperatorRequests, Query, QueryContext};
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::files::OperatorFolder;
@@ -227,7 +227,7 @@ impl CoordinatorActor {
         self.on_input(NodeInput::Tick);
         self.endpoint.rest(self.node.rests());
         if let Some(place) = self.is_led_elsewhere() {
-            self.reads.refuse(&place);
+            self.reads.refuse(place);
         }
         self.seek_missing();
     }
@@ -245,10 +245,10 @@ impl CoordinatorActor {
     }
 
     /// Where another coordinator leads, in words.
-    fn is_led_elsewhere(&self) -> Option<String> {
+    fn is_led_elsewhere(&self) -> Option<NotLeading> {
         let leader = self.node.leader().filter(|_| self.node.leads().is_none())?;
         let views = self.node.core().state().coordinators();
-        Some(elsewhere(views.iter().find(|view| view.id == leader.0)))
+        Some(NotLeading::of(views.iter().find(|view| view.id == leader.0)))
     }
 
     /// Logs once that another coordinator has fallen silent, when its last link is gone.
@@ -472,7 +472,7 @@ impl Handler<LinearizableRead> for CoordinatorActor {
 
     fn handle(&mut self, read: LinearizableRead, _: &mut Self::Context) {
         if let Some(place) = self.is_led_elsewhere() {
-            read.answer(Err(place));
+            read.answer(Err(place.into()));
         } else if let Some(number) = self.reads.open(read) {
             self.on_input(ShellInput::Read(number));
         }

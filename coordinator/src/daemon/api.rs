@@ -7,11 +7,13 @@
 //! a time. A newer one replaces an older one, which has an answer or no waiting client. Neither
 //! knows of HTTP.
 
+use std::net::SocketAddr;
+
 use actix::Message;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::question::CoordinatorStatus;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{self, CoordinatorView, NodeName, RunId};
+use everstep_transport::protocol::{self, CoordinatorId, CoordinatorView, NodeName, RunId};
 use everstep_transport::time::Time;
 use tokio::sync::oneshot;
 
@@ -49,13 +51,27 @@ pub(crate) type QueryFn<A> = Box<dyn FnOnce(&QueryContext<'_>) -> A + Send>;
 /// The result of a request: the run's id, if it submitted one.
 pub(crate) type RequestResult = Result<Option<RunId>, RequestError>;
 
+/// Where to ask instead of a coordinator that does not lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotLeading {
+    /// No coordinator is known to lead.
+    #[error("no coordinator leads at the moment; ask again in a second")]
+    NoLeader,
+    /// Another coordinator leads, and has an API.
+    #[error("this coordinator does not lead; ask coordinator {id}, at http://{api}")]
+    Elsewhere { id: CoordinatorId, api: SocketAddr },
+    /// Another coordinator leads, and has no API.
+    #[error("this coordinator does not lead, and coordinator {0}, which does, has no API")]
+    WithoutApi(CoordinatorId),
+}
+
 /// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RequestError {
     /// The coordinators refuse it, for this reason.
     Refused(Rejection),
-    /// This coordinator does not lead, and has done nothing. The words say where to ask instead.
-    NotLeader(String),
+    /// This coordinator does not lead, and has done nothing.
+    NotLeader(NotLeading),
     /// This coordinator led, and then no longer. The change may yet happen, or be lost.
     Undecided,
 }
@@ -140,7 +156,7 @@ impl OperatorRequests {
                     let there = members.iter().find(|view| Some(view.id) == *leader);
                     open.answer(Err(match open.proposed {
                         true => RequestError::Undecided,
-                        false => RequestError::NotLeader(elsewhere(there)),
+                        false => RequestError::NotLeader(NotLeading::of(there)),
                     }));
                 }
                 _ => {}
@@ -159,15 +175,13 @@ impl OperatorRequests {
     }
 }
 
-/// Where to ask instead, in words.
-pub(super) fn elsewhere(leader: Option<&CoordinatorView>) -> String {
-    match leader.map(|view| (view.id, view.api)) {
-        None => "no coordinator leads at the moment; ask again in a second".into(),
-        Some((id, Some(api))) => {
-            format!("this coordinator does not lead; ask coordinator {id}, at http://{api}")
-        }
-        Some((id, None)) => {
-            format!("this coordinator does not lead, and coordinator {id}, which does, has no API")
+impl NotLeading {
+    /// The leader, if there is one, is this coordinator.
+    pub(super) fn of(leader: Option<&CoordinatorView>) -> Self {
+        match leader.map(|view| (view.id, view.api)) {
+            None => Self::NoLeader,
+            Some((id, Some(api))) => Self::Elsewhere { id, api },
+            Some((id, None)) => Self::WithoutApi(id),
         }
     }
 }
@@ -208,7 +222,8 @@ mod tests {
         assert_eq!(answered.try_recv(), Err(TryRecvError::Empty), "the leader will answer");
         requests.hear(LinkId(FIRST_LINK), &message, false);
         let denial = answered.try_recv().expect("an answer").expect_err("it does not lead");
-        let RequestError::NotLeader(words) = denial else { panic!("not elsewhere but {denial:?}") };
+        let RequestError::NotLeader(place) = denial else { panic!("not elsewhere but {denial:?}") };
+        let words = place.to_string();
         assert!(words.ends_with("ask coordinator 7, at http://127.0.0.1:5"), "{words}");
         let id = RequestId { client: 1, number: 1 };
         let (answer, mut answered) = oneshot::channel();

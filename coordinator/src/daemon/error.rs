@@ -1,10 +1,11 @@
 //! Why a coordinator does not run.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use everstep_transport::identity::{IdentityError, TokenError};
-use everstep_transport::quic::{BindError, EnrolError, HostPort};
+use everstep_transport::quic::{BindError, ConnectError, EnrolError, HostPort, LinkError};
 
 #[cfg(feature = "failpoints")]
 use super::failpoint;
@@ -80,7 +81,7 @@ pub enum CoordinatorError {
     Enrol(#[from] EnrolError),
     /// The coordinators have not listed it in time.
     #[error("the coordinators have not made it one of them in time: {0}")]
-    Unanswered(String),
+    Unanswered(#[from] JoinError),
     /// The process could not make or read credentials.
     #[error(transparent)]
     Identity(#[from] IdentityError),
@@ -115,4 +116,49 @@ pub enum CoordinatorError {
     #[cfg(feature = "failpoints")]
     #[error(transparent)]
     Failpoints(#[from] failpoint::FailpointError),
+}
+
+/// Why no coordinator has made this process one of them, as of the last attempt. The errors in it
+/// are of other hosts, and no causes here: nothing is wrong with this host's files.
+#[derive(Debug, thiserror::Error)]
+pub enum JoinError {
+    /// No coordinator was named.
+    #[error("none was named")]
+    NoneNamed,
+    /// The host of a named coordinator has no address.
+    #[error("{place}: {error}")]
+    NoAddress {
+        /// The coordinator, as it was named.
+        place: HostPort,
+        /// The error of the resolution.
+        error: io::Error,
+    },
+    /// This coordinator answers, and another one leads.
+    #[error("{0} does not lead")]
+    NotLeading(SocketAddr),
+    /// This coordinator does not answer.
+    #[error("{address}: {error}")]
+    Unanswered {
+        /// The coordinator's address.
+        address: SocketAddr,
+        /// Why there is no answer.
+        error: AnswerError,
+    },
+    /// A coordinator has not sent the cluster's keys.
+    #[error("{0}")]
+    Unheard(AnswerError),
+}
+
+/// Why a coordinator gives no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// There is no link.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// The link has ended.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The coordinator has not answered in time.
+    #[error("it does not answer")]
+    Silent,
 }

@@ -12,13 +12,15 @@ use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, JoinToken, NodeKey, Role};
 use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Keys, Message};
-use everstep_transport::quic::{Endpoint, Expected, HostPort, Link, Settings, enrol_as};
+use everstep_transport::quic::{
+    ConnectError, Endpoint, Expected, HostPort, Link, Settings, enrol_as,
+};
 use tokio::time::{Instant, sleep, timeout};
 
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::files::{Cluster, JOINING_KEY, prepare, refuse_existing};
-use super::{BoundAddresses, CoordinatorError, bind_addresses};
+use super::{AnswerError, BoundAddresses, CoordinatorError, JoinError, bind_addresses};
 use crate::http::HttpOptions;
 use crate::state;
 
@@ -110,7 +112,7 @@ async fn enrol_and_fetch_keys(
                     failpoint::on_stage("keyed");
                     return Ok((credentials, keys));
                 }
-                Err(reason) => last = CoordinatorError::Unanswered(reason),
+                Err(error) => last = JoinError::Unheard(error).into(),
             }
             held = Some(credentials);
         }
@@ -123,19 +125,19 @@ async fn enrol_and_fetch_keys(
 
 /// The present addresses of the named coordinators, and the error if none of them answers.
 async fn resolve(coordinators: &[HostPort]) -> (Vec<SocketAddr>, CoordinatorError) {
-    let (mut addresses, mut reason) = (Vec::new(), String::from("none was named"));
+    let (mut addresses, mut last) = (Vec::new(), JoinError::NoneNamed);
     for place in coordinators {
         match place.resolve().await {
             Ok(found) => addresses.extend(found),
-            Err(error) => reason = format!("{place}: {error}"),
+            Err(error) => last = JoinError::NoAddress { place: place.clone(), error },
         }
     }
-    (addresses, CoordinatorError::Unanswered(reason))
+    (addresses, last.into())
 }
 
-async fn fetch_keys(endpoint: &Endpoint, address: SocketAddr) -> Result<Keys, String> {
+async fn fetch_keys(endpoint: &Endpoint, address: SocketAddr) -> Result<Keys, AnswerError> {
     let link = connect(endpoint, address).await?;
-    link.send(Message::FetchKeys).map_err(|error| error.to_string())?;
+    link.send(Message::FetchKeys)?;
     let heard = hear(&link, |message| match message {
         Message::Keys(keys) => Some(keys),
         _ => None,
@@ -160,7 +162,7 @@ async fn ask_all(
     named: &[HostPort],
 ) -> Result<CoordinatorId, CoordinatorError> {
     let began = Instant::now();
-    let mut reason = String::from("none was named");
+    let mut last = JoinError::NoneNamed;
     loop {
         let known = cluster.membership.membership().members.iter().map(|view| view.address);
         let places: Vec<SocketAddr> = known.chain(resolve(named).await.0).collect();
@@ -176,13 +178,13 @@ async fn ask_all(
                         failpoint::on_stage("admitted");
                         return Ok(id);
                     }
-                    reason = format!("{address} does not lead");
+                    last = JoinError::NotLeading(address);
                 }
-                Err(failure) => reason = format!("{address}: {failure}"),
+                Err(error) => last = JoinError::Unanswered { address, error },
             }
         }
         if began.elapsed() > JOIN_TIMEOUT {
-            return Err(CoordinatorError::Unanswered(reason));
+            return Err(last.into());
         }
         sleep(JOIN_ROUND_BACKOFF).await;
     }
@@ -200,11 +202,11 @@ async fn ask_at(
     endpoint: &Endpoint,
     address: SocketAddr,
     own: &state::CoordinatorInfo,
-) -> Result<JoinAnswer, String> {
+) -> Result<JoinAnswer, AnswerError> {
     let link = connect(endpoint, address).await?;
     let state::CoordinatorInfo { incarnation, address, api, log_format, .. } = *own;
     let join = Message::Join { id: None, incarnation, address, api, log_format };
-    link.send(join).map_err(|error| error.to_string())?;
+    link.send(join)?;
     let mut answer = JoinAnswer { revision: 0, members: Vec::new(), id: None };
     // A leader sends the list of coordinators whenever it changes. Any other coordinator sends it
     // once.
@@ -225,21 +227,23 @@ async fn ask_at(
     Ok(answer)
 }
 
-async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Link, String> {
+async fn connect(endpoint: &Endpoint, address: SocketAddr) -> Result<Link, ConnectError> {
     let expected = Expected::Role(Role::Coordinator);
-    let link = endpoint.connect_within(address, &expected, JOIN_ANSWER_TIMEOUT).await;
-    link.map_err(|error| error.to_string())
+    endpoint.connect_within(address, &expected, JOIN_ANSWER_TIMEOUT).await
 }
 
 /// Waits for an answer among all messages of the link.
-async fn hear<T>(link: &Link, mut wanted: impl FnMut(Message) -> Option<T>) -> Result<T, String> {
+async fn hear<T>(
+    link: &Link,
+    mut wanted: impl FnMut(Message) -> Option<T>,
+) -> Result<T, AnswerError> {
     let heard = async {
         loop {
-            let message = link.receive().await.map_err(|error| error.to_string())?;
+            let message = link.receive().await?;
             if let Some(answer) = wanted(message) {
                 return Ok(answer);
             }
         }
     };
-    timeout(JOIN_ANSWER_TIMEOUT, heard).await.unwrap_or_else(|_| Err("it does not answer".into()))
+    timeout(JOIN_ANSWER_TIMEOUT, heard).await.unwrap_or(Err(AnswerError::Silent))
 }

@@ -9,13 +9,26 @@ use std::collections::VecDeque;
 use actix::Message;
 use tokio::sync::oneshot;
 
+use super::api::NotLeading;
+
 /// Most reads that wait. The API has fewer connections than this.
 const MAX_PENDING_READS: usize = 256;
 
 /// A read, with the channel to its reader: Ok if the coordinator may answer it now, or the reason.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(crate) struct LinearizableRead(pub(crate) oneshot::Sender<Result<(), String>>);
+pub(crate) struct LinearizableRead(pub(crate) oneshot::Sender<Result<(), ReadRefusal>>);
+
+/// Why a coordinator does not answer a read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum ReadRefusal {
+    /// As many reads as may wait do so.
+    #[error("too many wait for an answer")]
+    TooMany,
+    /// Only a leader can answer.
+    #[error(transparent)]
+    NotLeading(#[from] NotLeading),
+}
 
 /// The reads that wait, by their numbers.
 #[derive(Default)]
@@ -29,7 +42,7 @@ impl PendingReads {
     pub(super) fn open(&mut self, read: LinearizableRead) -> Option<u64> {
         self.waiting.retain(|(_, LinearizableRead(answer))| !answer.is_closed());
         if self.waiting.len() >= MAX_PENDING_READS {
-            read.answer(Err("too many wait for an answer".into()));
+            read.answer(Err(ReadRefusal::TooMany));
             return None;
         }
         self.count += 1;
@@ -44,14 +57,14 @@ impl PendingReads {
         }
     }
 
-    /// Refuses all reads: this coordinator cannot answer them.
-    pub(super) fn refuse(&mut self, reason: &str) {
-        self.waiting.drain(..).for_each(|(_, read)| read.answer(Err(reason.into())));
+    /// Refuses all reads: another coordinator can answer them.
+    pub(super) fn refuse(&mut self, place: NotLeading) {
+        self.waiting.drain(..).for_each(|(_, read)| read.answer(Err(place.into())));
     }
 }
 
 impl LinearizableRead {
-    pub(super) fn answer(self, answer: Result<(), String>) {
+    pub(super) fn answer(self, answer: Result<(), ReadRefusal>) {
         let _ = self.0.send(answer); // an error means that no client waits any more
     }
 }
@@ -60,7 +73,7 @@ impl LinearizableRead {
 mod tests {
     use super::*;
 
-    type Answered = oneshot::Receiver<Result<(), String>>;
+    type Answered = oneshot::Receiver<Result<(), ReadRefusal>>;
 
     fn open(reads: &mut PendingReads) -> (Option<u64>, Answered) {
         let (answer, answered) = oneshot::channel();
@@ -76,8 +89,8 @@ mod tests {
         reads.answer(second.expect("there is room"));
         assert_eq!((first.try_recv(), other.try_recv()), (Ok(Ok(())), Ok(Ok(()))));
         assert!(later.try_recv().is_err());
-        reads.refuse("another leads");
-        assert_eq!(later.try_recv(), Ok(Err("another leads".into())));
+        reads.refuse(NotLeading::WithoutApi(7));
+        assert_eq!(later.try_recv(), Ok(Err(NotLeading::WithoutApi(7).into())));
     }
 
     #[test]

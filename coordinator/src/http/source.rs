@@ -120,7 +120,7 @@ impl Source {
         let (answer, answered) = oneshot::channel();
         self.coordinator.do_send(LinearizableRead(answer));
         match answered.await {
-            Ok(looked) => looked.map_err(HttpProblem::elsewhere),
+            Ok(looked) => looked.map_err(|refusal| HttpProblem::elsewhere(refusal.to_string())),
             Err(_) => Err(stopping()),
         }
     }
@@ -183,7 +183,8 @@ impl Source {
         match agreed {
             Ok(Ok(Ok(run))) => Ok(run),
             Ok(Ok(Err(RequestError::Refused(reason)))) => Err(HttpProblem::rejected(&reason)),
-            Ok(Ok(Err(RequestError::NotLeader(words)))) => {
+            Ok(Ok(Err(RequestError::NotLeader(place)))) => {
+                let words = place.to_string();
                 Err(HttpProblem::new(StatusCode::SERVICE_UNAVAILABLE, words, "ask there"))
             }
             Ok(Err(_)) => Err(stopping()),

@@ -21,7 +21,9 @@ use tokio::time::timeout;
 
 use super::allow_list::NOT_LISTED;
 use super::endpoint_state::EndpointState;
-use super::error::{ConnectError, GOODBYE, NO_CERTIFICATE, NOT_ADMITTED};
+use super::error::{
+    ConnectError, GOODBYE, HandshakeError, NO_CERTIFICATE, NOT_ADMITTED, PeerIdentityError,
+};
 use super::host_port::BoundSocket;
 use super::link::Link;
 use super::links::EndpointStats;
@@ -43,7 +45,6 @@ const BACKLOG: usize = 64;
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long TLS may take, up to the client's certificate, while many handshakes are in progress.
 const CROWDED_HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
-const TOO_LONG: &str = "the handshake took too long";
 /// The purpose for which the authority gives a secret: it makes the keys of stateless resets.
 const RESETS: &str = "everstep: stateless resets of QUIC links";
 
@@ -274,7 +275,7 @@ impl Endpoint {
         let connecting = self.quinn.connect_with(client, address, SERVER_NAME);
         let connecting = connecting.map_err(|error| failed(error.to_string()))?;
         let connection = connecting.await.map_err(handshake)?;
-        let met = identity_of(&connection).map_err(failed)?;
+        let met = identity_of(&connection).map_err(|error| failed(error.to_string()))?;
         if !expected.admits(&met) {
             connection.close(NOT_ADMITTED, b"another node was expected at this address");
             return Err(ConnectError::Stranger { address, expected: expected.to_string(), met });
@@ -393,8 +394,7 @@ impl Listener {
             let address = incoming.remote_address();
             let Some(slot) = self.shared.slots.take(address.ip()) else {
                 incoming.refuse();
-                let reason = format!("{address}: too many handshakes are in progress");
-                self.shared.handshake_failed(&reason);
+                self.shared.handshake_failed(address, &HandshakeError::TooMany);
                 continue;
             };
             if slot.is_crowded && !incoming.remote_address_validated() {
@@ -415,29 +415,34 @@ impl Listener {
         let longest = self.shared.settings.handshake_timeout;
         let proof = if slot.is_crowded { longest.min(CROWDED_HANDSHAKE_TIMEOUT) } else { longest };
         let welcomed = timeout(longest, self.welcome(incoming, proof)).await;
-        match welcomed.unwrap_or(Err(TOO_LONG.into())) {
+        match welcomed.unwrap_or(Err(HandshakeError::TooLong)) {
             // While the backlog is full, the link waits and keeps its slot.
             Ok(Some(link)) => drop(self.deliver.send(link).await),
             Ok(None) => {}
-            Err(reason) => self.shared.handshake_failed(&format!("{address}: {reason}")),
+            Err(error) => self.shared.handshake_failed(address, &error),
         }
     }
 
     /// A link to a node with a certificate. `None` for a node that has enrolled, or that wants no
     /// link any more. TLS may take as long as `proof`.
-    async fn welcome(&self, incoming: Incoming, proof: Duration) -> Result<Option<Link>, String> {
-        let connection = match timeout(proof, incoming.into_future()).await.map_err(|_| TOO_LONG)? {
+    async fn welcome(
+        &self,
+        incoming: Incoming,
+        proof: Duration,
+    ) -> Result<Option<Link>, HandshakeError> {
+        let proven = timeout(proof, incoming.into_future()).await;
+        let connection = match proven.map_err(|_| HandshakeError::TooLong)? {
             Err(error) if is_withdrawn(&error) => {
                 tracing::debug!("a peer has changed its mind");
                 return Ok(None);
             }
-            connected => connected.map_err(|error| error.to_string())?,
+            connected => connected?,
         };
         if let Some(enrolment) = &self.shared.enrolment
             && protocol_of(&connection).as_deref() == Some(ENROL_PROTOCOL.as_bytes())
         {
             let node = enrol::serve(&self.shared, enrolment, &connection).await?;
-            let node = node.map_err(|refusal| format!("an enrolment was refused: {refusal}"))?;
+            let node = node.map_err(HandshakeError::Refused)?;
             tracing::info!(%node, "enrolled");
             return Ok(None);
         }
@@ -446,12 +451,10 @@ impl Listener {
         })?;
         if !self.shared.allow_list.admits(&identity) {
             connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());
-            return Err(format!("{identity} is not in the roster"));
+            return Err(HandshakeError::NotListed(identity));
         }
-        let (mut sender, receiver) =
-            connection.open_bi().await.map_err(|error| error.to_string())?;
-        let written = sender.write_all(&control::EMPTY.to_le_bytes()).await;
-        written.map_err(|error| error.to_string())?;
+        let (mut sender, receiver) = connection.open_bi().await?;
+        sender.write_all(&control::EMPTY.to_le_bytes()).await?;
         Ok(Some(self.shared.link(connection, identity, (sender, receiver))))
     }
 }
@@ -474,14 +477,16 @@ pub(super) fn protocol_of(connection: &Connection) -> Option<Vec<u8>> {
 }
 
 /// The identity in the peer's certificate. TLS has verified the certificate.
-pub(super) fn identity_of(connection: &Connection) -> Result<Identity, String> {
-    Identity::of(&certificate_of(connection)?).map_err(|error| error.to_string())
+pub(super) fn identity_of(connection: &Connection) -> Result<Identity, PeerIdentityError> {
+    Ok(Identity::of(&certificate_of(connection)?)?)
 }
 
 /// The certificate that the peer has proved to be its own.
-pub(super) fn certificate_of(connection: &Connection) -> Result<CertificateDer<'static>, String> {
+pub(super) fn certificate_of(
+    connection: &Connection,
+) -> Result<CertificateDer<'static>, PeerIdentityError> {
     let chain = connection.peer_identity();
     let chain = chain.and_then(|chain| chain.downcast::<Vec<CertificateDer<'static>>>().ok());
     let leaf = chain.and_then(|chain| chain.into_iter().next());
-    leaf.ok_or("the peer has no certificate".into())
+    leaf.ok_or(PeerIdentityError::NoCertificate)
 }

@@ -1,5 +1,6 @@
 //! What all links of an endpoint share, on either side.
 
+use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex as Lock};
 use std::time::Instant;
@@ -9,6 +10,7 @@ use rustls::time_provider::TimeProvider;
 use tokio::sync::Mutex;
 
 use super::allow_list::AllowList;
+use super::error::HandshakeError;
 use super::link::Link;
 use super::links::Links;
 use super::presented::PresentedCredentials;
@@ -74,11 +76,12 @@ impl EndpointState {
         link
     }
 
-    pub(super) fn handshake_failed(&self, reason: &str) {
+    pub(super) fn handshake_failed(&self, address: SocketAddr, error: &HandshakeError) {
         self.links.failed_handshakes.fetch_add(1, Ordering::Relaxed);
         // Any host can fail as often as packets come, so most of these lines are only counted.
         let admitted = self.failures.lock().expect("counting does not panic").admit(Instant::now());
         if let Some(withheld) = admitted {
+            let reason = format!("{address}: {error}");
             tracing::warn!(reason, withheld, "a handshake failed");
         }
     }

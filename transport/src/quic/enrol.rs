@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::endpoint::{SERVER_NAME, identity_of};
 use super::endpoint_state::EndpointState;
-use super::error::{CLOSED, ConnectError, LinkError, NOT_ADMITTED};
+use super::error::{CLOSED, ConnectError, HandshakeError, LinkError, NOT_ADMITTED};
 use super::settings::Settings;
 use super::{ENROL_PROTOCOL, socket, tls};
 use crate::identity::{
@@ -100,7 +100,7 @@ pub(super) async fn serve(
     shared: &EndpointState,
     enrolment: &Enrolment,
     connection: &Connection,
-) -> Result<Result<Identity, Refusal>, String> {
+) -> Result<Result<Identity, Refusal>, HandshakeError> {
     let exchange = async {
         let (mut send, mut receive) = connection.accept_bi().await?;
         let request = receive.read_to_end(MAX_ENROLMENT).await?;
@@ -112,7 +112,7 @@ pub(super) async fn serve(
     };
     exchange.await.map_err(|error| {
         connection.close(NOT_ADMITTED, b"no enrolment request was understood");
-        format!("enrolment failed: {error}")
+        HandshakeError::Enrolment(error)
     })
 }
 

@@ -5,10 +5,10 @@
 
 use std::net::SocketAddr;
 
-use quinn::{ConnectionError, VarInt};
+use quinn::{ConnectionError, VarInt, WriteError};
 
 use super::allow_list::NOT_LISTED;
-use crate::identity::Identity;
+use crate::identity::{Identity, IdentityError, Refusal};
 
 /// The closer has no more use for this link, and lives on.
 pub(super) const CLOSED: VarInt = VarInt::from_u32(0);
@@ -236,6 +236,36 @@ impl ConnectError {
             _ => Self::Failed { address, reason: error.to_string() },
         }
     }
+}
+
+/// Why a peer that dialled this endpoint got no link.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    #[error("too many handshakes are in progress")]
+    TooMany,
+    #[error("the handshake took too long")]
+    TooLong,
+    #[error(transparent)]
+    Connection(#[from] ConnectionError),
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    #[error("enrolment failed: {0}")]
+    Enrolment(Box<dyn std::error::Error + Send + Sync>),
+    #[error("an enrolment was refused: {0}")]
+    Refused(Refusal),
+    #[error(transparent)]
+    Identity(#[from] PeerIdentityError),
+    #[error("{0} is not in the roster")]
+    NotListed(Identity),
+}
+
+/// Why a peer's certificate names no node.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PeerIdentityError {
+    #[error("the peer has no certificate")]
+    NoCertificate,
+    #[error(transparent)]
+    Garbled(#[from] IdentityError),
 }
 
 /// The reason sent to a node that comes without a certificate and not to enrol.
