@@ -2,6 +2,7 @@
 
     python3 -m unittest discover tests/house
 """
+import re
 import sys
 import unittest
 from pathlib import Path
@@ -85,6 +86,9 @@ class Rust(unittest.TestCase):
         self.assertEqual(rust.unsafe_without_reason(reasoned), 0)
 
 
+# Documentation comments of three words or fewer in production: the number may only fall.
+MOST_SHORT_DOCS = 220
+
 MANIFEST = """\
 [workspace]
 members = [
@@ -135,6 +139,23 @@ class Measures(unittest.TestCase):
         for package in packages:
             self.assertRegex(text, rf"(?m)^\| {package} \| [0-9,]*[1-9]", package)
         self.assertGreater(len(rust.functions(tree.of())), 1000)
+
+    def test_short_documentation_becomes_no_more(self):
+        tree = measure.Tree(measure.read_working_tree())
+        found = {path: rust.short_docs(lines) for path, lines in tree.production.items()}
+        most = sorted(found.items(), key=lambda it: -it[1])[:10]
+        self.assertLessEqual(sum(found.values()), MOST_SHORT_DOCS, f"most of them in {most}")
+
+    def test_the_document_names_commits_that_exist(self):
+        if measure.git("rev-parse", "--is-shallow-repository").strip() != b"false":
+            self.skipTest("a shallow clone lacks the history")
+        text = (measure.ROOT / "docs/house.md").read_text()
+        commands = re.findall(r"^tests/house/measure\.py((?: [0-9a-f]{7,40})+)", text, re.MULTILINE)
+        commits = " ".join(commands).split()
+        self.assertEqual(len(commits), 2, text[:500])
+        for commit in commits:
+            measure.git("merge-base", "--is-ancestor", commit, "HEAD")
+            self.assertIn(f"## {commit}", text)
 
 
 if __name__ == "__main__":

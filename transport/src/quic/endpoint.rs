@@ -446,7 +446,7 @@ impl Listener {
         })?;
         if !self.shared.allow_list.admits(&identity) {
             connection.close(NOT_ADMITTED, NOT_LISTED.as_bytes());
-            return Err(format!("{identity} is not in the roster"));
+            return Err(format!("{identity} is not in the allow list"));
         }
         let (mut sender, receiver) =
             connection.open_bi().await.map_err(|error| error.to_string())?;
