@@ -17,9 +17,9 @@ pub fn problems(text: &str, sources: &[Source]) -> Vec<String> {
     problems
 }
 
-/// The files of production that name an invariant in the message of an assertion, and that no row of
-/// the table below the invariants lists together with it. A file of the errors of a module counts as
-/// the module.
+/// The files of production that name an invariant in the message of an assertion, and that no row
+/// of the table below the invariants lists together with it. A file of the errors of a module
+/// counts as the module.
 pub fn unlisted_assertions(text: &str, sources: &[Source]) -> Vec<String> {
     let rows: Vec<&str> = text.lines().filter(|line| line.starts_with('|')).collect();
     let mut problems = Vec::new();

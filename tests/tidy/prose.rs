@@ -1,8 +1,8 @@
 //! The rules of comments and documents: named subjects, and one idea a sentence.
 //!
 //! A sentence about "whoever is missing" makes its reader look for a subject. Pronouns and
-//! semicolons are the part of a style that can be counted, so this counts them: in comments crate by
-//! crate, and in each document outside of its tables and its code.
+//! semicolons are the part of a style that can be counted, so this counts them: in comments crate
+//! by crate, and in each document outside of its tables and its code.
 
 use super::source::Source;
 

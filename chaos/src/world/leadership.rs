@@ -48,8 +48,8 @@ impl World {
         self.observe(Observation::Leads((place, incarnation), term))
     }
 
-    /// A coordinator writes entries. Those of its own term are its proposals, if it leads. A deposed
-    /// leader may still propose. Its entries never commit.
+    /// A coordinator writes entries. Those of its own term are its proposals, if it leads. A
+    /// deposed leader may still propose. Its entries never commit.
     pub(super) fn witness_proposals(
         &mut self,
         place: usize,
