@@ -279,7 +279,7 @@ impl Cluster {
 
     async fn go_on(&mut self) -> Result<bool, ClusterError> {
         tokio::time::sleep(CLUSTER_POLL_INTERVAL).await;
-        let mut failures = self.attend();
+        let mut failures = self.supervise();
         match self.poll().await? {
             Outcome::Complete(results) => {
                 self.progress.results = Some(results);
@@ -288,7 +288,7 @@ impl Cluster {
             Outcome::Failed { name, reason } => {
                 // The process at fault may be about to end, and its own words say more.
                 tokio::time::sleep(CLUSTER_POLL_INTERVAL).await;
-                failures.extend(self.attend());
+                failures.extend(self.supervise());
                 return Err(self.blame(failures, name.as_ref(), reason.to_string()));
             }
             Outcome::Running => {}
@@ -335,10 +335,10 @@ impl Cluster {
         }
     }
 
-    /// Looks after the workers' processes. Returns the unexpected ends.
-    fn attend(&mut self) -> Vec<ClusterError> {
+    /// Supervises the workers' processes. Returns the unexpected ends.
+    fn supervise(&mut self) -> Vec<ClusterError> {
         let known = self.workers.gone().len();
-        let failures = self.workers.attend(&self.directory);
+        let failures = self.workers.supervise(&self.directory);
         for gone in &self.workers.gone()[known..] {
             self.coordinators.exited(gone.naming.name.clone(), gone.how.clone());
         }

@@ -89,7 +89,8 @@ fn serve(
         let ended = daemon::run(options, |addresses| {
             let Addresses { links, api } = addresses;
             let api = api.map(|api: SocketAddr| format!("http://{api}"));
-            tracing::info!(address = %links, api = api.as_deref().unwrap_or("none"), "it listens");
+            let shown = api.as_deref().unwrap_or("none");
+            tracing::info!(address = %links, api = shown, "coordinator listens");
             // The parent heard the addresses the first time. They have not changed.
             if served.replace(Some(addresses)).is_none() {
                 log.set(directory_wait::log_inode(&first.dir));

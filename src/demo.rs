@@ -50,13 +50,15 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
         .into_iter()
         .for_each(|note| output::say(format_args!("note: {note}")));
     let text = RunText::find(&resolved)?;
-    train::beforehand(&resolved, &text, |resolved| train::check(resolved, registry))?;
+    train::with_listed_text(&resolved, &text, |resolved| {
+        train::check_model_and_data(resolved, registry)
+    })?;
     if let Some(duration) = flags.duration {
         // The other half is for the undisturbed run.
         resolved.run.steps = steps_within(duration / 2, &resolved, &text)?;
     }
     let train = TrainFlags { dir: flags.dir.clone(), ..TrainFlags::default() };
-    let (directory, _) = train::prepare(&train, &mut resolved.run, &text)?;
+    let (directory, _) = train::claim_directory(&train, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
     let end = perform(flags, &resolved, directory);
     let told = |failure| train::interrupted(failure, &home, &resolved.run);
@@ -64,7 +66,7 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
         DemoEnd::Complete(report) => report,
         DemoEnd::Quit(report) => return Err(quit(&resolved.run, &report, &home)),
     };
-    report.loss.bigram = text.bigram(&resolved.run)?;
+    report.loss.bigram = text.bigram(&resolved.run);
     cluster::add_bigram(&home, report.loss.bigram);
     output::print(progress::summary(&resolved.run, &report, &home))?;
     let undisturbed = undisturbed(&resolved, &home)?;

@@ -16,8 +16,8 @@ const PROMPT: usize = 96;
 
 /// The source of a run's data.
 pub(crate) enum RunText {
-    /// A data set of the program's own.
-    Registered,
+    /// A data set that is not text: tokens, or one that the program has registered.
+    NotText,
     /// A path that the user named.
     Named,
     /// The default text.
@@ -29,7 +29,7 @@ impl RunText {
     pub(crate) fn find(resolved: &Resolved) -> Result<Self, Failure> {
         let data = &resolved.run.data;
         if data.kind != "text" {
-            return Ok(Self::Registered);
+            return Ok(Self::NotText);
         }
         if !data.path.is_empty() {
             return Ok(Self::Named);
@@ -42,9 +42,10 @@ impl RunText {
         Ok(Self::Default(files))
     }
 
-    /// The text of a run whose directory names it.
+    /// The text of a run that has begun. A default text is [`Self::Named`] here, too: by then the
+    /// specification has the path of its list.
     pub(crate) fn of(run: &RunSpec) -> Self {
-        if run.data.kind == "text" { Self::Named } else { Self::Registered }
+        if run.data.kind == "text" { Self::Named } else { Self::NotText }
     }
 
     /// The data with the path that every worker reads. The files of the default text are listed in
@@ -63,9 +64,10 @@ impl RunText {
     }
 
     /// The cross-entropy of a bigram model on the run's held-out text, nats a byte.
-    pub(crate) fn bigram(&self, run: &RunSpec) -> Result<Option<f64>, Failure> {
-        let text = self.load(run);
-        Ok(text.and_then(|text| bigram::cross_entropy(text.training(), text.held_out())))
+    /// None if there is no text, or it cannot be read any more.
+    pub(crate) fn bigram(&self, run: &RunSpec) -> Option<f64> {
+        let text = self.load(run)?;
+        bigram::cross_entropy(text.training(), text.held_out())
     }
 
     /// The beginning of the held-out text.
@@ -78,11 +80,12 @@ impl RunText {
     }
 
     fn load(&self, run: &RunSpec) -> Option<Text> {
-        if matches!(self, Self::Registered) {
+        if matches!(self, Self::NotText) {
             return None;
         }
-        let files = text_files::resolve(&run.data.path).ok()?;
-        Text::load(&files, run.data.validation).ok()
+        let files = text_files::resolve(&run.data.path);
+        let text = files.and_then(|files| Text::load(&files, run.data.validation));
+        text.inspect_err(|error| tracing::warn!(%error, "the text of the run cannot be read")).ok()
     }
 }
 

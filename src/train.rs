@@ -34,12 +34,12 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     }
     let text = RunText::find(&resolved)?;
     if flags.dry_run {
-        check_dry(flags, &resolved, registry)?;
-        let look = |resolved: &Resolved| dry_run::run(resolved, &flags.device, registry);
-        return beforehand(&resolved, &text, look);
+        check_dry_run(flags, &resolved, registry)?;
+        let estimate = |resolved: &Resolved| dry_run::run(resolved, &flags.device, registry);
+        return with_listed_text(&resolved, &text, estimate);
     }
-    beforehand(&resolved, &text, |resolved| check(resolved, registry))?;
-    let (directory, report_file) = prepare(flags, &mut resolved.run, &text)?;
+    with_listed_text(&resolved, &text, |resolved| check_model_and_data(resolved, registry))?;
+    let (directory, report_file) = claim_directory(flags, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
     let report = train(flags, &resolved, directory, registry);
     let trained = Trained { run: &resolved.run, home: &home, text: &text };
@@ -48,9 +48,9 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
 
 /// A run that has come to its end, and what a verb tells of it.
 pub(crate) struct Trained<'a> {
-    /// The run.
+    /// The specification of the run.
     pub(crate) run: &'a RunSpec,
-    /// Its directory.
+    /// The directory of the run.
     pub(crate) home: &'a Path,
     /// The source of its data.
     pub(crate) text: &'a RunText,
@@ -66,7 +66,7 @@ impl Trained<'_> {
     ) -> Result<(), Failure> {
         let Self { run, home, text } = self;
         let mut report = report.map_err(|error| interrupted(error.into(), home, run))?;
-        report.loss.bigram = text.bigram(run)?;
+        report.loss.bigram = text.bigram(run);
         cluster::add_bigram(home, report.loss.bigram);
         if let Some(file) = report_file {
             file.write(&report)?;
@@ -107,7 +107,11 @@ pub(crate) fn idle(workers: u32, data_shards: u32) -> Option<String> {
 
 /// Refuses a run for errors that do not depend on the machine. The user may ask about a GPU on a
 /// machine without one.
-fn check_dry(flags: &TrainFlags, resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
+fn check_dry_run(
+    flags: &TrainFlags,
+    resolved: &Resolved,
+    registry: &Registry,
+) -> Result<(), Failure> {
     if flags.device == DeviceChoice::Cpu {
         check_device(&flags.device, resolved, registry)?;
     }
@@ -132,20 +136,24 @@ fn check_device(
     })
 }
 
-/// Examines a run that has no directory yet. The default text is listed in a temporary one.
-pub(crate) fn beforehand(
+/// Calls `examine` with a run that has no directory yet. The default text is listed in a temporary
+/// one.
+pub(crate) fn with_listed_text(
     resolved: &Resolved,
     text: &RunText,
-    look: impl FnOnce(&Resolved) -> Result<(), Failure>,
+    examine: impl FnOnce(&Resolved) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
     let folder = scratch::folder()?;
     let mut resolved = resolved.clone();
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
-    look(&resolved)
+    examine(&resolved)
 }
 
 /// Finds errors that a worker would find only after its start.
-pub(crate) fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Failure> {
+pub(crate) fn check_model_and_data(
+    resolved: &Resolved,
+    registry: &Registry,
+) -> Result<(), Failure> {
     let refused = |key, error: &dyn std::fmt::Display| {
         Failure::from(resolved.refusal(key, &format!("cannot be used: {error}")))
     };
@@ -160,7 +168,7 @@ pub(crate) fn check(resolved: &Resolved, registry: &Registry) -> Result<(), Fail
 
 /// Makes the places of the run's files, and names the data in `run` as the workers will find them.
 /// A directory in which no run can begin is not kept.
-pub(crate) fn prepare(
+pub(crate) fn claim_directory(
     flags: &TrainFlags,
     run: &mut RunSpec,
     text: &RunText,
@@ -355,12 +363,15 @@ mod tests {
         let mut resolved = read.expect("a valid run");
         let text = RunText::find(&resolved).expect("nothing to look for");
 
-        let told = beforehand(&resolved, &text, |resolved| check(resolved, &registry));
+        let told = with_listed_text(&resolved, &text, |resolved| {
+            check_model_and_data(resolved, &registry)
+        });
         let told = told.expect_err("it says its path").to_string();
         assert!(told.contains("cannot build the data set \"rings\": rings://7"), "{told}");
 
         let flags = TrainFlags { dir: Some(folder.path().join("run")), ..TrainFlags::default() };
-        let (directory, _) = prepare(&flags, &mut resolved.run, &text).expect("a directory");
+        let (directory, _) =
+            claim_directory(&flags, &mut resolved.run, &text).expect("a directory");
         assert_eq!(resolved.run.data.path, "rings://7");
         let stated = fs::read_to_string(directory.path().join("run.json")).expect("claimed");
         assert!(stated.contains("rings://7"), "{stated}");

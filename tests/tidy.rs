@@ -30,6 +30,13 @@ fn comments_have_named_subjects() {
 }
 
 #[test]
+fn documents_have_named_subjects() {
+    let documents = files(".md");
+    assert!(documents.len() > 10, "{} documents: the walk missed some", documents.len());
+    report(&prose::document_problems(&documents));
+}
+
+#[test]
 fn a_name_has_one_meaning_in_a_crate() {
     report(&names::problems(&sources()));
 }
@@ -63,6 +70,7 @@ fn every_invariant_in_the_architecture_is_tested() {
     let text = std::fs::read_to_string(&path)
         .unwrap_or_else(|error| panic!("{} must be there: {error}", path.display()));
     report(&architecture::problems(&text, &sources()));
+    report(&architecture::unlisted_assertions(&text, &sources()));
 }
 
 #[test]
@@ -75,27 +83,33 @@ fn no_crate_is_built_for_which_there_is_an_advisory_and_no_mend() {
     assert!(found.is_empty(), "Cargo.lock lists {found:?}: see vendor/README.md");
 }
 
-/// Every `.rs` file of the workspace outside of `vendor/`, tracked by git or not, by path.
+/// Every `.rs` file of the workspace outside of `vendor/`.
 fn sources() -> Vec<Source> {
+    let sources = files(".rs");
+    assert!(sources.len() > 40, "{} files: the walk missed the workspace", sources.len());
+    sources
+}
+
+/// Every file of the workspace with this end of its name, outside of `vendor/`, tracked by git or
+/// not, by path.
+fn files(end: &str) -> Vec<Source> {
     let mut paths = Vec::new();
-    walk(root(), &mut paths);
+    walk(root(), end, &mut paths);
     paths.sort();
     let read = |path: PathBuf| Source {
         text: std::fs::read_to_string(&path).expect("a source file is UTF-8"),
         path: path.strip_prefix(root()).expect("below the root").to_string_lossy().into(),
     };
-    let sources: Vec<Source> = paths.into_iter().map(read).collect();
-    assert!(sources.len() > 40, "{} files: the walk missed the workspace", sources.len());
-    sources
+    paths.into_iter().map(read).collect()
 }
 
-fn walk(directory: &Path, found: &mut Vec<PathBuf>) {
+fn walk(directory: &Path, end: &str, found: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(directory).expect("a directory of the workspace") {
         let path = entry.expect("an entry of the workspace").path();
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         if path.is_dir() && name != "target" && !name.starts_with('.') && path != vendor() {
-            walk(&path, found);
-        } else if name.ends_with(".rs") {
+            walk(&path, end, found);
+        } else if name.ends_with(end) {
             found.push(path);
         }
     }
@@ -130,4 +144,25 @@ fn pronouns_and_semicolons_of_comments_are_counted() {
     let long = "/// word ".to_string() + &"word ".repeat(998);
     assert_eq!(problems(&format!("{long}{who}")), 0);
     assert_eq!(problems(&format!("{long}{who} {who}")), 1);
+}
+
+#[test]
+fn documents_are_counted_without_their_code_and_tables() {
+    let problems = |text: &str| {
+        let mut prose = Prose::default();
+        prose.read_document(text);
+        prose.problems("here").len()
+    };
+    let who = concat!("w", "ho");
+    assert_eq!(problems("The leader asks the worker."), 0);
+    assert_eq!(problems(&format!("The leader asks; {who} answers?")), 2);
+    assert_eq!(
+        problems(&format!("Done.\n```sh\na; b {who}\n```\n| a; b | {who} |\n    c; d\n")),
+        0
+    );
+    let text = format!("{who} asks; the leader answers.");
+    let document = Source { path: "docs/a.md".into(), text: text.clone() };
+    assert!(prose::document_problems(&[document]).is_empty(), "a short document");
+    let document = Source { path: "docs/a.md".into(), text: text.repeat(2) };
+    assert_eq!(prose::document_problems(&[document]).len(), 1);
 }

@@ -68,9 +68,9 @@ pub use stale::ReceiverState;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{invariant:?} did not hold after {:.3} ms: {seen}", .at.0 as f64 / 1e6)]
 pub struct Violation {
-    /// The invariant.
+    /// The invariant that does not hold.
     pub invariant: Invariant,
-    /// The virtual time.
+    /// The virtual time at which a checker noticed it.
     pub at: Time,
     /// The evidence, in words.
     pub seen: String,
@@ -189,7 +189,7 @@ impl InvariantChecks {
                 led.and_then(|()| self.recorded(now, record, lost))
             }
             Observation::Entered(worker, record, committed) => {
-                let history = self.records.history(record.number);
+                let history = self.records.lineage(record.number);
                 let entered = self.records.entered(record);
                 entered.and_then(|()| self.commits.entered(worker, record, history, committed))
             }
@@ -313,7 +313,7 @@ impl InvariantChecks {
         lost: Option<&BTreeSet<WorkerId>>,
     ) -> Result<(), Found> {
         let before = self.records.current();
-        let history = self.records.history(record.predecessor);
+        let history = self.records.lineage(record.predecessor);
         let settled = self.commits.newest_settled(history);
         match lost.zip(before) {
             Some((lost, before)) => {
@@ -323,7 +323,7 @@ impl InvariantChecks {
         }
         subtrees::recorded(record, before, self.bounds.data_shards)?;
         self.records.recorded(record, lost.is_some())?;
-        self.commits.recorded(self.records.history(record.number), record.resume);
+        self.commits.recorded(self.records.lineage(record.number), record.resume);
         self.bounds.recorded(record);
         self.pauses.recorded(now, record.number);
         Ok(())
@@ -331,14 +331,14 @@ impl InvariantChecks {
 
     fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
         self.promises.acts(worker, commit.generation, format_args!("commits {}", commit.step))?;
-        if let Some(record) = self.records.of(commit.generation) {
+        if let Some(record) = self.records.record_of(commit.generation) {
             self.copies.committed(commit.step, record)?;
         }
         let first = self.resumes.committed(commit)?;
         // A member that does not know that its generation is over may yet commit in it, to no
         // effect.
         let current = self.records.current().filter(|it| it.number == commit.generation);
-        let history = (self.records.history(commit.generation), current.is_some());
+        let history = (self.records.lineage(commit.generation), current.is_some());
         self.commits.committed(worker, commit, history, first)?;
         // Other samples make another verdict. This check comes first, since it finds the cause.
         if let Some(record) = current.filter(|_| first) {
@@ -364,8 +364,8 @@ impl InvariantChecks {
     }
 
     /// Whether a coordinator has shown what an entry has brought to the history.
-    pub fn has_brought(&self, index: u64) -> bool {
-        self.agreement.has_brought(index)
+    pub fn is_reported(&self, index: u64) -> bool {
+        self.agreement.is_reported(index)
     }
 
     /// How many steps were committed. Steps that were done again count again.
@@ -385,7 +385,7 @@ impl InvariantChecks {
 
     /// The record of a generation.
     pub fn record_of(&self, generation: Generation) -> Option<&Record> {
-        self.records.of(generation)
+        self.records.record_of(generation)
     }
 
     /// Whether a worker is a member of a generation.

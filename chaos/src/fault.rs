@@ -58,7 +58,7 @@ pub enum Fault {
     },
     /// An operator asks a coordinator to stop. A leader hands over first.
     Stop {
-        /// The coordinator.
+        /// The coordinator that stops in good order.
         node: Node,
         /// When it starts again.
         restart: Duration,
@@ -66,7 +66,7 @@ pub enum Fault {
     /// A coordinator's disk is lost with its process, unless the cluster would be lost with it. The
     /// operator removes the coordinator.
     Wipe {
-        /// The coordinator.
+        /// The coordinator that loses its disk.
         node: Node,
         /// When a process starts again there. It asks to be a coordinator.
         restart: Duration,
@@ -75,14 +75,14 @@ pub enum Fault {
     /// lost with it. The next start finds that and refuses. The operator removes the coordinator.
     /// Then its machine asks to be a coordinator with an empty disk.
     Damage {
-        /// The coordinator.
+        /// The coordinator with the damaged log.
         node: Node,
         /// How long after its end it starts again, and how long after its removal its machine asks.
         restart: Duration,
     },
     /// The disk of a coordinator has no room for the next write, so its process ends.
     FullDisk {
-        /// The coordinator.
+        /// The coordinator that cannot write.
         node: Node,
         /// When the disk has room, and the process starts again.
         restart: Duration,
@@ -90,16 +90,16 @@ pub enum Fault {
     /// The operator removes a coordinator, if there is another one and no change of members is
     /// under way.
     Remove {
-        /// The coordinator.
+        /// The coordinator that the cluster goes on without.
         node: Node,
         /// When its machine asks to be a coordinator again, with an empty disk. None: never.
         restart: Option<Duration>,
     },
     /// A worker is to leave.
     Drain {
-        /// The worker's machine.
+        /// The machine of the worker that leaves.
         node: Node,
-        /// The asker.
+        /// Where the request to leave comes from.
         by: DrainOrigin,
         /// How long the worker has if its own machine asks: after that it leaves in any case. None:
         /// the worker stays until other workers have copies of all that it holds.
@@ -122,7 +122,7 @@ pub enum Fault {
     },
     /// The disk of a coordinator writes nothing for a while.
     Stall {
-        /// The coordinator.
+        /// The coordinator with the stalled disk.
         node: Node,
         /// How long the disk writes nothing.
         span: Duration,
@@ -136,12 +136,12 @@ pub enum Fault {
     },
     /// A connection is lost for both ends, and all that is on it.
     Disconnect {
-        /// The two ends.
+        /// The two ends of the connection.
         ends: (Node, Node),
     },
     /// Delays between two nodes become longer.
     Slow {
-        /// The two nodes.
+        /// The nodes between which delays grow.
         ends: (Node, Node),
         /// The most that is added to a delay.
         extra: Duration,
@@ -179,14 +179,14 @@ pub enum Fault {
     },
     /// A firewall refuses all packets between a worker and the coordinators. The worker lives on.
     Refuse {
-        /// The worker's machine.
+        /// The machine of the worker that the firewall shuts off.
         node: Node,
         /// How long the firewall refuses packets.
         span: Duration,
     },
     /// No packet passes between one coordinator and the workers. The other coordinators reach both.
     Deafen {
-        /// The coordinator.
+        /// The coordinator that no worker reaches.
         node: Node,
         /// How long that lasts.
         span: Duration,
@@ -200,16 +200,16 @@ pub enum Fault {
     },
     /// Two nodes do not reach each other. Both reach all other nodes.
     Bridge {
-        /// The two nodes.
+        /// The nodes that do not reach each other.
         ends: (Node, Node),
         /// How long that lasts.
         span: Duration,
     },
     /// The next item of a kind arrives a second time. The protocol must refuse it.
     Duplicate {
-        /// The sender.
+        /// The node that sent the item.
         from: Node,
-        /// The receiver.
+        /// The node that gets the item twice.
         to: Node,
         /// The kind of item.
         what: DuplicateKind,
@@ -222,7 +222,7 @@ pub enum Fault {
         from: Node,
         /// The receiver, a worker.
         to: Node,
-        /// The lane.
+        /// The lane that falls behind.
         lane: Lane,
         /// The most that is added to a delay.
         extra: Duration,
@@ -232,14 +232,14 @@ pub enum Fault {
     /// The device of a worker does nothing for a while. The worker itself lives and sends
     /// heartbeats.
     Hang {
-        /// The worker's machine.
+        /// The machine of the worker with the hung device.
         node: Node,
         /// How long the device hangs.
         span: Duration,
     },
     /// The store where a worker writes the model refuses writes for a while.
     FullStore {
-        /// The worker's machine.
+        /// The machine of the worker that cannot write the model.
         node: Node,
         /// How long the store is full.
         span: Duration,
@@ -247,19 +247,19 @@ pub enum Fault {
     /// A bit flips in the memory of a worker's device. The device finds that before its next
     /// update.
     Flip {
-        /// The worker's machine.
+        /// The machine of the worker with the flipped bit.
         node: Node,
     },
     /// A bit of the next reduced gradient flips in the memory of a worker. Its device finds that
     /// before it applies the gradient.
     Garble {
-        /// The worker's machine.
+        /// The machine of the worker with the garbled gradient.
         node: Node,
     },
     /// A backup of a shard errs when it applies the next gradient. The owners' votes show that. No
     /// owner can know which bits are right, so the run ends.
     Mistake {
-        /// The backup's machine.
+        /// The machine of the backup that errs.
         node: Node,
     },
 }
@@ -276,7 +276,7 @@ pub enum DrainOrigin {
 /// The kinds of items that may arrive twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DuplicateKind {
-    /// A control message.
+    /// A message of the control lane.
     Message,
     /// An item of a bulk lane.
     Item,

@@ -89,7 +89,7 @@ pub struct StormReport {
     pub mended_at: Time,
     /// When all workers had been dismissed.
     pub finished_at: Time,
-    /// Generations that began.
+    /// The number of generations that began.
     pub generations: u64,
     /// Inputs that the coordinator took.
     pub inputs: u64,
@@ -132,7 +132,7 @@ pub enum StormFailure {
     /// It was not complete in time (I11).
     #[error("not complete after {limit:?}; {present} workers are present")]
     Stuck {
-        /// The time limit.
+        /// The virtual time that the scenario may take.
         limit: Duration,
         /// Workers that are registered and send heartbeats.
         present: usize,
@@ -172,7 +172,7 @@ enum StormLane {
 /// The operator's link. The workers' links have higher numbers.
 const OPERATOR: LinkId = LinkId(0);
 
-/// The simulation.
+/// A storm of joins: one core, and workers that are events.
 pub struct StormSim {
     scenario: StormScenario,
     now: Time,
@@ -247,12 +247,12 @@ impl StormSim {
         limit: Duration,
         mut handle: impl FnMut(&mut Core, Time, CoreInput),
     ) -> Result<StormReport, StormFailure> {
-        while let Some(((now, _), happening)) = self.to_come.pop_first() {
+        while let Some(((now, _), event)) = self.to_come.pop_first() {
             if now > Time(0) + limit {
                 break;
             }
             self.now = now;
-            self.happen(happening, &mut handle)?;
+            self.on_event(event, &mut handle)?;
             if let Outcome::Failed { reason, .. } = self.operator.outcome() {
                 return Err(StormFailure::Run(reason.to_string()));
             }
@@ -296,12 +296,12 @@ impl StormSim {
         }
     }
 
-    fn happen(
+    fn on_event(
         &mut self,
-        happening: StormEvent,
+        event: StormEvent,
         handle: &mut impl FnMut(&mut Core, Time, CoreInput),
     ) -> Result<(), StormFailure> {
-        match happening {
+        match event {
             StormEvent::Worker(place, link, event) => return self.work(place, link, event),
             StormEvent::Connect(place) => self.connect(place),
             StormEvent::Arrive(input) => self.arrive(input)?,
@@ -335,16 +335,16 @@ impl StormSim {
     }
 
     /// Schedules an event at the end of a lane, after all that was put on it before.
-    fn bring(&mut self, lane: StormLane, happening: StormEvent) {
+    fn bring(&mut self, lane: StormLane, event: StormEvent) {
         let earliest = self.lanes.get(&lane).copied().unwrap_or_default();
         let at = earliest.max(self.now + self.random.delay());
         self.lanes.insert(lane, at);
-        self.put(at, happening);
+        self.put(at, event);
     }
 
-    fn put(&mut self, at: Time, happening: StormEvent) {
+    fn put(&mut self, at: Time, event: StormEvent) {
         self.sequence += 1;
-        self.to_come.insert((at, self.sequence), happening);
+        self.to_come.insert((at, self.sequence), event);
     }
 
     /// A random time shorter than `most`.

@@ -73,9 +73,9 @@ pub use liveness::Tally;
 pub use types::{
     Exits, Failure, Finished, GIVE_UP_AFTER, InFlight, Interceptor, Node, Prepare, Scenario,
 };
-pub use upgrade::LATER;
+pub use upgrade::LATER_LOG_FORMAT;
 
-/// The simulation.
+/// A cluster on virtual time, with its faults and its checkers.
 pub struct World {
     scenario: Scenario,
     now: Time,
@@ -212,7 +212,7 @@ impl World {
             self.checkers.invariants.expect_refusals();
         }
         self.network.begin_anew();
-        self.faults.begin_anew();
+        self.faults.on_cluster_restart();
         (self.operator, self.workers, self.store) = Default::default();
         let members = self.scenario.coordinators as usize;
         self.coordinators = coordinator::machines(members, SPARE_COORDINATORS as usize);

@@ -68,18 +68,16 @@ impl Node {
         let term = Term(hard_state.term.0 + self.dice.below(2));
         let after = last.index - u64::from(last.index > hard_state.commit) * self.dice.below(2);
         let (commit, vote) = (after, Some(ReplicaId(1 + self.dice.below(3))));
-        let place =
+        let position =
             LogPosition { index: after, term: self.acknowledged.term(after).expect("there") };
-        let taken = (self.dice.below(4) == 0 && after > snapshot.place.index).then(|| Snapshot {
-            place,
-            members: snapshot.members.clone(),
-            bytes: bytes(&mut self.dice),
+        let taken = (self.dice.below(4) == 0 && after > snapshot.position.index).then(|| {
+            Snapshot { position, members: snapshot.members.clone(), bytes: bytes(&mut self.dice) }
         });
-        let dropped = entries.get(entries.len() / 2).filter(|it| it.place < place);
-        let base = dropped.filter(|_| taken.is_some()).map_or(*base, |entry| entry.place);
+        let dropped = entries.get(entries.len() / 2).filter(|it| it.position < position);
+        let base = dropped.filter(|_| taken.is_some()).map_or(*base, |entry| entry.position);
         let count = 1 + self.dice.below(4);
         let entry = |number| RaftEntry {
-            place: LogPosition { index: after + number, term },
+            position: LogPosition { index: after + number, term },
             kind: if self.dice.below(9) == 0 { EntryKind::Members } else { EntryKind::Command },
             bytes: bytes(&mut self.dice),
         };
@@ -170,8 +168,8 @@ fn open_flipped(content: &[u8], bit: usize) -> Result<DurableState, StoreError> 
     file.write(0, &content).expect("an honest disk");
     let (mut store, found) = ReplicaStore::open(disk.open(), OWNER)?;
     let LogPosition { index, term } = found.last();
-    let place = LogPosition { index: index + 1, term };
-    let entry = RaftEntry { place, kind: EntryKind::Command, bytes: vec![1; 9_000] };
+    let position = LogPosition { index: index + 1, term };
+    let entry = RaftEntry { position, kind: EntryKind::Command, bytes: vec![1; 9_000] };
     let (hard_state, base) = (found.hard_state, found.base);
     let batch = Batch { number: 1, hard_state, snapshot: None, base, entries: vec![entry] };
     store.persist(slice::from_ref(&batch)).expect("an honest disk");

@@ -25,7 +25,7 @@ pub struct Wanted<'a> {
     pub below: Option<Step>,
 }
 
-/// What was found.
+/// The checkpoints that a search of the store found.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Choice {
     /// The newest usable checkpoint. None if there is none at all.
@@ -37,7 +37,7 @@ pub struct Choice {
 /// A checkpoint that is not usable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassedOver {
-    /// Its step.
+    /// The step that the checkpoint was made after.
     pub step: Step,
     /// What is wrong with it.
     pub damage: Damage,
@@ -53,7 +53,7 @@ pub enum ChooseError {
     /// lose steps in silence.
     #[error("{file}: {error}")]
     Refused {
-        /// The manifest.
+        /// The name of the manifest in the store.
         file: ObjectName,
         /// What is wrong with it.
         error: ManifestError,
@@ -61,7 +61,7 @@ pub enum ChooseError {
     /// The checkpoint that was asked for is damaged.
     #[error("the checkpoint of step {step} is damaged: {damage}")]
     Damaged {
-        /// Its step.
+        /// The step that the checkpoint was made after.
         step: Step,
         /// What is wrong with it.
         damage: Damage,

@@ -29,17 +29,17 @@ pub const MODEL_KEY: &str = "everstep.model";
 /// How exported weights are stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WeightType {
-    /// As they are.
+    /// f32, the bits of the master weights.
     #[default]
     F32,
     /// Rounded to the nearest bf16: half of the bytes.
     Bf16,
 }
 
-/// What was written.
+/// The files that an export wrote.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exported {
-    /// The weights.
+    /// The path of `model.safetensors`.
     pub weights: PathBuf,
     /// The description for `transformers`. None if it knows no model of this kind.
     pub config: Option<PathBuf>,
@@ -54,9 +54,9 @@ pub enum ExportError {
     /// The folder cannot be written.
     #[error("{path}: {error}")]
     Write {
-        /// The file.
+        /// The file that could not be written.
         path: PathBuf,
-        /// Why.
+        /// The error of the file system.
         error: io::Error,
     },
     /// The checkpoint cannot be read.

@@ -25,11 +25,11 @@ const METADATA: &str = "__metadata__";
 /// The type of a tensor's elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElementType {
-    /// IEEE's 32 bits.
+    /// 32 bits, IEEE single precision.
     F32,
     /// The upper half of an f32.
     Bf16,
-    /// IEEE's 16 bits.
+    /// 16 bits, IEEE half precision.
     F16,
     /// Another type, which no weight of a model here has.
     Other,
@@ -68,17 +68,17 @@ impl ElementType {
 /// One tensor of a head.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorHead {
-    /// Its name.
+    /// The name of the tensor, unique in its file.
     pub name: String,
     /// The type of its elements.
     pub element: ElementType,
-    /// Its shape, row-major.
+    /// The sizes of its dimensions, in row-major order.
     pub shape: Vec<u64>,
     /// Its bytes, counted from the first one after the head.
     pub data: Range<u64>,
 }
 
-/// A checked head.
+/// A head that has passed all checks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Head {
     /// Free text for people and programs.

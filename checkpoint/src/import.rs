@@ -30,7 +30,7 @@ const PREFIX: &str = "transformer.";
 /// Where initial weights are: `[model] init`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WeightsPlace {
-    /// The folder.
+    /// The folder with the files of weights.
     pub place: Place,
     /// The file in it. None: `model.safetensors`, or the files of its index.
     pub file: Option<FileName>,
@@ -65,9 +65,9 @@ pub enum ImportError {
     /// A file is not in the safetensors format.
     #[error("{place}: {file}: {problem}")]
     File {
-        /// The folder.
+        /// The folder that was searched.
         place: String,
-        /// The file.
+        /// The file that is of another format.
         file: FileName,
         /// What is wrong with it.
         problem: String,
@@ -75,9 +75,9 @@ pub enum ImportError {
     /// They are not those of the run's model.
     #[error("{place}: {problem}")]
     Model {
-        /// The folder.
+        /// The folder that was searched.
         place: String,
-        /// What differs.
+        /// How the weights differ from the model, in words.
         problem: String,
     },
 }

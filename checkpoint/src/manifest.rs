@@ -42,7 +42,7 @@ const SEAL: (&[u8], &[u8]) = (b",\"seal\":\"", b"\"}\n");
 /// whole and agrees with itself.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// The number of the format, which is [`FORMAT`].
     pub format: u64,
     /// The version of the program that wrote it.
     pub everstep: String,
@@ -77,7 +77,7 @@ pub struct Manifest {
     pub slots: Slots,
     /// The model's tensors, in the order of the flat vector.
     pub tensors: Vec<TensorEntry>,
-    /// The parts.
+    /// The files of the checkpoint, one for each primary.
     pub files: Vec<FileEntry>,
     /// The shards, by index.
     pub shards: Vec<ShardEntry>,
@@ -107,15 +107,15 @@ pub struct CommitRecord {
 /// A tensor of the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TensorEntry {
-    /// Its name.
+    /// The name of the model's tensor.
     pub name: String,
-    /// Its shape, row-major.
+    /// The sizes of its dimensions, in row-major order.
     pub shape: Vec<u64>,
     /// Where it begins in the flat vector, elements.
     pub offset: u64,
 }
 
-/// A part.
+/// A file with the shards of one primary.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileEntry {
     /// The file, in the folder of the manifest.
@@ -128,7 +128,7 @@ pub struct FileEntry {
     pub head_blake3: Digest,
 }
 
-/// A parameter shard.
+/// Where a parameter shard lies, and its digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardEntry {
     /// The index of its file in [`Manifest::files`].
@@ -149,7 +149,7 @@ pub enum ManifestError {
          version that wrote it{version}, or a newer one"
     )]
     Format {
-        /// The stated format.
+        /// The format that the manifest states.
         format: u64,
         /// The version of its writer, in words. Empty if it is not stated.
         version: String,

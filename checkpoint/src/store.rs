@@ -100,9 +100,9 @@ pub trait Upload: Send {
 /// An object of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredObject {
-    /// Its name.
+    /// The name of the object, relative to the store.
     pub name: ObjectName,
-    /// Its bytes.
+    /// The size of the object in bytes.
     pub bytes: u64,
     /// Its last change, seconds of Unix time by the store's clock.
     pub changed: u64,

@@ -92,7 +92,7 @@ impl RaftOptions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommittedEntry {
     /// The entry's place in the log. Places that are left out hold Raft's own entries.
-    pub place: LogPosition,
+    pub position: LogPosition,
     /// The bytes that the leader proposed.
     pub bytes: Vec<u8>,
 }
@@ -205,9 +205,9 @@ impl Replica {
     pub fn new(now: Time, options: RaftOptions, kept: DurableState) -> Result<Self, CorruptState> {
         kept.validate()?;
         let RaftOptions { id, seed, keep, .. } = options;
-        let Snapshot { place, members, .. } = kept.snapshot.clone();
+        let Snapshot { position, members, .. } = kept.snapshot.clone();
         let (snapshot, term) = (kept.snapshot.clone(), kept.hard_state.term.0);
-        let settings = settings::settings(id, place.index);
+        let settings = settings::settings(id, position.index);
         let node = RawNode::new(&settings, MemoryStorage::new(kept), &::raft::Logger);
         let mut replica = Self {
             id,
@@ -216,7 +216,7 @@ impl Replica {
             keep,
             node: node.expect("what is kept is sound, and so are the settings"),
             ticked: now,
-            history: BTreeMap::from([(place.index, members.clone())]),
+            history: BTreeMap::from([(position.index, members.clone())]),
             goal: None,
             writes: BatchWrites::new(term),
             reads: ReadTickets::default(),
@@ -228,7 +228,7 @@ impl Replica {
             #[cfg(feature = "planted")]
             plant: options.plant,
         };
-        if place.index > 0 {
+        if position.index > 0 {
             replica.effects.extend([RaftEffect::Install(snapshot), RaftEffect::Members(members)]);
         }
         replica.drive();
@@ -302,9 +302,9 @@ impl Replica {
         }
         self.node.propose(Vec::new(), bytes).map_err(|_| Refused::Full)?;
         let raft = &self.node.raft;
-        let place = LogPosition { index: raft.raft_log.last_index(), term: Term(raft.term) };
+        let position = LogPosition { index: raft.raft_log.last_index(), term: Term(raft.term) };
         self.drive();
-        Ok(place)
+        Ok(position)
     }
 
     /// A batch and all before it are durable.
@@ -346,7 +346,9 @@ impl Replica {
         voters.sort_unstable();
         let members = Members { voters, ..Members::default() };
         if !members.is_sound() {
-            return Err(Refused::Impossible("nobody, somebody twice, or too many"));
+            return Err(Refused::Impossible(
+                "a list of voters that is empty, has one twice, or is too long",
+            ));
         }
         self.goal = Some(members.voters);
         self.drive();
@@ -374,14 +376,14 @@ impl Replica {
     pub fn compact(&mut self, index: u64, bytes: Vec<u8>) {
         assert!(index <= self.node.raft.raft_log.applied(), "{index} is not applied");
         let kept = self.node.store().kept();
-        let index = self.stands_for(index.max(kept.snapshot.place.index));
-        if index <= kept.snapshot.place.index {
+        let index = self.stands_for(index.max(kept.snapshot.position.index));
+        if index <= kept.snapshot.position.index {
             return;
         }
         let place_of =
             |index| LogPosition { index, term: kept.term(index).expect("it is in the log") };
         let base = kept.base.index.max(index.saturating_sub(self.keep));
-        let (place, base) = (place_of(index), place_of(base));
+        let (position, base) = (place_of(index), place_of(base));
         let (_, members) = self.history.range(..=index).next_back().expect("since the snapshot");
         let members = members.clone();
         self.history = self.history.split_off(&(index + 1));
@@ -391,7 +393,7 @@ impl Replica {
             Some(plant::RaftPlant::ForgetMembers) => Members::default(),
             _ => members,
         };
-        self.write_snapshot(Snapshot { place, members, bytes }, base);
+        self.write_snapshot(Snapshot { position, members, bytes }, base);
         self.drive();
     }
 
@@ -401,8 +403,8 @@ impl Replica {
         let kept = self.node.store().kept();
         let behind = kept.entries.range(kept.position(index + 1)..);
         let applied = self.node.raft.raft_log.applied();
-        let same = behind.take_while(|it| it.place.index <= applied && !it.is_command());
-        same.last().map_or(index, |entry| entry.place.index)
+        let same = behind.take_while(|it| it.position.index <= applied && !it.is_command());
+        same.last().map_or(index, |entry| entry.position.index)
     }
 
     /// The link to a replica is gone, with everything that was under way on it.

@@ -57,7 +57,7 @@ pub struct RecoveryPlan {
 /// # Errors
 /// [`RecoveryError`] if the cluster cannot go on from this log.
 pub fn plan(kept: &DurableState, survivor: CoordinatorId) -> Result<RecoveryPlan, RecoveryError> {
-    if kept.snapshot.place.index == 0 {
+    if kept.snapshot.position.index == 0 {
         return Err(RecoveryError::Empty);
     }
     let (state, newest_unix_ms) = replay(kept)?;
@@ -85,11 +85,11 @@ pub fn recovered(mut kept: DurableState, survivor: CoordinatorId, unix_ms: u64) 
         (entry.kind, entry.bytes) = (EntryKind::Command, Vec::new());
     }
     let term = Term(kept.hard_state.term.0 + TERMS);
-    let place = LogPosition { index: kept.last().index + 1, term };
+    let position = LogPosition { index: kept.last().index + 1, term };
     let bytes = CommandEntry { unix_ms, command: Command::Recover { survivor } }
         .encode(*LOG_FORMATS.start());
-    kept.entries.push_back(raft::RaftEntry { place, kind: EntryKind::Command, bytes });
-    kept.hard_state = HardState { term, vote: None, commit: place.index };
+    kept.entries.push_back(raft::RaftEntry { position, kind: EntryKind::Command, bytes });
+    kept.hard_state = HardState { term, vote: None, commit: position.index };
     kept
 }
 
@@ -101,15 +101,15 @@ fn replay(kept: &DurableState) -> Result<(State, Option<u64>), NodeError> {
         false => State::decode(bytes, *LOG_FORMATS.end())?,
     };
     let mut newest = state.events().last().map(|event| event.unix_ms);
-    for raft::RaftEntry { place, kind, bytes } in &kept.entries {
+    for raft::RaftEntry { position, kind, bytes } in &kept.entries {
         // The log may keep entries that the snapshot stands for, since other replicas need them.
-        let is_new = place.index > kept.snapshot.place.index;
+        let is_new = position.index > kept.snapshot.position.index;
         if !is_new || *kind == EntryKind::Members || bytes.is_empty() {
             continue;
         }
         let entry = CommandEntry::decode(bytes, *LOG_FORMATS.end())
-            .map_err(|problem| NodeError::Entry { index: place.index, problem })?;
-        state.apply(place.index, place.term, &entry);
+            .map_err(|problem| NodeError::Entry { index: position.index, problem })?;
+        state.apply(position.index, position.term, &entry);
         newest = newest.max(Some(entry.unix_ms));
     }
     Ok((state, newest))

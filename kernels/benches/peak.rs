@@ -1,5 +1,5 @@
-//! The most that one core computes in f32, GFLOP/s: fused multiply-adds on registers alone. Next to
-//! it a pass of a model (`--bench step`) shows what is left to gain.
+//! Peak f32 throughput of one core, GFLOP/s: fused multiply-adds on registers alone. Next to it a
+//! pass of a model (`--bench step`) shows what is left to gain.
 
 #[cfg(target_arch = "x86_64")]
 fn main() {
@@ -26,7 +26,7 @@ mod x86_64 {
     const SUMS: usize = 12;
     const ROUNDS: usize = 1_000_000;
 
-    /// The best of several: other programs on the machine only slow them down.
+    /// The throughput of the fastest of 20 runs, since other programs only slow a run down.
     pub fn gflops() -> f64 {
         let (sums, lanes): (unsafe fn(f32, f32), _) = if is_x86_feature_detected!("avx512f") {
             (sums_of_16, 16)

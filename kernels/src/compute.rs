@@ -131,7 +131,7 @@ pub trait Compute: Send {
         &mut self,
         batch: &Batch,
         pass: Pass,
-        exchange: &mut dyn GradientSink,
+        sink: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError>;
 
     /// Loss and metric of a batch, forward only, with the parameters as they are.
@@ -216,10 +216,10 @@ impl<M: HostModel> Compute for OnHost<M> {
         &mut self,
         batch: &Batch,
         pass: Pass,
-        exchange: &mut dyn GradientSink,
+        sink: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError> {
         let parameters = &mut self.parameters;
-        exchange.await_parameters(0..self.layout.count(), &mut |offset, values: &[f32]| {
+        sink.await_parameters(0..self.layout.count(), &mut |offset, values: &[f32]| {
             parameters[offset..offset + values.len()].copy_from_slice(values);
         });
         if pass.first {
@@ -227,7 +227,7 @@ impl<M: HostModel> Compute for OnHost<M> {
         }
         let loss = self.model.gradient(parameters, batch, pass.scale, &mut self.gradient);
         if pass.last {
-            exchange.publish_gradient(0..self.layout.count(), &self.gradient);
+            sink.publish_gradient(0..self.layout.count(), &self.gradient);
         }
         Ok(loss)
     }

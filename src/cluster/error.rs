@@ -14,7 +14,7 @@ pub enum ClusterError {
     /// A file of the run could not be written.
     #[error("{path}: {source}", path = path.display())]
     File {
-        /// The file.
+        /// The file that the launcher could not use.
         path: PathBuf,
         /// The cause.
         source: io::Error,
@@ -36,9 +36,9 @@ pub enum ClusterError {
     /// The directory holds no run that can go on.
     #[error("{path}: {why}", path = path.display())]
     NoRun {
-        /// The directory.
+        /// The directory of the run.
         path: PathBuf,
-        /// What it lacks.
+        /// What the directory lacks, in words.
         why: String,
     },
     /// The system gave no process or runtime.
@@ -49,11 +49,11 @@ pub enum ClusterError {
     Process {
         /// The process, as the user knows it.
         process: String,
-        /// How it ended.
+        /// How the process ended, in words.
         how: String,
         /// The coordinator's words, or the end of the process's log.
         why: Option<String>,
-        /// The process's log.
+        /// The file with the log of the process.
         log: PathBuf,
     },
     /// The coordinator ended the run, or does not report its state.
@@ -61,7 +61,7 @@ pub enum ClusterError {
     Failed {
         /// The process at fault and its log. None if no process is at fault.
         process: Option<(String, PathBuf)>,
-        /// The coordinator's reason.
+        /// The reason that the coordinator gave.
         reason: String,
     },
     /// Too few workers came in time.

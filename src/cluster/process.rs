@@ -55,7 +55,7 @@ pub struct Starting {
 /// The program that daemons run, and whether the launcher looks after them.
 #[derive(Clone, Debug)]
 pub struct Daemons {
-    /// The executable.
+    /// The executable that each process runs.
     pub program: PathBuf,
     /// The launcher does not look after them: see [`super::ClusterOptions::by_hand`].
     pub by_hand: bool,
@@ -82,7 +82,7 @@ pub enum Origin<'a> {
     Join {
         /// The file that admits coordinators.
         token: &'a Path,
-        /// The founder's address.
+        /// The address of the first coordinator.
         founder: SocketAddr,
     },
     /// It goes on with the content of its directory, at its old address.
@@ -98,7 +98,7 @@ pub enum Origin<'a> {
 pub struct WorkerStart<'a> {
     /// The worker's number in this launcher, from 1.
     pub number: u32,
-    /// The coordinators' addresses.
+    /// The addresses of all coordinators.
     pub coordinators: &'a [SocketAddr],
     /// The device on which it computes.
     pub device: DeviceChoice,
@@ -159,7 +159,7 @@ fn token_at(path: &Path) -> OsString {
 }
 
 impl Process {
-    /// Starts a coordinator.
+    /// Starts the process of a coordinator.
     pub fn coordinator(
         directory: &Directory,
         coordinator: &CoordinatorStart<'_>,
@@ -184,7 +184,7 @@ impl Process {
         start(command, directory, &format!("coordinator-{}", coordinator.number))
     }
 
-    /// Starts a worker.
+    /// Starts the process of a worker.
     pub fn worker(
         directory: &Directory,
         worker: &WorkerStart<'_>,

@@ -21,7 +21,7 @@ pub struct Report {
     /// BLAKE3 over the last step and, in order, each parameter shard's BLAKE3 of step, master
     /// weights and moments. Hexadecimal.
     pub state_hash: String,
-    /// Committed steps.
+    /// The number of steps that were committed.
     pub steps: u64,
     /// Steps that were computed again after a failure.
     pub steps_redone: u64,
@@ -33,7 +33,7 @@ pub struct Report {
     pub samples_lost: u64,
     /// Samples that committed partial sums contain more often than planned.
     pub samples_repeated: u64,
-    /// The losses.
+    /// The losses of training and of validation.
     pub loss: LossReport,
     /// The model's own metric over the held-out samples, if it has one.
     pub metric: Option<f64>,

@@ -127,9 +127,9 @@ impl Workers {
         Ok(())
     }
 
-    /// Looks after the processes: notices ends, and starts successors if the settings ask for them.
+    /// Supervises the processes: notices ends, and starts successors if the settings ask for them.
     /// Returns unexpected ends as errors.
-    pub(super) fn attend(&mut self, directory: &Directory) -> Vec<ClusterError> {
+    pub(super) fn supervise(&mut self, directory: &Directory) -> Vec<ClusterError> {
         let mut failures = self.take_up();
         for mut process in std::mem::take(&mut self.living) {
             match process.end() {

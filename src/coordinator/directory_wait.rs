@@ -40,11 +40,11 @@ pub(super) fn await_directory(
         return false;
     }
     let within = DIRECTORY_WAIT_TIMEOUT;
-    tracing::warn!(%error, ?within, "its directory cannot be used: it goes on when that is over");
+    tracing::warn!(%error, ?within, "directory cannot be used: the coordinator waits for it");
     while Instant::now() < deadline {
         thread::sleep(DIRECTORY_CHECK_INTERVAL);
         if probe(dir).is_ok() && log_inode(dir) == log {
-            tracing::warn!("its directory can be used again: it goes on");
+            tracing::warn!("directory can be used again: the coordinator restarts");
             return true;
         }
     }

@@ -15,9 +15,9 @@ use crate::progress::{apart, lacking};
 /// The content of the view.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Model {
-    /// The run's name.
+    /// The name of the run, as the header shows it.
     pub(super) run: String,
-    /// The run's steps.
+    /// The number of steps of the whole run.
     pub(super) steps: u64,
     /// Steps that are settled.
     pub(super) step: u64,
@@ -27,7 +27,7 @@ pub(super) struct Model {
     pub(super) tokens_per_second: Option<f64>,
     /// The time since the demo began.
     pub(super) elapsed: Duration,
-    /// The workers.
+    /// The workers, each with a line of its own.
     pub(super) lanes: Vec<Lane>,
     /// The lane that the keys act on.
     pub(super) chosen: usize,

@@ -225,9 +225,8 @@ mod tests {
         ended.wait().expect("its end");
         let list = |worker: u32| {
             let coordinator = format!(r#"{{"address": "127.0.0.1:4", "pid": {pid}}}"#);
-            let listed = format!(
-                r#"{{"coordinators": [{coordinator}], "workers": [{{"pid": null}}, {{"pid": {worker}}}]}}"#
-            );
+            let workers = format!(r#"[{{"pid": null}}, {{"pid": {worker}}}]"#);
+            let listed = format!(r#"{{"coordinators": [{coordinator}], "workers": {workers}}}"#);
             fs::write(folder.path().join(LISTED), listed).expect("written");
         };
         let flags = ClusterFlags { dir: Some(folder.path().into()), coordinators: Vec::new() };

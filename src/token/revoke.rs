@@ -21,5 +21,7 @@ pub(super) fn run(flags: &RevokeFlags) -> Result<(), Failure> {
     if flags.ask.json {
         return output::print(json!({ "id": id, "state": "revoked" }));
     }
-    output::print(format_args!("token {id} admits nobody any more; whom it has admitted stays"))
+    output::print(format_args!(
+        "token {id} is revoked: it admits no further node, and the nodes that it has admitted stay"
+    ))
 }

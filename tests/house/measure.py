@@ -7,6 +7,7 @@
 Needs git and Python alone, and builds nothing. `vendor/` is third-party code, and is not measured.
 """
 import io
+import re
 import subprocess
 import sys
 import tarfile
@@ -14,13 +15,15 @@ from collections import Counter
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Dict, Iterable, List, Tuple
+from typing import Dict, Iterable, List, Optional, Tuple
 
 sys.path.insert(0, str(Path(__file__).parent))
 import rust  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[2]
-CRATES = ["coordinator", "chaos", "everstep", "worker", "kernels", "transport"]
+# The crate at the root of the workspace, and the simulator, which is no part of the product.
+ROOT_CRATE = "everstep"
+SIMULATOR = "chaos"
 PARTS = ["production", "inline tests", "src tests", "tests/", "benches, examples"]
 TESTS = PARTS[1:4]
 OTHER = {"CUDA": (".cu", ".cuh"), "C++": (".cpp", ".h"), "Python": (".py",),
@@ -36,6 +39,7 @@ class Tree:
 
     def __init__(self, files: Dict[str, str]):
         self.files = {path: text for path, text in files.items() if not path.startswith("vendor/")}
+        self.crates = members(self.files.get("Cargo.toml", ""))
         # Lines by crate and part, and those of each file of production.
         self.lines: Dict[Tuple[str, str], List[str]] = {}
         self.production: Dict[str, List[str]] = {}
@@ -44,23 +48,31 @@ class Tree:
                 self.add(path, text.splitlines())
 
     def add(self, path: str, lines: List[str]):
-        crate, part = crate_of(path), part_of(path)
+        crate, part = crate_of(path, self.crates), part_of(path)
         if part == "production":
             lines, inline = rust.split_tests(lines)
             self.production[path] = lines
             self.lines.setdefault((crate, "inline tests"), []).extend(inline)
         self.lines.setdefault((crate, part), []).extend(lines)
 
-    def of(self, crates: Iterable[str] = CRATES, parts: Iterable[str] = PARTS) -> List[str]:
-        """The lines of these parts of these crates."""
+    def of(self, crates: Optional[Iterable[str]] = None, parts: Iterable[str] = PARTS) -> List[str]:
+        """The lines of these parts of these crates, of all crates by default."""
         parts = list(parts)
-        return [line for crate in crates for part in parts
+        return [line for crate in (self.crates if crates is None else crates) for part in parts
                 for line in self.lines.get((crate, part), [])]
 
 
-def crate_of(path: str) -> str:
+def members(manifest: str) -> List[str]:
+    """The folders of the workspace's crates. A crate in another one's folder counts as that one."""
+    listed = re.search(r"^members = \[(.*?)\]", manifest, re.MULTILINE | re.DOTALL)
+    folders = re.findall(r'"(.*?)"', listed.group(1)) if listed else []
+    tops = [ROOT_CRATE if it == "." else it.partition("/")[0] for it in folders]
+    return list(dict.fromkeys(tops)) or [ROOT_CRATE]
+
+
+def crate_of(path: str, crates: List[str]) -> str:
     first = path.partition("/")[0]
-    return first if first in CRATES else "everstep"
+    return first if first in crates else ROOT_CRATE
 
 
 def part_of(path: str) -> str:
@@ -107,11 +119,12 @@ def repeated(lines: List[str]) -> int:
 def crates(tree: Tree) -> str:
     """A table with a row for each crate."""
     rows = []
-    for names in [[crate] for crate in CRATES] + [CRATES]:
+    by_size = sorted(tree.crates, key=lambda it: -len(tree.of([it], PARTS[:1])))
+    for names in [*([crate] for crate in by_size), by_size]:
         production = tree.of(names, PARTS[:1])
         words, pronouns, semicolons = rust.prose(tree.of(names))
         twice = sum(repeated(tree.of([name], PARTS[:1])) for name in names)
-        rows.append([names[0] if len(names) == 1 else "**all**",
+        rows.append(["**all**" if names is by_size else names[0],
                      *(f"{len(tree.of(names, [part])):,}" for part in PARTS),
                      comment_share(production), str(twice),
                      ratio(pronouns, words, 1000), ratio(semicolons, words, 1000)])
@@ -128,8 +141,8 @@ def spread(what: str, lengths: List[int]) -> List[Row]:
 
 
 def sizes(tree: Tree) -> List[Row]:
-    product = len(tree.of([crate for crate in CRATES if crate != "chaos"], PARTS[:1]))
-    tests = len(tree.of(CRATES, TESTS)) + len(tree.of(["chaos"], PARTS[:1]))
+    product = len(tree.of([it for it in tree.crates if it != SIMULATOR], PARTS[:1]))
+    tests = len(tree.of(parts=TESTS)) + len(tree.of([SIMULATOR], PARTS[:1]))
     rows = [("Rust", f"{len(tree.of()):,}"),
             ("**product**: production, the simulator apart", f"**{product:,}**"),
             ("tests and the simulator", f"{tests:,}"),
@@ -143,7 +156,7 @@ def sizes(tree: Tree) -> List[Row]:
 def shape(tree: Tree) -> List[Row]:
     rows = []
     for what, parts in [("functions", PARTS[:1]), ("functions of tests", TESTS)]:
-        lengths = rust.functions(tree.of(CRATES, parts))
+        lengths = rust.functions(tree.of(parts=parts))
         rows += [(what, f"{len(lengths):,}"), *spread(what, lengths),
                  (f"{what}: of more than 60 lines", f"{sum(it > 60 for it in lengths)}")]
     lengths = [len(tree.files[path].splitlines()) for path in tree.production]
@@ -155,10 +168,10 @@ def objects(tree: Tree) -> List[Row]:
     fields, methods = Counter(), Counter()
     for path, lines in tree.production.items():
         for name, count in rust.fields(lines):
-            key = f"{crate_of(path)}::{name}"
+            key = f"{crate_of(path, tree.crates)}::{name}"
             fields[key] = max(count, fields[key])
         for name, count in rust.methods(lines).items():
-            methods[f"{crate_of(path)}::{name}"] += count
+            methods[f"{crate_of(path, tree.crates)}::{name}"] += count
     rows = []
     for what, counted in [("fields", fields), ("methods", methods)]:
         listed = [f"`{name}` {count}" for name, count in counted.most_common(LISTED)]

@@ -2,6 +2,7 @@
 
     python3 -m unittest discover tests/house
 """
+import re
 import sys
 import unittest
 from pathlib import Path
@@ -85,8 +86,25 @@ class Rust(unittest.TestCase):
         self.assertEqual(rust.unsafe_without_reason(reasoned), 0)
 
 
+# Documentation comments of three words or fewer in production: the number may only fall.
+MOST_SHORT_DOCS = 220
+
+MANIFEST = """\
+[workspace]
+members = [
+    ".", "chaos", "chaos/failpoint",
+    "worker",
+]
+"""
+
+
 class Measures(unittest.TestCase):
+    def test_the_crates_are_the_members_of_the_workspace(self):
+        self.assertEqual(measure.members(MANIFEST), ["everstep", "chaos", "worker"])
+        self.assertEqual(measure.members(""), ["everstep"])
+
     def test_each_file_is_counted_in_its_crate_and_part(self):
+        crates = ["everstep", "chaos", "worker", "kernels"]
         for path, crate, part in [
             ("worker/src/step.rs", "worker", "production"),
             ("worker/src/step/tests.rs", "worker", "src tests"),
@@ -97,11 +115,13 @@ class Measures(unittest.TestCase):
             ("src/lib.rs", "everstep", "production"),
             ("tests/tidy/names.rs", "everstep", "tests/"),
         ]:
-            self.assertEqual((measure.crate_of(path), measure.part_of(path)), (crate, part), path)
+            found = (measure.crate_of(path, crates), measure.part_of(path))
+            self.assertEqual(found, (crate, part), path)
 
     def test_a_table_has_a_column_for_each_tree_and_a_row_for_each_crate(self):
         before = measure.Tree({"src/a.rs": FILE, "vendor/raft/src/b.rs": FILE})
-        after = measure.Tree({"src/a.rs": FILE, "src/b.rs": FILE, "chaos/src/c.rs": FILE})
+        after = measure.Tree({"src/a.rs": FILE, "src/b.rs": FILE, "chaos/src/c.rs": FILE,
+                              "Cargo.toml": MANIFEST})
         text = measure.report({"before": before, "after": after})
         self.assertIn("| **product**: production, the simulator apart | **25** | **50** |", text)
         self.assertIn("| most methods, number 2 | none | `chaos::Plan` 1 |", text)
@@ -109,10 +129,33 @@ class Measures(unittest.TestCase):
         self.assertEqual(text.count("| everstep | "), 2)
         self.assertIn("| everstep | 50 | 12 | 0 | 0 | 0 | 25.0 % | 1 | 0.0 | 58.8 |", text)
 
-    def test_this_repository_can_be_measured(self):
+    def test_every_crate_of_this_repository_has_a_row(self):
         tree = measure.Tree(measure.read_working_tree())
-        self.assertEqual(sorted({crate for crate, _ in tree.lines}), sorted(measure.CRATES))
+        manifests = [path for path in tree.files if path.endswith("/Cargo.toml")]
+        packages = {path.partition("/")[0] for path in manifests} | {measure.ROOT_CRATE}
+        self.assertGreater(len(packages), 5)
+        self.assertEqual({crate for crate, _ in tree.lines}, packages)
+        text = measure.crates(tree)
+        for package in packages:
+            self.assertRegex(text, rf"(?m)^\| {package} \| [0-9,]*[1-9]", package)
         self.assertGreater(len(rust.functions(tree.of())), 1000)
+
+    def test_short_documentation_becomes_no_more(self):
+        tree = measure.Tree(measure.read_working_tree())
+        found = {path: rust.short_docs(lines) for path, lines in tree.production.items()}
+        most = sorted(found.items(), key=lambda it: -it[1])[:10]
+        self.assertLessEqual(sum(found.values()), MOST_SHORT_DOCS, f"most of them in {most}")
+
+    def test_the_document_names_commits_that_exist(self):
+        if measure.git("rev-parse", "--is-shallow-repository").strip() != b"false":
+            self.skipTest("a shallow clone lacks the history")
+        text = (measure.ROOT / "docs/house.md").read_text()
+        commands = re.findall(r"^tests/house/measure\.py((?: [0-9a-f]{7,40})+)", text, re.MULTILINE)
+        commits = " ".join(commands).split()
+        self.assertEqual(len(commits), 2, text[:500])
+        for commit in commits:
+            measure.git("merge-base", "--is-ancestor", commit, "HEAD")
+            self.assertIn(f"## {commit}", text)
 
 
 if __name__ == "__main__":

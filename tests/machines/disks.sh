@@ -80,13 +80,13 @@ fill
 start
 # What a coordinator writes at its start may have room in its files: then it runs at once.
 for _ in $(seq 100); do
-    if grep -q "its directory cannot be used" "$out/coordinator.log"; then waits=yes; break; fi
+    if grep -q "directory cannot be used" "$out/coordinator.log"; then waits=yes; break; fi
     if ask coordinator status >/dev/null 2>&1; then waits=no; break; fi
     sleep 0.1
 done
 echo "it waits for room: ${waits:-neither waits nor leads}"
 rm "$out/disk/fill"
-if [ "${waits:-}" = yes ]; then says "its directory can be used again"; fi
+if [ "${waits:-}" = yes ]; then says "directory can be used again"; fi
 answers
 kill "${pid[coordinator]}"
 wait "${pid[coordinator]}" || true
@@ -95,11 +95,11 @@ tell "its disk fills up while it writes"
 begin_alone --listen "$address"
 fill
 while [ "$agreed" -lt 1000 ] && agree; do :; done
-says "its directory cannot be used"
+says "directory cannot be used"
 rm "$out/disk/fill"
 
 tell "there is room again"
-says "its directory can be used again"
+says "directory can be used again"
 answers
 ask coordinator status
 # Of the last one, nobody knows whether it was agreed to.

@@ -1,7 +1,8 @@
-//! The rules of comments: named subjects, and one idea a sentence.
+//! The rules of comments and documents: named subjects, and one idea a sentence.
 //!
 //! A sentence about "whoever is missing" makes its reader look for a subject. Pronouns and
-//! semicolons are the part of a style that can be counted, so this counts them, crate by crate.
+//! semicolons are the part of a style that can be counted, so this counts them: in comments crate
+//! by crate, and in each document outside of its tables and its code.
 
 use super::source::Source;
 
@@ -14,12 +15,15 @@ const PRONOUNS: [&str; 5] = [
     concat!("whom", "ever"),
 ];
 
-/// Most pronouns of [`PRONOUNS`] in a thousand words of a crate's comments.
+/// Most pronouns of [`PRONOUNS`] in a thousand words of a crate's comments, or of a document.
 const PRONOUNS_PER_THOUSAND: usize = 1;
-/// Most semicolons in a thousand words of a crate's comments.
+/// Most semicolons in a thousand words of a crate's comments, or of a document.
 const SEMICOLONS_PER_THOUSAND: usize = 4;
 
-/// How a crate's comments are written.
+/// A shorter document may have as many as one of this many words.
+const FEWEST_WORDS: usize = 1_000;
+
+/// How a crate's comments, or a document, are written.
 #[derive(Default)]
 pub struct Prose {
     words: usize,
@@ -35,7 +39,18 @@ pub fn problems(sources: &[Source]) -> Vec<String> {
     let judged = folders.iter().flat_map(|name| {
         let mut prose = Prose::default();
         sources.iter().filter(|it| folder(it) == *name).for_each(|it| prose.read(&it.text));
-        prose.problems(name)
+        prose.problems(&format!("the comments of {name}"))
+    });
+    judged.collect()
+}
+
+/// The documents with more pronouns or semicolons than the limits.
+pub fn document_problems(documents: &[Source]) -> Vec<String> {
+    let judged = documents.iter().flat_map(|document| {
+        let mut prose = Prose::default();
+        prose.read_document(&document.text);
+        prose.words = prose.words.max(FEWEST_WORDS);
+        prose.problems(&document.path)
     });
     judged.collect()
 }
@@ -48,13 +63,30 @@ impl Prose {
             if line.trim_start().starts_with("```") {
                 is_code = !is_code;
             } else if !is_code {
-                self.words += line.split_whitespace().count();
-                self.semicolons += line.matches(';').count();
-                let words = line.split(|letter: char| !letter.is_alphanumeric());
-                let is_pronoun = |word: &&str| PRONOUNS.contains(&word.to_lowercase().as_str());
-                self.pronouns += words.filter(is_pronoun).count();
+                self.count(line);
             }
         }
+    }
+
+    /// Counts the words of a document in Markdown, but for its code and its tables.
+    pub fn read_document(&mut self, text: &str) {
+        let mut is_code = false;
+        for line in text.lines() {
+            let start = line.trim_start();
+            if start.starts_with("```") {
+                is_code = !is_code;
+            } else if !is_code && !start.starts_with('|') && !line.starts_with("    ") {
+                self.count(line);
+            }
+        }
+    }
+
+    fn count(&mut self, line: &str) {
+        self.words += line.split_whitespace().count();
+        self.semicolons += line.matches(';').count();
+        let words = line.split(|letter: char| !letter.is_alphanumeric());
+        let is_pronoun = |word: &&str| PRONOUNS.contains(&word.to_lowercase().as_str());
+        self.pronouns += words.filter(is_pronoun).count();
     }
 
     /// What is above its limit.
@@ -68,9 +100,7 @@ impl Prose {
         let words = self.words;
         above
             .map(|(count, limit, what)| {
-                format!(
-                    "{name}: {count} {what} in {words} words of comments, at most {limit} in 1,000"
-                )
+                format!("{name}: {count} {what} in {words} words, at most {limit} in 1,000")
             })
             .collect()
     }

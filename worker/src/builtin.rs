@@ -111,14 +111,14 @@ fn windows(run: &RunSpec) -> Windows {
     }
 }
 
-/// Bytes of files.
+/// A data set of the bytes of text files.
 fn text(run: &RunSpec) -> Result<Arc<dyn Dataset>, BuildError> {
     let files = text_files::resolve(&run.data.path).map_err(of_text)?;
     let text = Arc::new(Text::load(&files, run.data.validation).map_err(of_text)?);
     Ok(Arc::new(TextSamples::new(text, windows(run)).map_err(of_text)?))
 }
 
-/// Tokens of files.
+/// A data set of the tokens of `.bin` files.
 fn token_samples(run: &RunSpec) -> Result<Arc<dyn Dataset>, BuildError> {
     let files = tokens::files(&run.data.path).map_err(of_tokens)?;
     let tokens = Tokens::open(&files, &run.data, run.model.vocabulary).map_err(of_tokens)?;

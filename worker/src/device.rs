@@ -253,7 +253,7 @@ impl Device {
         let mut loss = 0.0;
         for (index, micro_batch) in loaded.batches.iter().enumerate() {
             let (first, last) = (index == 0, index + 1 == loaded.batches.len());
-            let mut exchange = ShardPass {
+            let mut shard_pass = ShardPass {
                 channel: &mut *channel,
                 store: &mut self.store,
                 accumulator: &mut self.accumulator,
@@ -268,10 +268,10 @@ impl Device {
             };
             let compute = self.parts.compute.as_mut();
             self.in_user_code = true;
-            let part = exchange.compute(compute, micro_batch, Pass { first, last, scale });
+            let part = shard_pass.compute(compute, micro_batch, Pass { first, last, scale });
             self.in_user_code = false;
             let part = part?;
-            waited += exchange.waited;
+            waited += shard_pass.waited;
             let Some(part) = part else { return Ok(None) };
             loss += part / f64::from(self.parts.run.batch.accumulate);
         }

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{CoordinatorId, HistoryEntry, HistoryEvent, Term, WorkerId};
 
-use super::records::alike;
+use super::records::equal_with_nan;
 use super::{Found, Invariant};
 
 /// What all coordinators have applied and stated, in all their lives.
@@ -35,8 +35,8 @@ impl Agreement {
         !self.entries.contains_key(&index)
     }
 
-    /// Whether a coordinator has shown what an entry has brought.
-    pub(super) fn has_brought(&self, index: u64) -> bool {
+    /// Whether a coordinator has reported what an entry has brought.
+    pub(super) fn is_reported(&self, index: u64) -> bool {
         self.history.contains_key(&index)
     }
 
@@ -74,7 +74,7 @@ impl Agreement {
     /// An entry of the log has brought this to the history of a coordinator.
     pub(super) fn brought(&mut self, shown: &HistoryEntry) -> Result<(), Found> {
         if let Some(first) = self.history.get(&shown.index) {
-            if alike(first, shown) {
+            if equal_with_nan(first, shown) {
                 return Ok(());
             }
             let seen = format!("one entry brings {first:?} here, and {shown:?} there");

@@ -137,12 +137,12 @@ impl Commits {
         records: &Records,
     ) -> Result<(), Found> {
         let (then, before) = self.settled.insert(worker, (generation, step)).unwrap_or_default();
-        let history = records.history(generation);
-        if step < before && history == records.history(then) {
+        let history = records.lineage(generation);
+        if step < before && history == records.lineage(then) {
             let seen = format!("worker {worker} takes {before} for settled, then {step}");
             return Err((Invariant::I5, seen));
         }
-        let record = records.of(generation).filter(|record| step > record.resume);
+        let record = records.record_of(generation).filter(|record| step > record.resume);
         for member in record.iter().flat_map(|record| &record.members) {
             let last = self.reached.get(&(history, member.worker)).copied().unwrap_or_default();
             if last < step {

@@ -19,8 +19,8 @@ impl Records {
     /// The log has a new record.
     pub(super) fn recorded(&mut self, record: &Record, rollback: bool) -> Result<(), Found> {
         let first = self.records.entry(record.number).or_insert_with(|| record.clone());
-        if !alike(first, record) {
-            return Err(two(first, record));
+        if !equal_with_nan(first, record) {
+            return Err(conflicting_records(first, record));
         }
         if rollback && self.rollbacks.last() != Some(&record.number) {
             self.rollbacks.push(record.number);
@@ -28,11 +28,11 @@ impl Records {
         Ok(())
     }
 
-    /// A worker becomes a member by a record.
+    /// Checks the record that a worker enters with.
     pub(super) fn entered(&self, record: &Record) -> Result<(), Found> {
         match self.records.get(&record.number) {
-            Some(first) if alike(first, record) => Ok(()),
-            Some(first) => Err(two(first, record)),
+            Some(first) if equal_with_nan(first, record) => Ok(()),
+            Some(first) => Err(conflicting_records(first, record)),
             None => {
                 let number = record.number;
                 Err((Invariant::I1, format!("generation {number}, which the log does not have")))
@@ -41,7 +41,7 @@ impl Records {
     }
 
     /// The record of a generation.
-    pub(super) fn of(&self, generation: Generation) -> Option<&Record> {
+    pub(super) fn record_of(&self, generation: Generation) -> Option<&Record> {
         self.records.get(&generation)
     }
 
@@ -52,22 +52,22 @@ impl Records {
 
     /// Whether the worker is a member of the generation.
     pub(super) fn lists(&self, generation: Generation, worker: WorkerId) -> bool {
-        self.of(generation).is_some_and(|record| record.rank(worker).is_some())
+        self.record_of(generation).is_some_and(|record| record.rank(worker).is_some())
     }
 
-    /// The history of a generation, by number. Each rollback begins another one.
-    pub(super) fn history(&self, generation: Generation) -> usize {
+    /// The number of the history that a generation belongs to. Each rollback begins another one.
+    pub(super) fn lineage(&self, generation: Generation) -> usize {
         self.rollbacks.iter().filter(|rollback| **rollback <= generation).count()
     }
 }
 
-/// Whether both say the same. A norm or a loss in them may be NaN, which is not equal to itself. In
-/// words it is.
-pub(super) fn alike<T: PartialEq + fmt::Debug>(one: &T, other: &T) -> bool {
+/// Whether both are equal. A norm or a loss in them may be NaN. NaN equals NaN here: this compares
+/// the Debug text.
+pub(super) fn equal_with_nan<T: PartialEq + fmt::Debug>(one: &T, other: &T) -> bool {
     one == other || format!("{one:?}") == format!("{other:?}")
 }
 
-fn two(first: &Record, other: &Record) -> Found {
+fn conflicting_records(first: &Record, other: &Record) -> Found {
     let number = first.number;
     (Invariant::I1, format!("two records of generation {number}: {first:?} and {other:?}"))
 }

@@ -13,11 +13,11 @@ use crate::world::Node;
 /// How many of each fault happen in a virtual minute, on average, and how long they last.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Rates {
-    /// Workers that crash.
+    /// Crashes of a worker, in a virtual minute.
     pub worker_crashes: f64,
     /// Several workers that crash at once.
     pub joint_crashes: f64,
-    /// New workers.
+    /// Workers that join, in a virtual minute.
     pub joins: f64,
     /// Workers that are to leave.
     pub drains: f64,
@@ -182,7 +182,7 @@ impl Rates {
         }
     }
 
-    /// No faults.
+    /// Rates at which nothing ever happens.
     pub fn none() -> Self {
         Self {
             disk_stalls: 0.0,

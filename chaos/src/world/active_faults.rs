@@ -17,7 +17,7 @@ pub struct ActiveFaults {
     paused: BTreeMap<Node, PausedProcess>,
     /// How fast each machine's clock runs, in thousandths of true time.
     drifts: BTreeMap<Node, u32>,
-    /// For each of these machines, the machine at which its workers say that they listen.
+    /// For each of these machines, the machine with the address that its workers state.
     misstated: BTreeMap<Node, Node>,
     /// Until when a firewall refuses machines to the coordinators.
     refused_until: BTreeMap<Node, Time>,
@@ -25,7 +25,7 @@ pub struct ActiveFaults {
     full_stores: BTreeMap<usize, Time>,
     /// Faults that wait for their moment.
     pub armed: ArmedFaults,
-    /// When faults end.
+    /// The virtual time at which the phase of faults ends.
     end: Time,
 }
 
@@ -44,22 +44,22 @@ pub struct PausedProcess {
 pub struct ArmedFaults {
     duplicates: Vec<Duplicate>,
     /// A coordinator crashes at its next proposal, and starts again after this time.
-    proposing: Option<Duration>,
+    crash_on_proposal: Option<Duration>,
     /// A coordinator crashes when it next shuts another one out, and starts again after this time.
-    expelling: Option<Duration>,
+    crash_on_expel: Option<Duration>,
     /// Slots of workers. The world will garble the next reduced gradient of each in memory.
     garbles: BTreeSet<usize>,
     /// Slots of workers that will err in an update.
     mistakes: BTreeSet<usize>,
     /// Slots of workers. The world will garble the next chunk of a shard's state of each in memory.
-    states: BTreeSet<usize>,
+    garbled_states: BTreeSet<usize>,
 }
 
 /// A message or item that will arrive twice.
 #[derive(Debug)]
 pub struct Duplicate {
     /// The machine that sends, and the one that receives.
-    pub way: (Node, Node),
+    pub route: (Node, Node),
     pub what: DuplicateKind,
     /// How long after the first the second one arrives.
     pub after: Duration,
@@ -79,22 +79,24 @@ impl ActiveFaults {
         }
     }
 
-    /// All processes are new. Faults of machines go on.
-    pub fn begin_anew(&mut self) {
+    /// Drops the faults of processes, since all processes are new. Faults of machines go on.
+    pub fn on_cluster_restart(&mut self) {
         (self.armed, self.paused) = Default::default();
     }
 
-    /// When faults end.
+    /// The virtual time at which the phase of faults ends.
     pub fn end(&self) -> Time {
         self.end
     }
 
-    /// Faults end at this time.
+    /// Sets when faults end.
     pub fn end_at(&mut self, end: Time) {
         self.end = end;
     }
 
-    /// Ends firewalls, and disarms the faults that wait.
+    /// Ends firewalls, and disarms the faults that wait. A pause and a full store have an end of
+    /// their own, by the event that the fault has scheduled. Clocks may stay wrong for good: the
+    /// cluster bears them.
     pub fn calm_down(&mut self) {
         self.refused_until.clear();
         self.armed = ArmedFaults::default();
@@ -186,24 +188,24 @@ impl ActiveFaults {
 
 impl ArmedFaults {
     /// A leader will crash at its next proposal, and start again after `restart`.
-    pub fn crash_proposing(&mut self, restart: Duration) {
-        self.proposing = Some(restart);
+    pub fn arm_crash_on_proposal(&mut self, restart: Duration) {
+        self.crash_on_proposal = Some(restart);
     }
 
     /// A leader has proposed a generation. If it is to crash, returns when it starts again.
-    pub fn proposing(&mut self) -> Option<Duration> {
-        self.proposing.take()
+    pub fn take_crash_on_proposal(&mut self) -> Option<Duration> {
+        self.crash_on_proposal.take()
     }
 
     /// A coordinator will crash when it next shuts another one out, and start again after
     /// `restart`.
-    pub fn crash_expelling(&mut self, restart: Duration) {
-        self.expelling = Some(restart);
+    pub fn arm_crash_on_expel(&mut self, restart: Duration) {
+        self.crash_on_expel = Some(restart);
     }
 
     /// A coordinator shuts another one out. If it is to crash, returns when it starts again.
-    pub fn expelling(&mut self) -> Option<Duration> {
-        self.expelling.take()
+    pub fn take_crash_on_expel(&mut self) -> Option<Duration> {
+        self.crash_on_expel.take()
     }
 
     /// Something will arrive twice.
@@ -216,13 +218,14 @@ impl ArmedFaults {
         !self.duplicates.is_empty()
     }
 
-    /// The duplicate of one of these kinds that waits for something to go this way.
+    /// The duplicate of one of these kinds that waits for something to go this route.
     pub fn take_duplicate(
         &mut self,
-        way: (Node, Node),
+        route: (Node, Node),
         kinds: &[DuplicateKind],
     ) -> Option<Duplicate> {
-        let fits = |duplicate: &Duplicate| duplicate.way == way && kinds.contains(&duplicate.what);
+        let fits =
+            |duplicate: &Duplicate| duplicate.route == route && kinds.contains(&duplicate.what);
         let found = self.duplicates.iter().position(fits)?;
         Some(self.duplicates.remove(found))
     }
@@ -232,8 +235,8 @@ impl ArmedFaults {
         self.garbles.insert(slot);
     }
 
-    /// Whether a slot's reduced gradient is to be garbled now.
-    pub fn garbles(&mut self, slot: usize) -> bool {
+    /// Whether a slot's reduced gradient is to be garbled now. It answers yes once.
+    pub fn take_garble(&mut self, slot: usize) -> bool {
         self.garbles.remove(&slot)
     }
 
@@ -242,18 +245,18 @@ impl ArmedFaults {
         self.mistakes.insert(slot);
     }
 
-    /// Whether a slot's worker is to err now.
-    pub fn mistakes(&mut self, slot: usize) -> bool {
+    /// Whether a slot's worker is to err now. It answers yes once.
+    pub fn take_mistake(&mut self, slot: usize) -> bool {
         self.mistakes.remove(&slot)
     }
 
     /// The next chunk of a state that a slot's worker receives will be garbled.
     pub fn garble_state(&mut self, slot: usize) {
-        self.states.insert(slot);
+        self.garbled_states.insert(slot);
     }
 
-    /// Whether a chunk of a state is to be garbled now in a slot.
-    pub fn garbles_state(&mut self, slot: usize) -> bool {
-        self.states.remove(&slot)
+    /// Whether a chunk of a state is to be garbled now in a slot. It answers yes once.
+    pub fn take_garbled_state(&mut self, slot: usize) -> bool {
+        self.garbled_states.remove(&slot)
     }
 }

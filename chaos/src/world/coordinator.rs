@@ -26,7 +26,7 @@ use super::{Node, UNIX_MS_AT_ZERO, World};
 use crate::check::{Observation, Violation};
 use crate::random::Random;
 
-/// One coordinator.
+/// A coordinator: its node, its disk and its clock.
 pub struct SimCoordinator {
     place: usize,
     pub(super) directory: Directory,
@@ -62,7 +62,7 @@ pub struct Directory {
 
 /// The process on a coordinator's machine.
 pub enum Process {
-    /// No process runs.
+    /// The machine lives, and no process runs on it.
     Down,
     /// A machine that asks to be a coordinator, and when it last asked.
     Asks(Option<Time>),
@@ -164,7 +164,7 @@ impl SimCoordinator {
     }
 
     /// It listens anew from now on: it stood still for a while, or did not lead.
-    pub fn awakes(&mut self, now: Time) {
+    pub fn woke_at(&mut self, now: Time) {
         self.awake = self.clock.read(now);
     }
 
@@ -215,15 +215,15 @@ pub fn founded(coordinators: usize) -> (DurableState, Vec<CoordinatorView>) {
     }
     let all = state.coordinators();
     let voters = all.iter().map(|view| ReplicaId(view.id)).collect();
-    let place = LogPosition { index: state.index(), term: Term(1) };
+    let position = LogPosition { index: state.index(), term: Term(1) };
     let kept = DurableState {
-        hard_state: HardState { term: place.term, vote: None, commit: place.index },
+        hard_state: HardState { term: position.term, vote: None, commit: position.index },
         snapshot: Snapshot {
-            place,
+            position,
             members: raft::Members { voters, ..raft::Members::default() },
             bytes: state.encode(),
         },
-        base: place,
+        base: position,
         ..DurableState::default()
     };
     (kept, all)
@@ -458,7 +458,7 @@ impl World {
         message: Message,
     ) -> Result<(), Violation> {
         let own = Node::Coordinator(place);
-        self.witness_word(place, &message)?;
+        self.witness_message(place, &message)?;
         let Some(peer) = self.network.links.peer(own, link.0) else { return Ok(()) };
         if self.network.links.number(own, peer) == Some(link.0) {
             self.say(own, peer, message);
@@ -479,7 +479,7 @@ mod tests {
         coordinator.clock_mut().drift(second(0), 900);
         coordinator.hears(second(10), 3);
         assert!(coordinator.silence(second(21), 3) < GIVE_UP_AFTER, "9.9 s by its clock");
-        coordinator.awakes(second(20));
+        coordinator.woke_at(second(20));
         assert!(coordinator.silence(second(31), 3) < GIVE_UP_AFTER, "it did not listen before");
         assert!(coordinator.silence(second(32), 3) >= GIVE_UP_AFTER);
         coordinator.hears(second(32), 3);

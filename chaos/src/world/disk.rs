@@ -134,7 +134,7 @@ impl CoordinatorDisk {
     pub fn entry(&self, index: u64) -> Option<&RaftEntry> {
         let batches = self.under_way.iter().rev().map(|batch| &batch.entries);
         let newest = batches.flat_map(|entries| entries.iter().rev());
-        newest.chain(self.kept.entries.iter().rev()).find(|entry| entry.place.index == index)
+        newest.chain(self.kept.entries.iter().rev()).find(|entry| entry.position.index == index)
     }
 }
 

@@ -32,8 +32,8 @@ impl World {
         let until = (now + fault.outage()).min(self.faults.end());
         match fault {
             Fault::Crash { node, restart } => self.crash(*node, *restart),
-            Fault::CrashProposing { restart } => self.faults.armed.crash_proposing(*restart),
-            Fault::CrashExpelling { restart } => self.faults.armed.crash_expelling(*restart),
+            Fault::CrashProposing { restart } => self.faults.armed.arm_crash_on_proposal(*restart),
+            Fault::CrashExpelling { restart } => self.faults.armed.arm_crash_on_expel(*restart),
             Fault::CrashTogether { side, restart } => {
                 side.iter().for_each(|node| self.crash(*node, *restart));
             }
@@ -77,7 +77,7 @@ impl World {
                 self.shut(&[*b], &[*a], until);
             }
             Fault::Duplicate { from, to, what, after } => {
-                let duplicate = Duplicate { way: (*from, *to), what: *what, after: *after };
+                let duplicate = Duplicate { route: (*from, *to), what: *what, after: *after };
                 self.faults.armed.repeat(duplicate);
             }
             Fault::Reorder { from, to, lane, extra, span } => {
@@ -219,13 +219,13 @@ impl World {
         let Some(PausedProcess { since, held, .. }) = self.faults.resume(node, until) else {
             return Ok(());
         };
-        self.note(format_args!("{node} goes on with {} happenings", held.len()));
+        self.note(format_args!("{node} goes on with {} events", held.len()));
         let stood = since.map_or(Duration::ZERO, |since| self.now.since(since));
         if let Node::Coordinator(place) = node
             && stood > COORDINATOR_LATE_AFTER
         {
             self.checkers.liveness.awake(self.now, place);
-            self.coordinators[place].awakes(self.now);
+            self.coordinators[place].woke_at(self.now);
         }
         self.review_node(node);
         for event in held {
@@ -379,13 +379,13 @@ impl World {
         values: &mut Buffer,
     ) -> Result<(), Violation> {
         let slot = self.workers[place].slot();
-        if self.faults.armed.garbles(slot) {
+        if self.faults.armed.take_garble(slot) {
             flip_a_bit(values);
             self.checkers.liveness.garbled(place);
             self.note(format_args!("a gradient is garbled in the memory of worker {place}"));
         }
         let (id, receiver) = self.workers[place].receiver_state(chunk.shard);
-        if receiver.owns && self.faults.armed.mistakes(slot) {
+        if receiver.owns && self.faults.armed.take_mistake(slot) {
             flip_a_bit(values);
             chunk.digest = reduce::digest(0, values);
             self.note(format_args!("worker {place} errs in an update"));
@@ -398,7 +398,7 @@ impl World {
     /// Garbles a chunk of a shard's state, if a fault waits for one. Its digest will show it.
     pub(super) fn garble_state(&mut self, place: usize, values: &mut Buffer) {
         let slot = self.workers[place].slot();
-        if self.faults.armed.garbles_state(slot) {
+        if self.faults.armed.take_garbled_state(slot) {
             flip_a_bit(values);
         }
     }

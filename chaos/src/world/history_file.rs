@@ -14,7 +14,7 @@ use everstep_coordinator::state::State;
 use everstep_transport::protocol::{HistoryEntry, Message};
 use everstep_transport::time::Time;
 
-use super::upgrade::LATER;
+use super::upgrade::LATER_LOG_FORMAT;
 use super::{Node, World};
 use crate::check::{Invariant, Violation};
 use crate::random::Random;
@@ -139,7 +139,7 @@ pub struct HistoryFetch {
 
 /// The last entry of a snapshot, Raft's own entries aside.
 pub fn reach(snapshot: &Snapshot) -> u64 {
-    match State::decode(&snapshot.bytes, LATER) {
+    match State::decode(&snapshot.bytes, LATER_LOG_FORMAT) {
         Ok(state) if !snapshot.bytes.is_empty() => state.index(),
         _ => 0,
     }
@@ -183,7 +183,7 @@ impl World {
     /// A coordinator will write a batch. If it has a snapshot, the log will begin later.
     pub(super) fn prepare_journal(&mut self, place: usize, batch: &Batch) {
         let Some(snapshot) = &batch.snapshot else { return };
-        let (index, comes) = (reach(snapshot), batch.base == snapshot.place);
+        let (index, comes) = (reach(snapshot), batch.base == snapshot.position);
         let coordinator = &mut self.coordinators[place];
         coordinator.disk_mut().history_file_mut().prepare(index, comes);
         if comes {

@@ -12,7 +12,7 @@ use everstep_transport::protocol::{
     Generation, HistoryEntry, HistoryEvent, Message, Term, WorkerId,
 };
 
-use super::upgrade::LATER;
+use super::upgrade::LATER_LOG_FORMAT;
 use super::{Exits, GIVE_UP_AFTER, Node, World};
 use crate::check::{Observation, Violation};
 use crate::fault::Fault;
@@ -22,12 +22,12 @@ use crate::fault::Fault;
 pub struct LeadershipTrace {
     /// The newest term that had a leader.
     newest: Term,
-    /// The members that were gone in truth when a leader proposed a generation, and those that the
+    /// The members that had really ended when a leader proposed a generation, and those that the
     /// run allowed it to give up. A member that turns up after the proposal is too late.
-    grounds: BTreeMap<(Generation, Term), BTreeSet<WorkerId>>,
+    lost_at_proposal: BTreeMap<(Generation, Term), BTreeSet<WorkerId>>,
     /// Losses that no fault explained at their proposal. After a restart of the proposer, the world
     /// cannot tell any more what it had heard.
-    unfounded: BTreeMap<(WorkerId, Term), Violation>,
+    unexplained_losses: BTreeMap<(WorkerId, Term), Violation>,
 }
 
 impl World {
@@ -43,15 +43,14 @@ impl World {
         };
         self.note(format_args!("coordinator {place} leads in term {term}"));
         self.checkers.leadership.newest = self.checkers.leadership.newest.max(term);
-        self.coordinators[place].awakes(self.now);
+        self.coordinators[place].woke_at(self.now);
         self.checkers.liveness.awake(self.now, place);
-        let life = self.coordinators[place].lives();
-        self.observe(Observation::Leads((place, life), term))
+        let incarnation = self.coordinators[place].lives();
+        self.observe(Observation::Leads((place, incarnation), term))
     }
 
     /// A coordinator writes entries. Those of its own term are its proposals, if it leads. A
-    /// replaced leader that does not know it yet may propose wrong entries: no majority agrees on
-    /// them.
+    /// deposed leader may still propose. Its entries never commit.
     pub(super) fn witness_proposals(
         &mut self,
         place: usize,
@@ -59,8 +58,8 @@ impl World {
     ) -> Result<(), Violation> {
         let newest = self.checkers.leadership.newest;
         let leads = self.coordinators[place].leads().filter(|term| *term == newest);
-        for entry in entries.iter().filter(|entry| Some(entry.place.term) == leads) {
-            let term = entry.place.term;
+        for entry in entries.iter().filter(|entry| Some(entry.position.term) == leads) {
+            let term = entry.position.term;
             let change = match decode(entry).map(|entry| entry.command) {
                 Some(Command::Generation(change)) => change,
                 Some(
@@ -77,8 +76,8 @@ impl World {
             self.note(format_args!("coordinator {place} proposes {change:?}"));
             self.observe(Observation::Proposed(&change.record))?;
             let lost = self.truly_lost(place);
-            self.checkers.leadership.grounds.insert((change.record.number, term), lost);
-            self.proposing(place);
+            self.checkers.leadership.lost_at_proposal.insert((change.record.number, term), lost);
+            self.crash_after_proposal(place);
         }
         Ok(())
     }
@@ -90,24 +89,25 @@ impl World {
         (place, term): (usize, Term),
     ) {
         match self.judge_loss(worker, reason, place) {
-            Ok(()) => _ = self.checkers.leadership.unfounded.remove(&(worker, term)),
+            Ok(()) => _ = self.checkers.leadership.unexplained_losses.remove(&(worker, term)),
             Err(violation) => {
-                _ = self.checkers.leadership.unfounded.insert((worker, term), violation)
+                let losses = &mut self.checkers.leadership.unexplained_losses;
+                losses.insert((worker, term), violation);
             }
         }
     }
 
-    /// A coordinator applies the loss of a worker that a leader proposed in `term`.
-    fn lose_worker(&self, worker: WorkerId, term: Term) -> Result<(), Violation> {
-        let unfounded = self.checkers.leadership.unfounded.get(&(worker, term));
-        unfounded
+    /// Checks a loss that a coordinator applies, and that a leader proposed in `term`.
+    fn check_loss_applied(&self, worker: WorkerId, term: Term) -> Result<(), Violation> {
+        let unexplained = self.checkers.leadership.unexplained_losses.get(&(worker, term));
+        unexplained
             .filter(|_| !self.workers.is_gone(worker))
             .map_or(Ok(()), |found| Err(found.clone()))
     }
 
     /// A leader has proposed a generation. An armed fault crashes it before the entry is durable.
-    fn proposing(&mut self, place: usize) {
-        if let Some(restart) = self.faults.armed.proposing() {
+    fn crash_after_proposal(&mut self, place: usize) {
+        if let Some(restart) = self.faults.armed.take_crash_on_proposal() {
             let crash = Fault::Crash { node: Node::Coordinator(place), restart: Some(restart) };
             self.queue.put(self.now, super::Event::Fault(Box::new(crash)));
         }
@@ -120,35 +120,35 @@ impl World {
         entry: &raft::RaftEntry,
     ) -> Result<(), Violation> {
         let Some(command) = decode(entry).map(|entry| entry.command) else { return Ok(()) };
-        if self.checkers.invariants.is_new(entry.place.index) {
-            let index = entry.place.index;
+        if self.checkers.invariants.is_new(entry.position.index) {
+            let index = entry.position.index;
             self.note(format_args!("entry {index}, first of all by {place}: {command:?}"));
             // A change of leaders for ever is no progress. Nor is a leader's report of a change
             // that takes long.
-            let tells = matches!(
+            let is_housekeeping = matches!(
                 command,
                 Command::Lead { .. } | Command::Died(_) | Command::AwaitOwners { .. }
             );
-            if !tells {
+            if !is_housekeeping {
                 self.checkers.liveness.progress(self.now);
             }
         }
-        self.observe(Observation::Applied(entry.place.index, entry.place.term, &entry.bytes))
+        self.observe(Observation::Applied(entry.position.index, entry.position.term, &entry.bytes))
     }
 
     /// Shows the checkers what an entry has added to a coordinator's history.
     pub(super) fn witness_history(
         &mut self,
         place: usize,
-        brought: &HistoryEntry,
+        reported: &HistoryEntry,
     ) -> Result<(), Violation> {
-        let news = !self.checkers.invariants.has_brought(brought.index);
-        self.observe(Observation::Brought(brought))?;
-        let entry = self.coordinators[place].disk().entry(brought.index).cloned();
-        let Some(entry) = entry.filter(|_| news) else { return Ok(()) };
-        let term = entry.place.term;
+        let is_first_report = !self.checkers.invariants.is_reported(reported.index);
+        self.observe(Observation::Brought(reported))?;
+        let entry = self.coordinators[place].disk().entry(reported.index).cloned();
+        let Some(entry) = entry.filter(|_| is_first_report) else { return Ok(()) };
+        let term = entry.position.term;
         let brings = |wanted: fn(&EventKind) -> bool| {
-            let events = brought.events.iter();
+            let events = reported.events.iter();
             let mut events = events.filter_map(|it| {
                 if let HistoryEvent::Event(event) = it { Some(event) } else { None }
             });
@@ -163,7 +163,7 @@ impl World {
             Some(Command::Lose { worker, .. } | Command::Died(Loss { worker, .. }))
                 if brings(|kind| matches!(kind, EventKind::Lost { .. })) =>
             {
-                self.lose_worker(worker, term)
+                self.check_loss_applied(worker, term)
             }
             Some(Command::ListCheckpoint { checkpoint, .. })
                 if brings(|kind| matches!(kind, EventKind::Checkpoint { .. })) =>
@@ -180,21 +180,26 @@ impl World {
 
     fn witness_change(&mut self, change: &Change, term: Term) -> Result<(), Violation> {
         for loss in &change.lost {
-            self.lose_worker(loss.worker, term)?;
+            self.check_loss_applied(loss.worker, term)?;
         }
         for worker in &change.left {
             self.judge_leave(*worker)?;
         }
         self.checkers.liveness.change(change);
         let proposal = (change.record.number, change.record.term);
-        let grounds = self.checkers.leadership.grounds.get(&proposal).cloned().unwrap_or_default();
-        let lost = change.rollback.as_ref().map(|_| grounds);
+        let known = &self.checkers.leadership.lost_at_proposal;
+        let lost = known.get(&proposal).cloned().unwrap_or_default();
+        let lost = change.rollback.as_ref().map(|_| lost);
         self.observe(Observation::Recorded(&change.record, term, lost.as_ref()))
     }
 
     /// Shows the checkers a message of a coordinator.
-    pub(super) fn witness_word(&mut self, place: usize, word: &Message) -> Result<(), Violation> {
-        match word {
+    pub(super) fn witness_message(
+        &mut self,
+        place: usize,
+        message: &Message,
+    ) -> Result<(), Violation> {
+        match message {
             // A replaced leader that does not know it may still send a Pause, in vain.
             Message::Pause { number, .. } if self.leader() == Some(place) => {
                 self.observe(Observation::Paused(*number))
@@ -243,5 +248,5 @@ fn decode(entry: &raft::RaftEntry) -> Option<CommandEntry> {
     if entry.kind != raft::EntryKind::Command || entry.bytes.is_empty() {
         return None;
     }
-    CommandEntry::decode(&entry.bytes, LATER).ok()
+    CommandEntry::decode(&entry.bytes, LATER_LOG_FORMAT).ok()
 }

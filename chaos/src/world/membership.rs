@@ -205,7 +205,7 @@ impl World {
                 self.hang_up(place, LinkId(link), End::expelled());
             }
         }
-        if let Some(restart) = self.faults.armed.expelling() {
+        if let Some(restart) = self.faults.armed.take_crash_on_expel() {
             let crash = Fault::Crash { node: own, restart: Some(restart) };
             self.queue.put(self.now, Event::Fault(Box::new(crash)));
         }

@@ -81,7 +81,7 @@ pub struct Prepare {
 }
 
 impl Default for Prepare {
-    /// No changes.
+    /// Cores and devices as they are in production.
     fn default() -> Self {
         Self {
             worker: |_| {},
@@ -142,23 +142,23 @@ impl fmt::Display for Node {
 pub enum InFlight<'a> {
     /// A message on a control lane.
     Messages {
-        /// The sender.
+        /// The node that sends the message.
         from: Node,
-        /// The receiver.
+        /// The node that the message goes to.
         to: Node,
-        /// The message.
+        /// A list with the message alone.
         messages: &'a mut Vec<Message>,
     },
     /// An item on a bulk stream. Each added item gets a stream of its own, so that it delays no
     /// other.
     StreamItems {
-        /// The sending worker.
+        /// The worker that sends the item.
         from: Node,
-        /// The receiving worker.
+        /// The worker that the item goes to.
         to: Node,
         /// The lane of the stream.
         lane: Lane,
-        /// The item.
+        /// A list with the item alone.
         items: &'a mut Vec<StreamItem>,
     },
 }
@@ -166,7 +166,7 @@ pub enum InFlight<'a> {
 /// Stands between the cores and the wire. It proves that the cores or the checkers notice changes.
 pub type Interceptor = Box<dyn FnMut(InFlight<'_>)>;
 
-/// A complete run.
+/// The results of a run that became complete.
 #[derive(Clone, Debug)]
 pub struct Finished {
     /// The hash of the parameters and the optimizer's state: see
@@ -174,7 +174,7 @@ pub struct Finished {
     pub state_hash: [u8; 32],
     /// The metrics lines that a watcher received.
     pub lines: Vec<MetricsLine>,
-    /// The members' reports.
+    /// What each member reported at the end.
     pub results: Vec<WorkerResult>,
     /// Every step of the run, for comparison.
     pub run_history: RunHistory,
@@ -260,13 +260,13 @@ pub enum Event {
     Device(usize, u64, DeviceOutput),
     /// A job of the thread that reads and writes a worker's checkpoints takes effect.
     Store {
-        /// The worker.
+        /// The place of the worker among the processes.
         place: usize,
         /// The number of the build that the thread is for.
         builds: u64,
         /// The thread has said that the store was away.
         was_away: bool,
-        /// The job.
+        /// The job that takes effect.
         job: Box<StoreJob>,
     },
     /// The operator asks for news, on the link of this number.
@@ -292,14 +292,14 @@ pub enum Event {
     },
     /// A client asks a question, unless it had an answer in the meantime.
     Ask {
-        /// The client's number.
+        /// The number of the client that asks.
         client: usize,
         /// How many waits the client had begun when this was scheduled.
         attempt: u64,
     },
     /// The operator sends a message to the leader.
     Operator(Box<Message>),
-    /// A fault happens.
+    /// A fault of the schedule happens.
     Fault(Box<Fault>),
     /// A pause ends, unless it was made longer.
     Resume(Node, Time),
@@ -307,7 +307,7 @@ pub enum Event {
     Reopen,
     /// A coordinator is to stop.
     Leave {
-        /// The coordinator's place.
+        /// The place of the coordinator that stops.
         place: usize,
         /// When it was told to stop. None if it does not know yet.
         since: Option<Time>,
@@ -320,27 +320,27 @@ pub enum Event {
     Restart(Node),
     /// The checkers hear that time passes.
     Check,
-    /// The faults end.
+    /// The phase of faults ends, and that of liveness begins.
     Calm,
 }
 
 /// An item that arrives a second time.
 #[derive(Debug)]
 pub enum Orphan {
-    /// A message.
+    /// A message of a control lane.
     Message {
-        /// The sender.
+        /// The node that sent the message.
         from: Node,
-        /// The receiver.
+        /// The node that gets the message again.
         to: Node,
-        /// The message.
+        /// The message, as it was sent.
         message: Box<Message>,
     },
-    /// An item.
+    /// An item of a bulk lane.
     Item {
-        /// The sender's place.
+        /// The place of the worker that sent the item.
         from: usize,
-        /// The receiver's place.
+        /// The place of the worker that gets the item again.
         to: usize,
         /// The item, with its lane and step.
         item: (Lane, Step, StreamItem),

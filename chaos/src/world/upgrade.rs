@@ -15,14 +15,14 @@ use super::World;
 use crate::check::{Invariant, Violation};
 
 /// The newest format of the log that the later build knows.
-pub const LATER: LogFormat = LogFormat(LOG_FORMATS.end().0 + 1);
+pub const LATER_LOG_FORMAT: LogFormat = LogFormat(LOG_FORMATS.end().0 + 1);
 
 impl World {
     /// What a coordinator's process states about itself. The process runs, or is about to start.
     pub(super) fn own(&self, place: usize) -> CoordinatorInfo {
         let coordinator = &self.coordinators[place];
         let is_later = self.scenario.prepare.upgrades && coordinator.lives() > 0;
-        let log_format = if is_later { LATER } else { *LOG_FORMATS.end() };
+        let log_format = if is_later { LATER_LOG_FORMAT } else { *LOG_FORMATS.end() };
         CoordinatorInfo { log_format, ..coordinator.of_today() }
     }
 

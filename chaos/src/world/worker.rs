@@ -24,7 +24,7 @@ use super::{Node, UNIX_MS_AT_ZERO, WORKER_TICK_INTERVAL, World};
 use crate::check::{Observation, ReceiverState, Violation};
 use crate::toy;
 
-/// One worker.
+/// A worker: its core, its device and its links.
 pub struct SimWorker {
     name: NodeName,
     slot: usize,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_chaos::check::Invariant::I23;
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::{Simulated, Simulation};
-use everstep_chaos::world::{LATER, Node, Prepare};
+use everstep_chaos::world::{LATER_LOG_FORMAT, Node, Prepare};
 use everstep_coordinator::node;
 use everstep_coordinator::plant::CorePlant;
 use everstep_coordinator::state::LOG_FORMATS;
@@ -41,7 +41,7 @@ fn i23_the_later_format_begins_with_the_last_coordinator_that_knows_it() {
     let coordinators = [0, 1, 2].map(Node::Coordinator);
     let all = [600, 1_800, 3_000].iter().zip(coordinators).map(|(at, node)| upgrade(*at, node));
     let all: Vec<_> = all.collect();
-    for (faults, newest) in [(&all[..], LATER), (&all[..2], *LOG_FORMATS.end())] {
+    for (faults, newest) in [(&all[..], LATER_LOG_FORMAT), (&all[..2], *LOG_FORMATS.end())] {
         for (seed, simulated) in endure(faults, upgraded()).enumerate() {
             let endured = simulated.result.unwrap_or_else(|failure| panic!("{seed}: {failure}"));
             assert_eq!(endured.changes.log_format, Some(newest), "seed {seed}");
@@ -65,7 +65,7 @@ fn i23_whatever_comes_and_goes_each_coordinator_reads_the_log() {
     for seed in 0..60 {
         let met = simulation.simulate(seed).result;
         let endured = met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
-        later += u64::from(endured.changes.log_format == Some(LATER));
+        later += u64::from(endured.changes.log_format == Some(LATER_LOG_FORMAT));
     }
     assert!(later >= 10, "{later} clusters came to the later format");
 }

@@ -18,11 +18,11 @@ use crate::slots::Slots;
 pub struct Facts<'a> {
     /// The identity of the run: see [`Manifest::run`].
     pub run: &'a str,
-    /// The run's specification.
+    /// The specification of the run that saves.
     pub spec: &'a RunSpec,
     /// What all members of the run share.
     pub fingerprint: &'a Fingerprint,
-    /// The model's layout.
+    /// The names and shapes of the model's tensors.
     pub layout: &'a Layout,
     /// The vectors of each shard.
     pub slots: &'a Slots,

@@ -18,11 +18,11 @@ use crate::store::{ErrorKind, Store, StoreError};
 /// What is wrong with a checkpoint, and where.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Damage {
-    /// The file.
+    /// The file that is damaged.
     pub file: ObjectName,
     /// The shard, if it is one shard's bytes.
     pub shard: Option<Shard>,
-    /// What is wrong.
+    /// What is wrong with the file, in words.
     pub why: String,
 }
 
@@ -56,7 +56,7 @@ pub struct CheckpointReader<'a> {
 }
 
 impl<'a> CheckpointReader<'a> {
-    /// Reads nothing yet.
+    /// A reader of a checkpoint. It opens no file before a shard is asked for.
     pub fn new(store: &'a dyn Store, manifest: &'a Manifest) -> Self {
         Self { store, manifest, opened: BTreeMap::new() }
     }

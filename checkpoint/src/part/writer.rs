@@ -16,9 +16,9 @@ use crate::store::{Store, StoreError, Upload, UploadSize};
 /// What a part will contain.
 #[derive(Clone, Debug)]
 pub struct PartPlan {
-    /// The checkpoint's step.
+    /// The step that the states are of.
     pub step: Step,
-    /// The file.
+    /// The name of the file to write.
     pub name: PartName,
     /// The identity of the run: see [`Manifest::run`](crate::manifest::Manifest::run).
     pub run: String,

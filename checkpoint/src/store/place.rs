@@ -15,11 +15,11 @@ use crate::names::shown;
 /// Where a store is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// A directory.
+    /// A directory of this machine, or one that it mounts.
     Directory(PathBuf),
     /// A prefix of a bucket.
     Bucket {
-        /// The service.
+        /// The service, by the scheme of the URL.
         service: Service,
         /// The bucket, which Azure calls a container.
         bucket: String,

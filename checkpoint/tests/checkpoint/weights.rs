@@ -7,6 +7,7 @@ use everstep_checkpoint::digest::Digest;
 use everstep_checkpoint::export::{ExportError, WeightType, export};
 use everstep_checkpoint::import::{ImportError, InitialWeights, WeightsPlace};
 use everstep_checkpoint::manifest::Manifest;
+use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::store::Environment;
 use everstep_checkpoint::store::directory::DirectoryStore;
 use everstep_kernels::layout::{Init, Layout};
@@ -18,14 +19,14 @@ use serde_json::Value;
 use crate::fixture::Run;
 
 /// A run of a small GPT, its checkpoint, and a folder beside it.
-struct World {
+struct ExportFixture {
     folder: tempfile::TempDir,
     store: DirectoryStore,
     run: Run,
     manifest: Manifest,
 }
 
-fn world() -> World {
+fn world() -> ExportFixture {
     let folder = tempfile::tempdir().expect("a folder");
     let store = DirectoryStore::open(&folder.path().join("checkpoints")).expect("a store");
     let mut run = Run::with_moments(2);
@@ -36,10 +37,10 @@ fn world() -> World {
     run.layout.push("h.0.attn.c_attn.weight", &[8, 24], normal);
     run.layout.push("ln_f.weight", &[8], Init::Constant(1.0));
     let manifest = run.write(&store, Step(20));
-    World { folder, store, run, manifest }
+    ExportFixture { folder, store, run, manifest }
 }
 
-impl World {
+impl ExportFixture {
     fn master(&self) -> Vec<f32> {
         let shards = (0..self.run.shards()).map(Shard);
         shards.flat_map(|shard| self.run.state(Step(20), shard).master).collect()
@@ -77,7 +78,7 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn exported_weights_come_back_to_the_same_bits() {
     let world = world();
     let folder = world.exported(WeightType::F32);
-    let (values, digest) = world.imported(&folder).expect("its own");
+    let (values, digest) = world.imported(&folder).expect("weights that Everstep exported");
     assert_eq!(bits(&values), bits(&world.master()));
     let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
     assert_eq!(digest, Digest::of(&bytes));
@@ -88,7 +89,8 @@ fn exported_weights_come_back_to_the_same_bits() {
 #[test]
 fn bf16_weights_come_back_rounded_once() {
     let world = world();
-    let (values, _) = world.imported(&world.exported(WeightType::Bf16)).expect("its own");
+    let (values, _) =
+        world.imported(&world.exported(WeightType::Bf16)).expect("weights that Everstep exported");
     let mut rounded = world.master();
     everstep_kernels::reduce::round_bf16(&mut rounded);
     assert_eq!(bits(&values), bits(&rounded));
@@ -151,7 +153,8 @@ fn a_model_that_is_there_is_never_replaced() {
 #[test]
 fn a_damaged_checkpoint_leaves_no_half_model() {
     let world = world();
-    let part = world.folder.path().join("checkpoints/step-000020/g0007-w11.safetensors");
+    let part = ObjectName::Part(Step(20), world.manifest.files[0].name);
+    let part = world.folder.path().join(format!("checkpoints/{part}"));
     let mut bytes = fs::read(&part).expect("read");
     let last = bytes.len() - 1;
     bytes[last] ^= 1;

@@ -7,7 +7,7 @@ use super::operators::Requests;
 use super::outbox::Outbox;
 use super::view::Watchers;
 
-/// See the module.
+/// What operators, joiners and watchers have asked for, and this coordinator still owes them.
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     pub(super) requests: Requests,

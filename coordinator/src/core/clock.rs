@@ -12,7 +12,7 @@ use everstep_transport::time::Time;
 /// A larger step back is a correction.
 const CLOCK_CORRECTED_ABOVE: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// The wall clock of this coordinator, by way of virtual time.
 #[derive(Debug)]
 pub(super) struct Clock {
     /// The wall clock at time zero, milliseconds of Unix time.

@@ -19,14 +19,14 @@ pub enum CoreInput {
     Elected {
         /// The new term, above all earlier terms.
         term: Term,
-        /// This coordinator's id.
+        /// The id by which the log knows this coordinator.
         id: CoordinatorId,
     },
     /// This coordinator leads no longer, or will not lead.
     SteppedDown,
     /// A coordinator leads, perhaps this one. A term above this coordinator's own deposes it.
     Leader {
-        /// The leader's term.
+        /// The term in which that coordinator leads.
         term: Term,
         /// The leader's id. `None` while it is unknown.
         leader: Option<CoordinatorId>,
@@ -50,7 +50,7 @@ pub enum CoreInput {
         index: u64,
         /// The term in which the entry came into the log.
         term: Term,
-        /// The entry itself.
+        /// The entry, as all replicas apply it.
         entry: CommandEntry,
     },
     /// Another coordinator has sent a page of the history that is missing here.
@@ -81,9 +81,9 @@ pub enum ShellInput {
     },
     /// A peer says something.
     Message {
-        /// The peer's link.
+        /// The link that the message came on.
         from: LinkId,
-        /// The message.
+        /// The message, already decoded.
         message: Message,
     },
     /// Another reader reads through the shell. Once the core's knowledge may answer it,
@@ -135,12 +135,12 @@ pub enum CoreEffect {
     },
     /// An operator asks for the state of the coordinators, which their replicas know.
     Describe {
-        /// The operator's link.
+        /// The link of the operator that asks.
         to: LinkId,
     },
     /// An operator asks that another coordinator lead.
     Transfer {
-        /// The operator's link.
+        /// The link of the operator that asks.
         asked_by: LinkId,
         /// The operator's id of the request.
         id: RequestId,
@@ -152,18 +152,18 @@ pub enum CoreEffect {
 /// What a coordinator's core wants of the shell, by way of the node.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ShellEffect {
-    /// Send a message.
+    /// Send a message to one peer.
     Send {
         /// The link to send it on.
         to: LinkId,
-        /// The message.
+        /// The message to send.
         message: Message,
     },
     /// Send a message to many peers. It may be large, so they share one copy.
     Broadcast {
         /// The links to send it on.
         to: Vec<LinkId>,
-        /// The message.
+        /// The message that all of them get.
         message: Message,
     },
     /// Open the file with the metrics lines of this run, an empty one if there is none. Cut away
@@ -213,7 +213,7 @@ pub enum ShellEffect {
         /// Why the node is not admitted after all. `None` if it is.
         refusal: Option<Refusal>,
     },
-    /// Close a link.
+    /// Close a link, and tell the peer why.
     Close {
         /// The link to close.
         to: LinkId,

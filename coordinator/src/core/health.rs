@@ -13,7 +13,7 @@ use super::failure_detector::{FailureDetector, Suspicion};
 use super::partition::Partition;
 use super::progress::DeviceProgress;
 
-/// See the module.
+/// What the core knows of the health of workers.
 #[derive(Debug)]
 pub(super) struct WorkerHealth {
     pub(super) detector: FailureDetector,

@@ -11,7 +11,7 @@ use super::clock::Clock;
 use super::{CoreEffect, LinkId, ShellEffect};
 use crate::state::{Command, CommandEntry};
 
-/// See the module.
+/// The effects that the driver has not taken yet.
 #[derive(Debug)]
 pub(super) struct Outbox {
     clock: Clock,

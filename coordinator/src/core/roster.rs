@@ -15,7 +15,7 @@ use super::feeds::FeedTargets;
 use super::links::Links;
 use crate::state::{State, WorkerPhase};
 
-/// See the module.
+/// The workers at one moment, for a part of the core that only reads them.
 #[derive(Clone, Copy)]
 pub(super) struct Roster<'a> {
     pub(super) now: Time,

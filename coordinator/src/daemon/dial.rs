@@ -48,7 +48,7 @@ pub(super) async fn run(
                     if error.is_expulsion() {
                         acceptor.expelled();
                     }
-                    tracing::debug!(coordinator, %error, "it is called again");
+                    tracing::debug!(coordinator, %error, "no link to a coordinator: dials again");
                 }
             },
             () = sleep_until(wake) => {}

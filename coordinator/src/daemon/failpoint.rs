@@ -132,16 +132,16 @@ pub(super) struct Passing(VecDeque<(u64, &'static str)>);
 impl Passing {
     /// A batch is on its way to the disk. The entries that it replaces will not be applied.
     pub(super) fn written(&mut self, batch: &Batch) {
-        let first = batch.entries.first().map_or(u64::MAX, |entry| entry.place.index);
+        let first = batch.entries.first().map_or(u64::MAX, |entry| entry.position.index);
         self.0.retain(|(index, _)| *index < first);
         let snapshot = batch.snapshot.as_ref().filter(|_| anothers(batch));
         let reached = snapshot.and_then(|snapshot| reach(snapshot).ok());
         self.0.extend(reached.zip(find("snapshot", "installed")));
         let points =
-            |entry: &raft::RaftEntry| Some((entry.place.index, of_entry("applied", entry)?));
+            |entry: &raft::RaftEntry| Some((entry.position.index, of_entry("applied", entry)?));
         self.0.extend(batch.entries.iter().filter_map(points));
         let applied = batch.entries.last().zip(find("batch", "applied"));
-        self.0.extend(applied.map(|(entry, point)| (entry.place.index, point)));
+        self.0.extend(applied.map(|(entry, point)| (entry.position.index, point)));
     }
 
     /// All entries up to this one are applied, and their consequences are done and sent.
@@ -327,9 +327,9 @@ mod tests {
             deleted: vec![],
         };
         let others = [Command::Lead { coordinator: 1 }, lose, drain, end, list];
-        let place = LogPosition { index: 2, term: Term(1) };
+        let position = LogPosition { index: 2, term: Term(1) };
         let entry = |command| raft::RaftEntry {
-            place,
+            position,
             kind: EntryKind::Command,
             bytes: CommandEntry { unix_ms: 1, command }.encode(*LOG_FORMATS.end()),
         };
@@ -380,13 +380,13 @@ mod tests {
             NodeEffect::Shell(ShellEffect::AppendLines(vec![])),
             NodeEffect::Shell(ShellEffect::OpenLines(history)),
         ];
-        let place = LogPosition { index: 1, term: Term(1) };
+        let position = LogPosition { index: 1, term: Term(1) };
         let hard_state = HardState { term: Term(1), vote: None, commit: 1 };
         let batch = |entry| Batch {
             number: 1,
             hard_state,
             snapshot: None,
-            base: place,
+            base: position,
             entries: vec![entry],
         };
         let batches = entries().into_iter().map(|entry| NodeEffect::Persist(batch(entry)));

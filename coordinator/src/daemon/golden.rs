@@ -155,20 +155,20 @@ fn state(format: u64) -> State {
 /// A log with a snapshot of a rich state, and these entries behind it.
 fn kept(format: u64) -> DurableState {
     let state = state(format);
-    let place = LogPosition { index: state.index(), term: Term(1) };
+    let position = LogPosition { index: state.index(), term: Term(1) };
     let members = Members { voters: vec![ReplicaId(1)], ..Members::default() };
     let entry = |(index, entry): (u64, CommandEntry)| raft::RaftEntry {
-        place: LogPosition { index, term: Term(2) },
+        position: LogPosition { index, term: Term(2) },
         kind: EntryKind::Command,
         bytes: entry.encode(*LOG_FORMATS.start()),
     };
     let all = entries(format);
-    let commit = place.index + all.len() as u64;
-    let entries = (place.index + 1..).zip(all).map(entry).collect();
+    let commit = position.index + all.len() as u64;
+    let entries = (position.index + 1..).zip(all).map(entry).collect();
     DurableState {
         hard_state: HardState { term: Term(2), vote: Some(ReplicaId(1)), commit },
-        snapshot: Snapshot { place, members, bytes: state.encode() },
-        base: place,
+        snapshot: Snapshot { position, members, bytes: state.encode() },
+        base: position,
         entries,
     }
 }

@@ -158,7 +158,7 @@ impl MembershipFile {
                 }
             }
         };
-        let thread = thread::Builder::new().name("book".into()).spawn(work);
+        let thread = thread::Builder::new().name("membership".into()).spawn(work);
         let thread = thread.expect("a thread can be started");
         MembershipWriter { revision, lists: Some(lists), thread: Some(thread) }
     }

@@ -43,7 +43,7 @@ pub(super) const PATHS: [(&str, &str); 22] = [
         "makes a token for workers, and tells it once: good for 1 and for 900 s, unless `uses` and \
          `ttl_s` say otherwise (null: no limit); needs the token",
     ),
-    ("DELETE /api/v1/tokens/ID", "admits nobody with a token any more; needs the token"),
+    ("DELETE /api/v1/tokens/ID", "revokes a token, which admits no further node; needs the token"),
 ];
 
 type ReadResponse = Result<HttpResponse, HttpProblem>;
@@ -111,14 +111,14 @@ async fn nowhere(request: HttpRequest) -> ReadResponse {
 // The process.
 
 async fn livez() -> HttpResponse {
-    plain(StatusCode::OK, "it lives\n".into())
+    plain(StatusCode::OK, "alive\n".into())
 }
 
 /// Like the other probes it waits for no other coordinator.
 async fn readyz(source: Data<Source>) -> HttpResponse {
     let unready = |why: &str| plain(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n"));
     match source.overview(true).await {
-        Ok(overview) if overview.is_led => plain(StatusCode::OK, "it is ready\n".into()),
+        Ok(overview) if overview.is_led => plain(StatusCode::OK, "ready\n".into()),
         Ok(_) => unready("no coordinator is known to lead"),
         Err(problem) => unready(&problem.error),
     }

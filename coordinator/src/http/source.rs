@@ -194,7 +194,9 @@ impl Source {
                     Ok(_) => "another coordinator has come to lead; it may yet be agreed to",
                 };
                 let next = match key.id() {
-                    Some(_) => "ask again with the same `Idempotency-Key`, of whoever leads",
+                    Some(_) => {
+                        "ask the coordinator that leads again, with the same `Idempotency-Key`"
+                    }
                     None => "look at /api/v1/status, and ask again if nothing has changed",
                 };
                 Err(HttpProblem::new(StatusCode::GATEWAY_TIMEOUT, error, next))

@@ -248,18 +248,18 @@ impl Header {
         entries: &[RaftEntry],
     ) -> Result<(), StoreError> {
         let Some(first) = entries.first() else { return Ok(()) };
-        if first.place.index <= self.last {
-            table.retain_in(first.place.index.., |_, _| false)?;
-            self.last = first.place.index - 1;
+        if first.position.index <= self.last {
+            table.retain_in(first.position.index.., |_, _| false)?;
+            self.last = first.position.index - 1;
             self.seal = match self.last == self.base.index {
                 true => self.base_seal,
                 false => *table.get(self.last)?.ok_or_else(|| lacks("an entry"))?.value().2,
             };
         }
         for entry in entries {
-            assert_eq!(entry.place.index, self.last + 1, "a batch leaves a gap");
+            assert_eq!(entry.position.index, self.last + 1, "a batch leaves a gap");
             *self = self.followed_by(entry);
-            let row = (entry.place.term.0, changes(entry), &self.seal, entry.bytes.as_slice());
+            let row = (entry.position.term.0, changes(entry), &self.seal, entry.bytes.as_slice());
             table.insert(self.last, row)?;
         }
         Ok(())
@@ -269,10 +269,10 @@ impl Header {
     fn followed_by(self, entry: &RaftEntry) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.seal);
-        hasher.update(&entry.place.index.to_le_bytes());
-        hasher.update(&entry.place.term.0.to_le_bytes());
+        hasher.update(&entry.position.index.to_le_bytes());
+        hasher.update(&entry.position.term.0.to_le_bytes());
         hasher.update(&[u8::from(changes(entry))]);
-        Self { last: entry.place.index, seal: half(hasher.update(&entry.bytes)), ..self }
+        Self { last: entry.position.index, seal: half(hasher.update(&entry.bytes)), ..self }
     }
 
     /// The number of the file's format.
@@ -368,13 +368,13 @@ fn read(database: &Database, owner: DiskOwner) -> Result<(Header, DurableState),
     for row in table.iter()? {
         let (index, row) = row?;
         let (term, changes, seal, bytes) = row.value();
-        let place = LogPosition { index: index.value(), term: Term(term) };
+        let position = LogPosition { index: index.value(), term: Term(term) };
         let kind = if changes { EntryKind::Members } else { EntryKind::Command };
-        let entry = RaftEntry { place, kind, bytes: bytes.to_vec() };
+        let entry = RaftEntry { position, kind, bytes: bytes.to_vec() };
         let expected = seen.last.checked_add(1);
         seen = seen.followed_by(&entry);
-        if Some(place.index) != expected || *seal != seen.seal {
-            return Err(StoreError::Damaged(format!("entry {} is not as written", place.index)));
+        if Some(position.index) != expected || *seal != seen.seal {
+            return Err(StoreError::Damaged(format!("entry {} is not as written", position.index)));
         }
         kept.entries.push_back(entry);
     }

@@ -47,13 +47,13 @@ impl Room {
 
 /// The nth batch: one entry, behind the founder's snapshot.
 fn batch(number: u64) -> Batch {
-    let place = LogPosition { index: 1 + number, term: Term(1) };
+    let position = LogPosition { index: 1 + number, term: Term(1) };
     Batch {
         number,
         hard_state: HardState { term: Term(1), vote: None, commit: 1 },
         snapshot: None,
         base: LogPosition { index: 1, term: Term(1) },
-        entries: vec![RaftEntry { place, kind: EntryKind::Command, bytes: vec![number as u8] }],
+        entries: vec![RaftEntry { position, kind: EntryKind::Command, bytes: vec![number as u8] }],
     }
 }
 

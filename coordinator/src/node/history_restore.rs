@@ -11,7 +11,7 @@ use crate::core::HISTORY_LOST_AFTER;
 /// How long a leader waits for a leaving coordinator that has lost its link to return.
 const LEAVING_COORDINATOR_GONE_AFTER: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// The history that the log has dropped, on its way to the core.
 pub(super) struct HistoryRestore {
     /// The history up to the snapshot on the disk, until the node has installed that snapshot.
     restored: Option<Vec<HistoryEntry>>,

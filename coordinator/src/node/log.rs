@@ -104,11 +104,11 @@ impl Node {
     }
 
     fn apply(&mut self, now: Time, agreed: CommittedEntry) -> Result<(), NodeError> {
-        let CommittedEntry { place, bytes } = agreed;
+        let CommittedEntry { position, bytes } = agreed;
         let entry = CommandEntry::decode(&bytes, self.introduction.own().log_format)
-            .map_err(|problem| NodeError::Entry { index: place.index, problem })?;
+            .map_err(|problem| NodeError::Entry { index: position.index, problem })?;
         self.restore_past();
-        let input = CoreInput::Applied { index: place.index, term: place.term, entry };
+        let input = CoreInput::Applied { index: position.index, term: position.term, entry };
         let before = self.core.state().revision();
         self.core.handle(now, input);
         if self.core.state().revision() != before {

@@ -12,7 +12,7 @@ use crate::raft::{Members, ReplicaId};
 /// The first ticket of the node's own reads. The core's tickets are all below it.
 const FIRST_REMOVAL_CHECK: u64 = 1 << 63;
 
-/// See the module.
+/// The coordinators that are being removed.
 pub(super) struct Removals {
     /// The members of the log, as this disk has them.
     settled: Members,

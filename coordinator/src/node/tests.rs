@@ -22,7 +22,7 @@ const DISK_LATENCY: Duration = Duration::from_millis(1);
 const LINK_LATENCY: Duration = Duration::from_micros(500);
 
 #[derive(Debug)]
-enum Happening {
+enum SimEvent {
     /// A batch is durable on the disk of a node that was started the nth time.
     Written(u64, u64, Batch),
     Arrives(u64, Box<NodeInput>),
@@ -42,7 +42,7 @@ struct World {
     /// None stands for the test itself.
     links: BTreeMap<LinkId, (Option<u64>, LinkId)>,
     coming: BinaryHeap<Reverse<(Time, u64)>>,
-    happenings: BTreeMap<u64, Happening>,
+    events: BTreeMap<u64, SimEvent>,
     count: u64,
     /// The newest event that each node has added to its history.
     told: BTreeMap<u64, u64>,
@@ -98,7 +98,7 @@ impl World {
             starts: BTreeMap::new(),
             links: BTreeMap::new(),
             coming: BinaryHeap::new(),
-            happenings: BTreeMap::new(),
+            events: BTreeMap::new(),
             count: 0,
             told: BTreeMap::new(),
             history: BTreeMap::new(),
@@ -217,7 +217,7 @@ impl World {
                 end: LinkEnd::Refused,
                 reason,
             });
-            self.later(LINK_LATENCY, Happening::Arrives(id, input.into()));
+            self.later(LINK_LATENCY, SimEvent::Arrives(id, input.into()));
         }
     }
 
@@ -226,7 +226,7 @@ impl World {
         let to = whose.expect("the test speaks to nodes");
         self.later(
             LINK_LATENCY,
-            Happening::Arrives(to, NodeInput::Shell(ShellInput::Message { from, message }).into()),
+            SimEvent::Arrives(to, NodeInput::Shell(ShellInput::Message { from, message }).into()),
         );
     }
 
@@ -239,10 +239,10 @@ impl World {
         ends.into_iter().for_each(|end| self.cut(end));
     }
 
-    fn later(&mut self, after: Duration, happening: Happening) {
+    fn later(&mut self, after: Duration, event: SimEvent) {
         self.count += 2;
         self.coming.push(Reverse((self.now + after, self.count)));
-        self.happenings.insert(self.count, happening);
+        self.events.insert(self.count, event);
     }
 
     fn give(&mut self, id: u64, input: impl Into<NodeInput>) {
@@ -261,7 +261,7 @@ impl World {
                     self.assert_told(id, &batch);
                     let disk =
                         if self.stalled == Some(id) { 1_000 * DISK_LATENCY } else { DISK_LATENCY };
-                    self.later(disk, Happening::Written(id, self.starts[&id], batch));
+                    self.later(disk, SimEvent::Written(id, self.starts[&id], batch));
                 }
                 NodeEffect::Removed => self.removed.push(id),
                 NodeEffect::Recall { .. } | NodeEffect::Recalled(_) => {}
@@ -304,7 +304,7 @@ impl World {
         };
         let state = State::decode(&snapshot.bytes, *LOG_FORMATS.end()).expect("a state");
         let newest = state.events().last().map_or(0, |event| event.number);
-        if batch.base == snapshot.place {
+        if batch.base == snapshot.position {
             self.told.insert(id, newest); // another node's: the shell fetches the history
         }
         let told = self.told.get(&id).copied().unwrap_or(0);
@@ -326,7 +326,7 @@ impl World {
             Some((Some(to), _)) if self.deaf == Some(*to) && is_raft(&message) => {}
             Some((Some(to), there)) => {
                 let input = NodeInput::Shell(ShellInput::Message { from: *there, message });
-                self.later(LINK_LATENCY, Happening::Arrives(*to, input.into()));
+                self.later(LINK_LATENCY, SimEvent::Arrives(*to, input.into()));
             }
             Some((None, there)) => self.said.entry(*there).or_default().push(message),
             None => {}
@@ -374,13 +374,13 @@ impl World {
     }
 
     fn happen(&mut self, number: u64) {
-        match self.happenings.remove(&number).expect("it was put there") {
-            Happening::Arrives(id, input) => self.give(id, *input),
-            Happening::Stalls(id) => self.stalled = Some(id),
-            Happening::Dies(id) => {
+        match self.events.remove(&number).expect("it was put there") {
+            SimEvent::Arrives(id, input) => self.give(id, *input),
+            SimEvent::Stalls(id) => self.stalled = Some(id),
+            SimEvent::Dies(id) => {
                 let links = &self.links;
-                let is_lost = |happening: &Happening| match happening {
-                    Happening::Arrives(_, input) => match &**input {
+                let is_lost = |event: &SimEvent| match event {
+                    SimEvent::Arrives(_, input) => match &**input {
                         NodeInput::Shell(ShellInput::Message { from, .. }) => {
                             links.get(from).is_some_and(|end| end.0 == Some(id))
                         }
@@ -388,16 +388,16 @@ impl World {
                     },
                     _ => false,
                 };
-                let lost = self.happenings.iter_mut().filter(|(_, it)| is_lost(it));
-                lost.for_each(|(_, it)| *it = Happening::Nothing);
+                let lost = self.events.iter_mut().filter(|(_, it)| is_lost(it));
+                lost.for_each(|(_, it)| *it = SimEvent::Nothing);
                 self.kill(id);
             }
-            Happening::Nothing => {}
-            Happening::Written(id, start, batch) => {
+            SimEvent::Nothing => {}
+            SimEvent::Written(id, start, batch) => {
                 if self.starts[&id] == start {
                     self.disks.get_mut(&id).expect("it has one").absorb(&batch);
                     self.give(id, NodeInput::Persisted(batch.number));
-                    if batch.snapshot.is_some_and(|snapshot| snapshot.place == batch.base) {
+                    if batch.snapshot.is_some_and(|snapshot| snapshot.position == batch.base) {
                         self.recall(id);
                     }
                 }

@@ -74,21 +74,21 @@ impl Replica {
     }
 
     fn objection_to_snapshot(&self, message: &Message) -> Option<&'static str> {
-        let Some(Snapshot { place, members, .. }) = &message.snapshot else {
+        let Some(Snapshot { position, members, .. }) = &message.snapshot else {
             return Some("a snapshot without one");
         };
         if !message.entries.is_empty() {
             return Some("it carries what its kind does not");
         }
-        if !exists(*place) || place.index > MAX_NUMBER || place.term.0 > message.term {
+        if !exists(*position) || position.index > MAX_NUMBER || position.term.0 > message.term {
             return Some("a place that cannot be");
         }
         if !members.is_sound() || !members.contain(self.id) {
             return Some("members that cannot be, or not this one");
         }
         let log = &self.node.raft.raft_log;
-        let known = place.index <= log.committed && place.index >= log.first_index();
-        (known && !log.match_term(place.index, place.term.0)).then_some("agreed on otherwise")
+        let known = position.index <= log.committed && position.index >= log.first_index();
+        (known && !log.match_term(position.index, position.term.0)).then_some("agreed on otherwise")
     }
 }
 
@@ -102,9 +102,9 @@ fn objection_to_entries(message: &Message) -> Option<&'static str> {
         return Some("a place that cannot be");
     }
     let (mut previous, mut bytes) = (before, 0);
-    for RaftEntry { place, kind, bytes: content } in &message.entries {
-        let follows = place.index == previous.index + 1 && place.term >= previous.term;
-        if !follows || place.term.0 > message.term {
+    for RaftEntry { position, kind, bytes: content } in &message.entries {
+        let follows = position.index == previous.index + 1 && position.term >= previous.term;
+        if !follows || position.term.0 > message.term {
             return Some("entries that do not follow each other");
         }
         bytes += content.len();
@@ -115,12 +115,12 @@ fn objection_to_entries(message: &Message) -> Option<&'static str> {
         if changes && (content.len() > MAX_CHANGE_BYTES || parse_change(content).is_none()) {
             return Some("a change of members that is none");
         }
-        previous = *place;
+        previous = *position;
     }
     None
 }
 
 /// Whether an entry can stand at this place.
-fn exists(place: LogPosition) -> bool {
-    place.index > 0 && place.term > Term(0)
+fn exists(position: LogPosition) -> bool {
+    position.index > 0 && position.term > Term(0)
 }

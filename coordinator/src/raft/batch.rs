@@ -55,7 +55,7 @@ pub enum EntryKind {
 /// An entry of the log.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct RaftEntry {
-    pub place: LogPosition,
+    pub position: LogPosition,
     pub kind: EntryKind,
     pub bytes: Vec<u8>,
 }
@@ -82,7 +82,7 @@ pub struct HardState {
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 pub struct Snapshot {
     /// The last entry that the state includes. Index 0 on a disk without any log yet.
-    pub place: LogPosition,
+    pub position: LogPosition,
     /// The members at that place.
     pub members: Members,
     /// The encoded state machine. Empty if it is at its beginning.
@@ -125,12 +125,12 @@ impl DurableState {
     /// The disk of a cluster's first replica. Its log begins behind place 1. A joiner holds less,
     /// and so first gets a snapshot, which lists the members.
     pub fn founded_by(id: ReplicaId) -> Self {
-        let place = LogPosition { index: 1, term: Term(1) };
+        let position = LogPosition { index: 1, term: Term(1) };
         let members = Members { voters: vec![id], ..Members::default() };
         Self {
-            hard_state: HardState { term: place.term, vote: None, commit: place.index },
-            snapshot: Snapshot { place, members, bytes: Vec::new() },
-            base: place,
+            hard_state: HardState { term: position.term, vote: None, commit: position.index },
+            snapshot: Snapshot { position, members, bytes: Vec::new() },
+            base: position,
             entries: VecDeque::new(),
         }
     }
@@ -149,14 +149,14 @@ impl DurableState {
             self.snapshot = snapshot.clone();
         }
         if let Some(first) = batch.entries.first() {
-            self.entries.truncate(self.position(first.place.index));
+            self.entries.truncate(self.position(first.position.index));
             self.entries.extend(batch.entries.iter().cloned());
         }
     }
 
     /// The last entry's place. The base if there are no entries.
     pub fn last(&self) -> LogPosition {
-        self.entries.back().map_or(self.base, |entry| entry.place)
+        self.entries.back().map_or(self.base, |entry| entry.position)
     }
 
     /// The term of the entry at an index, also of the base. None where the log does not reach.
@@ -165,7 +165,7 @@ impl DurableState {
             return Some(self.base.term);
         }
         let behind = index.checked_sub(self.base.index + 1)?;
-        Some(self.entries.get(usize::try_from(behind).ok()?)?.place.term)
+        Some(self.entries.get(usize::try_from(behind).ok()?)?.position.term)
     }
 
     /// The position in `entries` of an index behind the base.
@@ -180,24 +180,28 @@ impl DurableState {
     pub fn validate(&self) -> Result<(), CorruptState> {
         let Self { hard_state, snapshot, base, entries } = self;
         let check = |sound: bool, problem| if sound { Ok(()) } else { Err(CorruptState(problem)) };
-        let places = || entries.iter().map(|entry| entry.place);
+        let places = || entries.iter().map(|entry| entry.position);
         let last = self.last();
         check(last.index <= MAX_NUMBER && hard_state.term.0 <= MAX_NUMBER, "a number too large")?;
         check(places().map(|p| p.index).eq(base.index + 1..=last.index), "the log has a gap")?;
         check(
             base.term <= hard_state.term
-                && places().all(|place| base.term <= place.term && place.term <= hard_state.term)
-                && places().is_sorted_by_key(|place| place.term),
+                && places()
+                    .all(|position| base.term <= position.term && position.term <= hard_state.term)
+                && places().is_sorted_by_key(|position| position.term),
             "the log's terms fall",
         )?;
         check(
-            self.term(snapshot.place.index) == Some(snapshot.place.term),
+            self.term(snapshot.position.index) == Some(snapshot.position.term),
             "the snapshot is not of this log",
         )?;
         let commit = hard_state.commit;
-        check(snapshot.place.index <= commit && commit <= last.index, "the commit is elsewhere")?;
+        check(
+            snapshot.position.index <= commit && commit <= last.index,
+            "the commit is elsewhere",
+        )?;
         check((base.index == 0) == (base.term == Term(0)), "a base that cannot be")?;
-        match snapshot.place.index {
+        match snapshot.position.index {
             0 => check(
                 *snapshot == Snapshot::default() && entries.is_empty(),
                 "a log that begins nowhere",

@@ -95,13 +95,13 @@ impl Replica {
         let Some(change) = parse_change(&entry.bytes) else { return };
         let Ok(state) = self.node.apply_conf_change(&change) else { return };
         let members = Members::from_raft(&state);
-        self.history.insert(entry.place.index, members.clone());
+        self.history.insert(entry.position.index, members.clone());
         self.step_down_if_removed();
         // The coordinator that gets this effect may let a removed replica go once others know the
         // change, too. By then the agreement has to be on this disk. Otherwise this replica,
         // started again, would ask for the removed one's vote.
         let hard_state = HardState::from_raft(&self.node.raft.hard_state());
-        if self.node.store().kept().hard_state.commit < entry.place.index {
+        if self.node.store().kept().hard_state.commit < entry.position.index {
             self.write(hard_state, None, Vec::new());
         }
         self.writes.wait(WaitingEffects {

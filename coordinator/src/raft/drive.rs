@@ -43,7 +43,7 @@ impl Replica {
         let snapshot =
             (!ready.snapshot().is_empty()).then(|| Snapshot::from_raft(ready.snapshot()));
         let entries: Vec<_> = ready.take_entries().iter().map(RaftEntry::from_raft).collect();
-        let installed = snapshot.as_ref().map(|snapshot| snapshot.place.index);
+        let installed = snapshot.as_ref().map(|snapshot| snapshot.position.index);
         #[cfg(feature = "planted")]
         if self.plant == Some(super::plant::RaftPlant::ApplyEarly) {
             self.effects.push_back(RaftEffect::Apply(commands(&entries)));
@@ -56,8 +56,8 @@ impl Replica {
             ready.take_committed_entries().iter().map(RaftEntry::from_raft).collect();
         let number = ready.number();
         self.node.advance_append_async(ready);
-        if let Some(Snapshot { place, members, .. }) = &snapshot {
-            self.history = [(place.index, members.clone())].into();
+        if let Some(Snapshot { position, members, .. }) = &snapshot {
+            self.history = [(position.index, members.clone())].into();
         }
         if let Some(snapshot) = snapshot {
             let members = snapshot.members.clone();
@@ -97,7 +97,7 @@ impl Replica {
             _ => hard_state,
         };
         // A snapshot from another replica stands for the whole log.
-        let base = snapshot.as_ref().map_or(self.node.store().kept().base, |it| it.place);
+        let base = snapshot.as_ref().map_or(self.node.store().kept().base, |it| it.position);
         let number = self.writes.next();
         self.persist(Batch { number, hard_state, snapshot, base, entries });
     }
@@ -143,7 +143,7 @@ impl Replica {
         for entry in committed.iter().filter(|entry| entry.kind == EntryKind::Members) {
             self.apply_change(entry);
         }
-        self.node.advance_apply_to(last.place.index);
+        self.node.advance_apply_to(last.position.index);
     }
 
     fn answer_reads(&mut self) {
@@ -184,6 +184,6 @@ fn to_be_sent(message: eraftpb::Message) -> Option<RaftEffect> {
 /// The entries for the state machine.
 fn commands(entries: &[RaftEntry]) -> Vec<CommittedEntry> {
     let agreed =
-        |entry: &RaftEntry| CommittedEntry { place: entry.place, bytes: entry.bytes.clone() };
+        |entry: &RaftEntry| CommittedEntry { position: entry.position, bytes: entry.bytes.clone() };
     entries.iter().filter(|entry| entry.is_command()).map(agreed).collect()
 }

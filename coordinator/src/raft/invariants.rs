@@ -45,7 +45,7 @@ fn check_batch(kept: &DurableState, batch: &Batch) {
     let same = next.term == before.term && before.vote.is_some();
     assert!(!same || next.vote == before.vote, "I1: a replica votes twice in term {}", next.term);
     if let (Some(first), None) = (batch.entries.first(), &batch.snapshot) {
-        let index = first.place.index;
+        let index = first.position.index;
         assert!(index > before.commit, "I9: the agreed entry {index} is replaced");
         assert!(index <= kept.last().index + 1, "I9: entry {index} leaves a gap in the log");
     }
@@ -56,7 +56,7 @@ fn check_batch(kept: &DurableState, batch: &Batch) {
 fn check_handed_out(applied: u64, agreed: u64, committed: &[RaftEntry]) {
     let mut next = applied + 1;
     for entry in committed {
-        let index = entry.place.index;
+        let index = entry.position.index;
         assert_eq!(index, next, "I14: entries are applied in order, each once");
         next += 1;
     }
@@ -71,8 +71,8 @@ mod tests {
     use crate::raft::{EntryKind, HardState, LogPosition, ReplicaId};
 
     fn entry(index: u64) -> RaftEntry {
-        let place = LogPosition { index, term: Term(2) };
-        RaftEntry { place, kind: EntryKind::Command, bytes: vec![1] }
+        let position = LogPosition { index, term: Term(2) };
+        RaftEntry { position, kind: EntryKind::Command, bytes: vec![1] }
     }
 
     fn kept() -> DurableState {

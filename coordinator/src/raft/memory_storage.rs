@@ -122,8 +122,8 @@ impl RaftEntry {
         };
         eraftpb::Entry {
             entry_type,
-            index: self.place.index,
-            term: self.place.term.0,
+            index: self.position.index,
+            term: self.position.term.0,
             data: self.bytes.clone().into(),
             ..eraftpb::Entry::default()
         }
@@ -131,7 +131,7 @@ impl RaftEntry {
 
     pub(super) fn from_raft(entry: &eraftpb::Entry) -> Self {
         Self {
-            place: LogPosition { index: entry.index, term: Term(entry.term) },
+            position: LogPosition { index: entry.index, term: Term(entry.term) },
             kind: match entry.get_entry_type() {
                 EntryType::EntryNormal => EntryKind::Command,
                 EntryType::EntryConfChange | EntryType::EntryConfChangeV2 => EntryKind::Members,
@@ -146,8 +146,8 @@ impl Snapshot {
         let data = self.bytes.clone().into();
         let mut snapshot = eraftpb::Snapshot { data, ..eraftpb::Snapshot::default() };
         let metadata = snapshot.mut_metadata();
-        metadata.index = self.place.index;
-        metadata.term = self.place.term.0;
+        metadata.index = self.position.index;
+        metadata.term = self.position.term.0;
         metadata.set_conf_state(self.members.to_raft());
         snapshot
     }
@@ -155,7 +155,7 @@ impl Snapshot {
     pub(super) fn from_raft(snapshot: &eraftpb::Snapshot) -> Self {
         let metadata = snapshot.get_metadata();
         Self {
-            place: LogPosition { index: metadata.index, term: Term(metadata.term) },
+            position: LogPosition { index: metadata.index, term: Term(metadata.term) },
             members: Members::from_raft(metadata.get_conf_state()),
             bytes: snapshot.data.to_vec(),
         }

@@ -29,8 +29,8 @@ fn disk(voters: u64, entries: u64) -> DurableState {
 }
 
 fn entry(index: u64, term: u64) -> RaftEntry {
-    let place = LogPosition { index, term: Term(term) };
-    RaftEntry { place, kind: EntryKind::Command, bytes: vec![index as u8] }
+    let position = LogPosition { index, term: Term(term) };
+    RaftEntry { position, kind: EntryKind::Command, bytes: vec![index as u8] }
 }
 
 fn replica(voters: u64, entries: u64) -> Replica {
@@ -91,7 +91,7 @@ fn says(effects: &[RaftEffect], kind: MessageKind) -> bool {
 fn a_replica_begins_with_what_its_disk_holds() {
     let mut replica = replica(3, 3);
     let wanted = written(&mut replica);
-    assert!(matches!(&wanted[0], RaftEffect::Install(snapshot) if snapshot.place.index == 1));
+    assert!(matches!(&wanted[0], RaftEffect::Install(snapshot) if snapshot.position.index == 1));
     assert!(matches!(&wanted[1], RaftEffect::Members(members) if members.voters.len() == 3));
     assert!(matches!(&wanted[2], RaftEffect::Apply(entries) if entries.len() == 3));
     assert_eq!(wanted[3], RaftEffect::Follows { leader: None, term: Term(1) });
@@ -163,7 +163,7 @@ fn no_election_begins_while_the_disk_is_busy() {
     let mut replica = replica(3, 0);
     written(&mut replica);
     let snapshot = Snapshot {
-        place: LogPosition { index: 9, term: Term(2) },
+        position: LogPosition { index: 9, term: Term(2) },
         members: disk(3, 0).snapshot.members,
         bytes: vec![1],
     };
@@ -218,7 +218,7 @@ fn a_snapshot_says_who_the_members_were_at_its_place() {
         panic!("nothing to write")
     };
     let snapshot = batch.snapshot.expect("a snapshot");
-    assert_eq!((snapshot.place.index, snapshot.bytes), (4, vec![7]));
+    assert_eq!((snapshot.position.index, snapshot.bytes), (4, vec![7]));
     assert_eq!(snapshot.members.learners, [], "there was none at that place");
     assert_eq!(batch.base.index, 2, "two entries are kept");
 }
@@ -265,7 +265,7 @@ fn what_no_sound_peer_says_is_refused_and_counted() {
     let sound = disk(3, 0).snapshot;
     let snapshot = |change: fn(&mut Snapshot)| {
         let mut snapshot =
-            Snapshot { place: LogPosition { index: 9, term: Term(2) }, ..sound.clone() };
+            Snapshot { position: LogPosition { index: 9, term: Term(2) }, ..sound.clone() };
         change(&mut snapshot);
         Message { snapshot: Some(snapshot), ..message(MessageKind::Snapshot, 2) }
     };
@@ -290,8 +290,8 @@ fn what_no_sound_peer_says_is_refused_and_counted() {
         snapshot(|it| it.members.voters = vec![PEER]),
         snapshot(|it| it.members.learners = vec![ME]),
         snapshot(|it| it.members.voters = vec![PEER, ME]),
-        snapshot(|it| it.place.term = Term(3)),
-        snapshot(|it| it.place = LogPosition { index: 3, term: Term(2) }),
+        snapshot(|it| it.position.term = Term(3)),
+        snapshot(|it| it.position = LogPosition { index: 3, term: Term(2) }),
     ];
     let mut replica = replica(3, 2);
     written(&mut replica);
@@ -321,12 +321,12 @@ fn what_no_replica_can_have_left_is_refused() {
         |it| it.entries[2] = entry(4, 7),
         |it| it.entries[0] = entry(2, 0),
         |it| it.snapshot.members.voters.clear(),
-        |it| it.snapshot.place.index = 3,
+        |it| it.snapshot.position.index = 3,
         |it| it.base = LogPosition { index: 1, term: Term(0) },
     ];
     for (number, damage) in broken.iter().enumerate() {
         let mut kept = disk(3, 3);
-        kept.snapshot.place.term = Term(1);
+        kept.snapshot.position.term = Term(1);
         damage(&mut kept);
         let opened = Replica::new(Time(0), options(), kept.clone()).map(drop);
         // A snapshot in the middle of the log is as good as one at its beginning.
@@ -385,7 +385,7 @@ fn any_entries() -> impl Strategy<Value = Vec<RaftEntry>> {
     let entry = (0..12_u64, 0..5_u64, any::<bool>(), prop::collection::vec(any::<u8>(), 0..9));
     let entry = entry.prop_map(|(index, term, changes, bytes)| {
         let kind = if changes { EntryKind::Members } else { EntryKind::Command };
-        RaftEntry { place: LogPosition { index, term: Term(term) }, kind, bytes }
+        RaftEntry { position: LogPosition { index, term: Term(term) }, kind, bytes }
     });
     let follows = (0..12_u64, 0..5_u64, 0..4_u64).prop_map(|(first, term, count)| {
         (first..first + count).map(|index| self::entry(index, term)).collect()
@@ -399,7 +399,11 @@ fn any_snapshot() -> impl Strategy<Value = Snapshot> {
         |(index, term, voters, learners, outgoing)| {
             let mut members = Members { voters, learners, outgoing };
             members.voters.sort_unstable();
-            Snapshot { place: LogPosition { index, term: Term(term) }, members, bytes: Vec::new() }
+            Snapshot {
+                position: LogPosition { index, term: Term(term) },
+                members,
+                bytes: Vec::new(),
+            }
         },
     )
 }

@@ -9,7 +9,11 @@ use crate::state::{CoordinatorInfo, LOG_FORMATS};
 
 fn entry(index: u64, command: Command) -> raft::RaftEntry {
     let bytes = CommandEntry { unix_ms: index, command }.encode(*LOG_FORMATS.end());
-    raft::RaftEntry { place: LogPosition { index, term: Term(1) }, kind: EntryKind::Command, bytes }
+    raft::RaftEntry {
+        position: LogPosition { index, term: Term(1) },
+        kind: EntryKind::Command,
+        bytes,
+    }
 }
 
 fn coordinator(number: u16) -> CoordinatorInfo {
@@ -63,7 +67,7 @@ fn the_survivor_leads_alone_with_every_entry_that_it_has_and_the_others_are_shut
     while let Some(effect) = replica.poll_effect() {
         match effect {
             RaftEffect::Persist(batch) => replica.persisted(batch.number),
-            RaftEffect::Apply(agreed) => applied.extend(agreed.iter().map(|it| it.place.index)),
+            RaftEffect::Apply(agreed) => applied.extend(agreed.iter().map(|it| it.position.index)),
             RaftEffect::Leads(term) => leads = Some(term),
             _ => {}
         }

@@ -70,18 +70,18 @@ impl Judge {
     pub fn writes(&mut self, batch: &Batch, before: LogPosition) -> Verdict {
         let mut before = before;
         for entry in &batch.entries {
-            let place = entry.place;
-            let known = self.written.entry(place).or_insert_with(|| (entry.clone(), before));
+            let position = entry.position;
+            let known = self.written.entry(position).or_insert_with(|| (entry.clone(), before));
             if *known != (entry.clone(), before) {
-                return broken(Promise::LogMatching, format!("two entries at {place:?}"));
+                return broken(Promise::LogMatching, format!("two entries at {position:?}"));
             }
-            before = place;
+            before = position;
         }
         Ok(())
     }
 
-    pub fn proposed(&mut self, place: LogPosition, number: u64) {
-        self.proposed.insert(place, number);
+    pub fn proposed(&mut self, position: LogPosition, number: u64) {
+        self.proposed.insert(position, number);
     }
 
     /// A replica applies an entry. `leads` means that it proposed the entry, and now acknowledges
@@ -92,7 +92,7 @@ impl Judge {
         agreed: &CommittedEntry,
         leads: bool,
     ) -> Verdict {
-        let LogPosition { index, .. } = agreed.place;
+        let LogPosition { index, .. } = agreed.position;
         if index <= machine.applied {
             return broken(Promise::Agreement, format!("{index} applied again, or late"));
         }
@@ -101,7 +101,7 @@ impl Judge {
         if *first != (agreed.clone(), *machine) {
             return broken(Promise::Agreement, format!("two histories meet at {index}"));
         }
-        if leads && self.proposed.get(&agreed.place) == Some(&value(&agreed.bytes)) {
+        if leads && self.proposed.get(&agreed.position) == Some(&value(&agreed.bytes)) {
             self.acknowledged.insert(index, value(&agreed.bytes));
         }
         Ok(())

@@ -13,9 +13,9 @@ pub struct Machine {
 
 impl Machine {
     pub fn apply(&mut self, agreed: &CommittedEntry) {
-        self.applied = agreed.place.index;
+        self.applied = agreed.position.index;
         self.count += 1;
-        for number in [agreed.place.index, agreed.place.term.0, value(&agreed.bytes)] {
+        for number in [agreed.position.index, agreed.position.term.0, value(&agreed.bytes)] {
             let mixed = (self.digest ^ number).wrapping_mul(0xff51_afd7_ed55_8ccd);
             self.digest = mixed ^ (mixed >> 32);
         }

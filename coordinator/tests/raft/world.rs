@@ -205,9 +205,9 @@ impl World {
     /// Proposes the next number. Returns it, unless the replica refuses.
     pub fn propose(&mut self, to: ReplicaId) -> Option<u64> {
         let number = self.numbers + 1;
-        let place = self.ask(to, |it| it.propose(number.to_le_bytes().to_vec())).ok()?;
+        let position = self.ask(to, |it| it.propose(number.to_le_bytes().to_vec())).ok()?;
         self.numbers = number;
-        self.judge.proposed(place, number);
+        self.judge.proposed(position, number);
         Some(number)
     }
 
@@ -392,7 +392,7 @@ impl World {
         let incarnation = node.incarnation;
         let process = node.process.as_mut().expect("it is up");
         process.view.absorb(&batch);
-        if let Some(index) = batch.entries.first().map(|first| first.place.index - 1) {
+        if let Some(index) = batch.entries.first().map(|first| first.position.index - 1) {
             let term = process.view.term(index).expect("no gap");
             self.judge.writes(&batch, LogPosition { index, term })?;
         }
@@ -409,7 +409,7 @@ impl World {
     fn compact(&mut self, id: ReplicaId) {
         let every = self.climate.compact_every;
         let Some(process) = self.process(id) else { return };
-        if process.machine.applied > process.view.snapshot.place.index + every {
+        if process.machine.applied > process.view.snapshot.position.index + every {
             process.replica.compact(process.machine.applied, process.machine.encode());
         }
     }

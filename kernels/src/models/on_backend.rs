@@ -121,14 +121,14 @@ impl<M: Model> Compute for OnBackend<M> {
         &mut self,
         batch: &Batch,
         pass: Pass,
-        exchange: &mut dyn GradientSink,
+        sink: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError> {
         let input = self.upload(batch)?;
         if pass.first {
             self.zero_gradients();
         }
         let mut await_parameters = |device: &mut dyn Backend, range: Range<usize>| {
-            exchange.await_parameters(range, &mut |offset, values| {
+            sink.await_parameters(range, &mut |offset, values| {
                 write_parameters(device, offset, values)
             });
         };
@@ -141,11 +141,11 @@ impl<M: Model> Compute for OnBackend<M> {
             if pass.last {
                 device.fetch(range);
                 // A failed device stays failed, and reports that below.
-                let _ = announce(device, exchange, false);
+                let _ = announce(device, sink, false);
             }
         };
         self.model.backward(&mut *self.device, input, logits, &mut publish_gradient);
-        announce(&mut *self.device, exchange, true)?;
+        announce(&mut *self.device, sink, true)?;
         self.mean(losses)
     }
 
@@ -187,11 +187,11 @@ impl<M: Model> Compute for OnBackend<M> {
 /// Announces the parts of the gradient that have come. With `wait`, all requested parts.
 fn announce(
     device: &mut dyn Backend,
-    exchange: &mut dyn GradientSink,
+    sink: &mut dyn GradientSink,
     wait: bool,
 ) -> Result<(), DeviceError> {
     while let Some(Fetched { range, gradient }) = device.fetched(wait)? {
-        exchange.publish_gradient(range, &gradient);
+        sink.publish_gradient(range, &gradient);
     }
     Ok(())
 }

@@ -1,10 +1,10 @@
-//! One bit pattern for values that are not numbers.
+//! One bit pattern for every NaN.
 //!
 //! The sign and payload of a NaN from an operation differ between kinds of processors: for `inf -
 //! inf` it is negative on x86-64, positive on ARM, all ones on a GPU. Code that compares or digests
 //! bits must not see the difference.
 
-/// The value itself. A NaN becomes the positive one without a payload.
+/// Returns the value, or the canonical NaN: positive, and without a payload.
 #[inline(always)]
 pub fn canonical(value: f32) -> f32 {
     if value.is_nan() { f32::from_bits(0x7fc0_0000) } else { value }
@@ -21,7 +21,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_that_is_no_number_has_the_same_bits_and_numbers_keep_theirs() {
+    fn every_nan_gets_the_same_bits() {
         for bits in [0x7fc0_0000, 0xffc0_0000, 0x7fff_ffff, 0x7f80_0001, 0xff80_0001] {
             assert_eq!(canonical(f32::from_bits(bits)).to_bits(), 0x7fc0_0000, "{bits:x}");
         }

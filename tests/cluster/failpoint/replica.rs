@@ -261,9 +261,9 @@ impl Scene {
         self.revive();
     }
 
-    /// The founder hands leadership to the next, and the coordinator `at` dies at that. Repeats this
-    /// if, on a busy machine, another one had come to lead. There, the coordinator may also die
-    /// before, since it may come to lead when it has just started.
+    /// The founder hands leadership to the next, and the coordinator `at` dies at that. Repeats
+    /// this if, on a busy machine, another one had come to lead. There, the coordinator may also
+    /// die before, since it may come to lead when it has just started.
     fn elect(&mut self, at: usize) {
         self.arm(at);
         until("all know the same", || (self.has_met() || self.group.is_agreed()).then_some(()));

@@ -123,7 +123,7 @@ pub fn step_folder(step: Step) -> String {
 )]
 #[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
 pub struct CheckpointId {
-    /// The step.
+    /// The step that the checkpoint was made after.
     pub step: Step,
     /// The generation that committed it.
     pub generation: Generation,
@@ -156,7 +156,7 @@ pub struct SavedPart {
 /// A checkpoint whose manifest is durable.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct WrittenManifest {
-    /// The checkpoint.
+    /// The checkpoint that the manifest completes.
     pub id: CheckpointId,
     /// The bytes of all of its files.
     pub bytes: u64,
@@ -182,7 +182,7 @@ pub struct ListedCheckpoint {
 }
 
 impl ListedCheckpoint {
-    /// Its name.
+    /// The name of this checkpoint in the run.
     pub fn id(&self) -> CheckpointId {
         CheckpointId::of(&self.commit)
     }
@@ -191,7 +191,7 @@ impl ListedCheckpoint {
 /// A checkpoint as operators see it.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct CheckpointView {
-    /// Its step.
+    /// The step that the checkpoint was made after.
     pub step: Step,
     /// The bytes of all of its files.
     pub bytes: u64,
@@ -201,7 +201,7 @@ pub struct CheckpointView {
     pub state_hash: Option<String>,
     /// Whether it can be restored, as far as that is known.
     pub complete: bool,
-    /// Its folder.
+    /// The folder of the checkpoint in the store.
     pub path: String,
     /// What is wrong with it, if something is.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -213,7 +213,7 @@ pub struct CheckpointView {
 pub struct WorkerPart {
     /// The worker that wrote the part. It names the file, with the generation of the commit.
     pub worker: WorkerId,
-    /// The part.
+    /// The part that the worker has written.
     pub part: SavedPart,
 }
 

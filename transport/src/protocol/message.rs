@@ -156,7 +156,7 @@ pub enum Message {
     Saved(SavedPart),
     /// The sender does not write its part of a checkpoint, or not its manifest.
     Unsaved {
-        /// The checkpoint.
+        /// The checkpoint that the message is about.
         id: CheckpointId,
         /// The reason in words for the user.
         reason: String,
@@ -165,7 +165,7 @@ pub enum Message {
     WrittenManifest(WrittenManifest),
     /// The sender cannot restore a checkpoint: its bytes are not those that were written.
     Damaged {
-        /// The checkpoint.
+        /// The checkpoint that the message is about.
         id: CheckpointId,
         /// The file, the shard, and what is wrong.
         reason: String,

@@ -14,7 +14,7 @@ pub(super) struct AllowList(RwLock<Predicate>);
 
 /// The reason sent to a node that the allow list does not admit.
 pub(super) const NOT_LISTED: &str =
-    "the node is not in the roster here: it was removed, or is not known yet";
+    "the node is not in the allow list here: it was removed, or is not known yet";
 
 impl AllowList {
     pub(super) fn replace(&self, admits: impl Fn(&Identity) -> bool + Send + Sync + 'static) {

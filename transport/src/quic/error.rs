@@ -128,13 +128,13 @@ pub enum ConnectError {
     /// No node answers. Another try may help.
     #[error("nobody answers at {address}: is the address right, and is the node running?")]
     NoAnswer {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
     },
     /// The peer has too many handshakes in progress. Another try will help.
     #[error("{address} is busy")]
     Busy {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
     },
     /// The peer speaks another version of the protocol, or does not enrol nodes.
@@ -143,7 +143,7 @@ pub enum ConnectError {
          that does not offer this"
     )]
     OtherVersion {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
         /// The protocol that this node asked for.
         protocol: String,
@@ -154,19 +154,19 @@ pub enum ConnectError {
          node was told to trust"
     )]
     Foreign {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
     },
     /// A certificate has expired or is not valid yet. Renew it, or set the clock.
     #[error("the certificate of this node or of {address} has expired, or a clock is wrong")]
     Expired {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
     },
     /// The peer proved another identity than the expected one.
     #[error("{address} is {met}, not {expected}")]
     Stranger {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
         /// The expected peer, in words.
         expected: String,
@@ -174,9 +174,9 @@ pub enum ConnectError {
         met: Identity,
     },
     /// The peer is a node of the cluster, but this node has no links with it.
-    #[error("{address} is {met}, which is not in the roster here")]
+    #[error("{address} is {met}, which is not in the allow list here")]
     NotListed {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
         /// The identity that the peer proved.
         met: Identity,
@@ -184,7 +184,7 @@ pub enum ConnectError {
     /// The peer does not let this node in.
     #[error("{address} does not admit this node: {reason}")]
     NotAdmitted {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
         /// The peer's reason: untrusted text, made printable.
         reason: String,
@@ -192,7 +192,7 @@ pub enum ConnectError {
     /// Another error on the way to the link.
     #[error("no connection to {address}: {reason}")]
     Failed {
-        /// The dialled address.
+        /// The address that this node dialled.
         address: SocketAddr,
         /// The error in words.
         reason: String,

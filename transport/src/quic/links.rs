@@ -90,7 +90,7 @@ impl Links {
     /// Closes the links of all peers that `admits` rejects.
     pub(super) fn expel(&self, admits: impl Fn(&Identity) -> bool) {
         for link in self.live.iter().filter(|link| !admits(&link.peer)) {
-            tracing::info!(peer = %link.peer, "link closed: the peer is not in the roster");
+            tracing::info!(peer = %link.peer, "link closed: the peer is not in the allow list");
             wire::expel(&link.connection, &link.ended);
         }
     }

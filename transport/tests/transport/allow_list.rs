@@ -22,7 +22,7 @@ async fn who_is_not_in_the_roster_is_not_let_in_and_told_so() {
 
     let error = other.connect(here.local_address(), &Expected::Anyone).await.unwrap_err();
     assert!(matches!(error, ConnectError::NotAdmitted { .. }), "{error}");
-    assert!(error.to_string().contains("not in the roster"), "{error}");
+    assert!(error.to_string().contains("not in the allow list"), "{error}");
     assert_eq!(here.stats().failed_handshakes, 1);
     let error = here.connect(other.local_address(), &Expected::Anyone).await.unwrap_err();
     assert!(matches!(&error, ConnectError::NotListed { met, .. } if *met == worker("o")));
@@ -42,11 +42,11 @@ async fn a_removed_node_loses_all_its_links_at_once_and_others_keep_theirs() {
     here.admit_only(|node| *node != worker("gone"));
     for ended in [called.ended(), incoming.ended()] {
         let Some(LinkError::Ended { reason }) = ended else { panic!("{ended:?}") };
-        assert!(reason.contains("not in the roster"), "{reason}");
+        assert!(reason.contains("not in the allow list"), "{reason}");
     }
     let told = tokio::time::timeout(Duration::from_secs(1), theirs.closed()).await;
     let Ok(LinkError::Closed { reason }) = told else { panic!("{told:?}") };
-    assert!(reason.contains("not in the roster"), "{reason}");
+    assert!(reason.contains("not in the allow list"), "{reason}");
     friend.send(Message::FetchRecord).unwrap();
     assert_eq!(stays.receive().await, Ok(Message::FetchRecord));
     assert_eq!(here.stats().links, 1);

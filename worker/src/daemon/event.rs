@@ -28,7 +28,7 @@ pub struct PeerInput {
 /// One link to one worker. A later link to the same worker has a higher number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PeerLink {
-    /// The worker.
+    /// The worker at the other end of the link.
     pub worker: WorkerId,
     /// The number of the link.
     pub number: u64,
@@ -40,7 +40,7 @@ pub struct PeerLink {
 pub struct AdmitChunk {
     /// The sender of the chunk.
     pub from: WorkerId,
-    /// Its header.
+    /// The header of the chunk.
     pub chunk: Chunk,
 }
 
@@ -55,7 +55,7 @@ pub struct PeerConnected(pub Link);
 pub struct CoordinatorConnected {
     /// The core's number for it.
     pub id: LinkId,
-    /// The link.
+    /// The new link to the coordinator.
     pub link: Link,
 }
 
@@ -71,13 +71,13 @@ pub struct DeviceBuilt {
     pub built: Result<(Device, Built), BuildError>,
 }
 
-/// A device reports.
+/// A report of the device, with the build that it belongs to.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 pub struct DeviceReported {
     /// The number of the build that made it.
     pub build: u64,
-    /// The device's report.
+    /// What the device has done.
     pub report: Report,
 }
 
@@ -87,6 +87,6 @@ pub struct DeviceReported {
 pub struct StoreReported {
     /// The number of the build that the thread is for.
     pub build: u64,
-    /// The thread's report.
+    /// What the thread has done.
     pub report: StoreReport,
 }

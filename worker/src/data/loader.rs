@@ -60,7 +60,7 @@ struct Ahead {
 pub struct Loaded {
     /// The step that it is for.
     pub step: Step,
-    /// The data shard.
+    /// The data shard that the batch is a part of.
     pub data_shard: DataShard,
     /// Its `accumulate` micro-batches, of `micro_batch` rows each.
     pub batches: Vec<Batch>,
@@ -79,7 +79,7 @@ pub enum LoadError {
     /// The data set failed, and it would fail again.
     #[error("the data set cannot fill sample {index}: {message}")]
     Fill {
-        /// The sample.
+        /// The index of the sample in the data set.
         index: u64,
         /// The panic's message, or the error in the row.
         message: String,

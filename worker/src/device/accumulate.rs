@@ -19,9 +19,9 @@ use everstep_transport::protocol::{DataShard, LossScale, Shard};
 /// A subtree's sum for one parameter shard.
 #[derive(Clone, Debug)]
 pub struct SubtreeSum {
-    /// The parameter shard.
+    /// The parameter shard that the sum covers.
     pub shard: Shard,
-    /// The subtree.
+    /// The subtree of data shards that the sum covers.
     pub node: Node,
     /// Its sum. No thread writes it again.
     pub sum: Shared,

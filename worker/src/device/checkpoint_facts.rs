@@ -11,14 +11,14 @@ use super::model_path::run_digest;
 /// The facts that all parts and manifests of a run share.
 #[derive(Clone, Debug)]
 pub struct CheckpointFacts {
-    /// The specification.
+    /// The specification of the run.
     pub run: RunSpec,
     /// The identity of the run, as in its manifests. It does not depend on the kind of device, so a
     /// run goes on from its checkpoints on other machines.
     pub run_digest: String,
     /// What all members share.
     pub fingerprint: Fingerprint,
-    /// The model's layout.
+    /// The names and shapes of the model's tensors.
     pub layout: Layout,
     /// The vectors of each shard.
     pub slots: Slots,

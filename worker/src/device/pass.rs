@@ -21,7 +21,7 @@ use super::shard_store::{ShardStore, Write};
 use super::{DeviceChannel, DeviceError};
 use crate::step::event::{Job, Origin, Report};
 
-/// The exchange of one pass: waits for parameters, and sends gradients.
+/// One pass of a data shard: waits for parameters, and publishes gradients.
 pub struct ShardPass<'a> {
     /// The source of jobs, and the receiver of partial sums.
     pub channel: &'a mut dyn DeviceChannel,

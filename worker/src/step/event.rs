@@ -25,7 +25,7 @@ pub struct LinkId(pub u64);
 pub enum Input {
     /// A link to a coordinator is up.
     CoordinatorUp {
-        /// The link.
+        /// The new link, with a number of its own.
         link: LinkId,
         /// The name in the coordinator's certificate.
         name: NodeName,
@@ -34,12 +34,12 @@ pub enum Input {
     Coordinator {
         /// The link that it came on.
         link: LinkId,
-        /// The message.
+        /// The message, already decoded.
         message: Message,
     },
     /// A link to a coordinator is gone. The shell dials the coordinator again.
     CoordinatorLost {
-        /// The link.
+        /// The link that is gone.
         link: LinkId,
     },
     /// The shell could not reach any coordinator for longer than an unregistered worker waits. The
@@ -60,9 +60,9 @@ pub enum Input {
     },
     /// Another worker of the run sent a message.
     Peer {
-        /// The sender.
+        /// The worker that sent the message.
         from: WorkerId,
-        /// The message.
+        /// The message, already decoded.
         message: Message,
     },
     /// The link to another member is gone, or never came up.
@@ -74,22 +74,22 @@ pub enum Input {
     },
     /// A tensor chunk that the core admitted has arrived whole.
     Chunk {
-        /// The sender.
+        /// The worker that sent the chunk.
         from: WorkerId,
-        /// Its header.
+        /// The header that the core admitted.
         chunk: Chunk,
-        /// Its elements.
+        /// The elements, in a buffer of the pool.
         values: Buffer,
     },
     /// A chunk of another worker was outside the plan, and skipped. Or an unknown node was refused.
     Refused,
-    /// The device reports.
+    /// The device has done something.
     Device(Report),
     /// The thread that reads and writes checkpoints reports.
     Store(StoreReport),
     /// Links and other inputs have had their turn: the work that [`Effect::Yield`] put off is due.
     Yielded,
-    /// Time passes.
+    /// The shell tells the time, as often as its ticks come.
     Tick,
 }
 
@@ -100,7 +100,7 @@ pub enum Effect {
     SendToCoordinator {
         /// The link to send it on.
         link: LinkId,
-        /// The message.
+        /// The message to send.
         message: Message,
     },
     /// These are the coordinators, as far as the worker knows: keep a link to each of them, and to
@@ -108,14 +108,14 @@ pub enum Effect {
     Coordinators(Vec<CoordinatorView>),
     /// Send this to another worker of the run.
     SendToPeer {
-        /// The receiver.
+        /// The worker to send it to.
         to: WorkerId,
-        /// The message.
+        /// The message to send.
         message: Message,
     },
     /// Put an item on a bulk stream. Each peer, lane and step has a stream of its own.
     Stream {
-        /// The receiver.
+        /// The worker at the other end of the stream.
         to: WorkerId,
         /// The lane of the stream.
         lane: Lane,
@@ -135,11 +135,11 @@ pub enum Effect {
     /// in again a joiner that has lost its link to that member. If there is no link, the shell
     /// waits for a new one, and drops what it has queued for the old one.
     AcceptPeer {
-        /// Its id.
+        /// The id of the joiner.
         worker: WorkerId,
         /// The name in its certificate.
         name: NodeName,
-        /// Where it listens.
+        /// The address at which the joiner listens.
         address: SocketAddr,
     },
     /// Give the device a job.
@@ -173,7 +173,7 @@ pub enum Lane {
 }
 
 impl Lane {
-    /// All lanes.
+    /// Every lane, in the order of their numbers.
     pub const ALL: [Self; 7] = [
         Self::Partials,
         Self::Reduced,
@@ -193,9 +193,9 @@ pub enum StreamItem {
     Message(Box<Message>),
     /// A chunk of a tensor.
     Tensor {
-        /// Its header.
+        /// The header, which the receiver judges.
         chunk: Chunk,
-        /// Its elements.
+        /// The elements, which others may share.
         values: Shared,
     },
 }
@@ -216,7 +216,7 @@ pub enum Exit {
 /// What a receiver does with a chunk whose header has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Read the body.
+    /// Read the body, and give it to the core.
     Take,
     /// Leave the body in the stream, and ask again when the core has moved on.
     Wait,

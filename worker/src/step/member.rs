@@ -159,7 +159,7 @@ impl Member {
     /// written.
     pub fn result(&self) -> Option<&Summary> {
         let is_told = self.is_settled() && self.replica.written >= self.settled();
-        let told = !self.plan.leads() || is_told;
+        let told = !self.plan.is_step_leader() || is_told;
         self.finish.summary().filter(|_| told && !self.control.is_promised())
     }
 
@@ -171,7 +171,7 @@ impl Member {
     /// Unwritten lines of settled steps, oldest first. The step leader returns them always, other
     /// members only if the leader has `asked` all members.
     pub fn settled_lines(&self, asked: bool) -> impl Iterator<Item = &MetricsLine> {
-        let tells = asked || self.plan.leads();
+        let tells = asked || self.plan.is_step_leader();
         self.replica.lines_up_to(if tells { self.settled() } else { Step(0) })
     }
 

@@ -37,9 +37,9 @@ pub enum PlanError {
     /// The record does not list the worker.
     #[error("the worker with id {worker} is not a member of generation {generation}")]
     NotMember {
-        /// The worker.
+        /// The worker that the record lacks.
         worker: WorkerId,
-        /// The generation.
+        /// The generation that the plan is for.
         generation: Generation,
     },
 }
@@ -95,7 +95,7 @@ impl MemberPlan {
     }
 
     /// Whether this member is the step leader.
-    pub fn leads(&self) -> bool {
+    pub fn is_step_leader(&self) -> bool {
         self.rank == Rank(0)
     }
 

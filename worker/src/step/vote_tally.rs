@@ -41,7 +41,7 @@ pub enum VoteError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the workers with ids {first} and {second} hold different bits of parameter shard {shard}")]
 pub struct DigestMismatch {
-    /// The shard.
+    /// The shard that the owners disagree on.
     pub shard: Shard,
     /// The first owner in the order of ids.
     pub first: WorkerId,
@@ -60,7 +60,7 @@ pub enum Divergence {
         "the worker with id {from} tells a commit of step {step} whose loss scale does not follow"
     )]
     Unscaled {
-        /// The step.
+        /// The step that the commit is of.
         step: Step,
         /// The worker that sent the commit.
         from: WorkerId,
@@ -70,7 +70,7 @@ pub enum Divergence {
         "the worker with id {from} tells another commit of step {step} than the one that is known"
     )]
     Contradiction {
-        /// The step.
+        /// The step that the commit is of.
         step: Step,
         /// The worker that sent the second commit.
         from: WorkerId,
@@ -92,7 +92,7 @@ impl Divergence {
 pub struct StepTotals {
     /// Global norm of the gradient.
     pub norm: f64,
-    /// Mean loss.
+    /// The mean loss over the samples of the step.
     pub loss: f64,
     /// Compute time of the slowest member, seconds.
     pub compute_seconds: f64,

@@ -8,15 +8,15 @@ use crate::support::{DATA_SHARDS, MEMBERS, PARAMETERS, STRANGER, plan_of, record
 
 /// All `(from, to, shard)` that the receiver's plan accepts. The test also tries strangers, and
 /// shards that do not exist.
-fn expected(
-    says: impl Fn(&MemberPlan, WorkerId, Shard) -> bool,
+fn accepted_by_plans(
+    accepts: impl Fn(&MemberPlan, WorkerId, Shard) -> bool,
 ) -> Vec<(WorkerId, WorkerId, Shard)> {
     let mut found = Vec::new();
     for to in MEMBERS {
         let plan = plan_of(to);
         for from in MEMBERS.into_iter().chain([STRANGER]) {
             for shard in (0..5).chain([u32::MAX]).map(Shard) {
-                if says(&plan, from, shard) {
+                if accepts(&plan, from, shard) {
                     found.push((from, to, shard));
                 }
             }
@@ -27,6 +27,13 @@ fn expected(
 
 #[test]
 fn a_member_sends_the_greatest_subtrees_of_its_data_shards() {
+    // The tree over the eight data shards, and the rank of the member that computes each:
+    //
+    //   level 3             0
+    //   level 2       0           1
+    //   level 1    0     1     2     3
+    //   level 0   0 1   2 3   4 5   6 7
+    //   rank      0 0   0 1   1 1   2 2
     let node = |level, index| Node { level, index };
     let table = [vec![node(1, 0), node(0, 2)], vec![node(0, 3), node(1, 2)], vec![node(1, 3)]];
     for (worker, mut expected) in MEMBERS.into_iter().zip(table) {
@@ -62,14 +69,14 @@ fn the_primary_expects_each_others_subtrees_and_nothing_else() {
 #[test]
 fn backups_expect_the_reduced_shard_of_their_primary() {
     let [a, b, c] = MEMBERS;
-    let found = expected(|plan, from, shard| plan.expects_reduced(from, shard));
+    let found = accepted_by_plans(|plan, from, shard| plan.expects_reduced(from, shard));
     assert_eq!(found, [(c, a, Shard(2)), (a, b, Shard(0)), (b, c, Shard(1))]);
 }
 
 #[test]
-fn who_does_not_own_a_shard_expects_its_parameters_from_the_primary() {
+fn non_owners_expect_parameters_from_the_primary() {
     let [a, b, c] = MEMBERS;
-    let found = expected(|plan, from, shard| plan.expects_parameters(from, shard));
+    let found = accepted_by_plans(|plan, from, shard| plan.expects_parameters(from, shard));
     assert_eq!(found, [(b, a, Shard(1)), (c, b, Shard(2)), (a, c, Shard(0))]);
     for (worker, receiver, shard) in [(a, c, Shard(0)), (b, a, Shard(1)), (c, b, Shard(2))] {
         assert_eq!(plan_of(worker).gatherers(shard).collect::<Vec<_>>(), [receiver]);
@@ -77,7 +84,7 @@ fn who_does_not_own_a_shard_expects_its_parameters_from_the_primary() {
 }
 
 #[test]
-fn each_primary_begins_the_gather_after_itself() {
+fn a_primary_sends_parameters_to_non_owners_in_rank_order_after_its_own_rank() {
     let record = record_of(&[&[0], &[1], &[2], &[3]], &[&[0], &[1], &[2, 0]]);
     let table = [(0, 0, vec![12, 13, 14]), (1, 1, vec![13, 14, 11]), (2, 2, vec![14, 12])];
     for (rank, shard, receivers) in table {
@@ -91,18 +98,18 @@ fn each_primary_begins_the_gather_after_itself() {
 #[test]
 fn a_plan_tells_what_its_member_is() {
     let plan = plan_of(MEMBERS[1]);
-    assert_eq!((plan.worker(), plan.rank(), plan.leads()), (MEMBERS[1], Rank(1), false));
+    assert_eq!((plan.worker(), plan.rank(), plan.is_step_leader()), (MEMBERS[1], Rank(1), false));
     assert_eq!(plan.data_shards(), [3, 4, 5].map(DataShard));
     let owned: Vec<_> = plan.owned().iter().map(|(shard, primary)| (shard.0, *primary)).collect();
     assert_eq!(owned, [(0, false), (1, true)]);
     assert_eq!((0..3).map(|shard| plan.length(Shard(shard))).sum::<usize>(), PARAMETERS);
     assert_eq!(plan.others().collect::<Vec<_>>(), [MEMBERS[0], MEMBERS[2]]);
     assert_eq!(plan.backups(Shard(0)).collect::<Vec<_>>(), [MEMBERS[1]]);
-    assert!(plan_of(MEMBERS[0]).leads());
+    assert!(plan_of(MEMBERS[0]).is_step_leader());
 }
 
 #[test]
-fn records_that_one_cannot_take_part_in_are_refused() {
+fn a_stranger_and_a_record_of_other_sizes_are_refused() {
     let stranger = MemberPlan::new(record(), STRANGER, PARAMETERS, DATA_SHARDS);
     assert!(matches!(stranger, Err(PlanError::NotMember { worker: STRANGER, .. })));
     for (parameters, data_shards) in [(PARAMETERS + 1_000, DATA_SHARDS), (PARAMETERS, 9)] {

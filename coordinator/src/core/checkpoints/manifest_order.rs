@@ -13,7 +13,7 @@ const MANIFEST_ORDER_REPEAT_INTERVAL: Duration = Duration::from_secs(5);
 /// A member that has not answered the order for this long gives way to the next member.
 const MANIFEST_WRITER_REPLACED_AFTER: Duration = Duration::from_secs(10);
 
-/// See the module.
+/// The order to write a manifest, and the member that has it.
 #[derive(Debug)]
 pub(super) struct ManifestOrder {
     pub(super) id: CheckpointId,

@@ -108,7 +108,7 @@ impl CoordinatorActor {
         if let Some(snapshot) = &batch.snapshot {
             let index = reach(snapshot)?;
             // A snapshot from another replica stands for the whole log.
-            if batch.base == snapshot.place {
+            if batch.base == snapshot.position {
                 self.history_file.lack(index)?;
                 self.restores = Some(self.node.core().state().index());
             } else {

@@ -59,7 +59,7 @@ impl RestoredNode {
         let (entries, history_len) = (kept.entries.len(), history_entries.len());
         match membership.revision {
             0 if membership.founds.is_some() => tracing::info!(id, "a cluster is founded"),
-            _ => tracing::info!(id, entries, frames = history_len, "it goes on from its log"),
+            _ => tracing::info!(id, entries, history_len, "coordinator restored from its log"),
         }
         let start = Instant::now();
         // A founder that has not founded yet has only itself in its membership file.

@@ -82,5 +82,5 @@ pub(super) fn of_batch(batch: &Batch, stage: &str) -> impl Iterator<Item = &'sta
 
 /// Whether a batch holds a snapshot of another replica, which stands for the whole log.
 pub(super) fn anothers(batch: &Batch) -> bool {
-    batch.snapshot.as_ref().is_some_and(|snapshot| snapshot.place == batch.base)
+    batch.snapshot.as_ref().is_some_and(|snapshot| snapshot.position == batch.base)
 }

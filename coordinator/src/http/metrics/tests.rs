@@ -30,20 +30,20 @@ fn the_text_keeps_the_rules_whatever_the_figures_are() {
 fn a_sum_over_all_coordinators_counts_everything_once() {
     let mut follows = overview();
     follows.cluster.leads = None;
-    let told = text(&follows);
-    let both = [
+    let page = text(&follows);
+    let run_metrics = [
         "everstep_tokens_total",
         "everstep_steps_committed_total",
         "everstep_losses_total",
         "everstep_stall_seconds",
     ];
-    assert!(!both.iter().any(|name| told.contains(name)), "{told}");
-    assert!(told.contains("everstep_log_entries_applied_total"), "each has its own log");
-    assert!(both.iter().all(|name| text(&overview()).contains(name)));
+    assert!(!run_metrics.iter().any(|name| page.contains(name)), "{page}");
+    assert!(page.contains("everstep_log_entries_applied_total"), "each has its own log");
+    assert!(run_metrics.iter().all(|name| text(&overview()).contains(name)));
 }
 
 #[test]
-fn labels_name_nobody_but_a_worker_with_its_device() {
+fn only_device_metrics_have_a_worker_label() {
     let text = text(&overview());
     let named = |line: &str| line.contains("worker=\"");
     let labels = text.lines().filter(|line| !named(line));

@@ -130,7 +130,7 @@ impl Room {
         let last = self.kept.last().index;
         let first = commit.max(last.saturating_sub(gone)) + 1;
         let entry = |index: u64| RaftEntry {
-            place: LogPosition { index, term },
+            position: LogPosition { index, term },
             kind: if index.is_multiple_of(5) { EntryKind::Members } else { EntryKind::Command },
             bytes: vec![index as u8; (index * 37 % 300) as usize],
         };
@@ -139,20 +139,20 @@ impl Room {
 
     /// A batch after which the log begins behind `base`, and a snapshot holds all up to `index`.
     fn compact(&mut self, index: u64, keep: u64) -> Batch {
-        let place = |index| self.kept.term(index).map(|term| LogPosition { index, term });
-        let base = place(self.kept.base.index.max(index.saturating_sub(keep)));
-        let place = place(index).expect("it is in the log");
+        let position = |index| self.kept.term(index).map(|term| LogPosition { index, term });
+        let base = position(self.kept.base.index.max(index.saturating_sub(keep)));
+        let position = position(index).expect("it is in the log");
         self.kept.hard_state.commit = self.kept.hard_state.commit.max(index);
-        self.batch(Some(snapshot(place)), base.expect("it is in the log"), Vec::new())
+        self.batch(Some(snapshot(position)), base.expect("it is in the log"), Vec::new())
     }
 
     /// A batch with the snapshot of another replica that is so far ahead.
     fn install(&mut self, ahead: u64) -> Batch {
         self.kept.hard_state.term.0 += 1;
         let index = self.kept.last().index + ahead;
-        let place = LogPosition { index, term: self.kept.hard_state.term };
+        let position = LogPosition { index, term: self.kept.hard_state.term };
         self.kept.hard_state.commit = index;
-        self.batch(Some(snapshot(place)), place, Vec::new())
+        self.batch(Some(snapshot(position)), position, Vec::new())
     }
 
     fn batch(
@@ -175,9 +175,9 @@ fn file(path: &Path) -> FileBackend {
     FileBackend::new(options.expect("a file")).expect("nobody else has it")
 }
 
-fn snapshot(place: LogPosition) -> Snapshot {
+fn snapshot(position: LogPosition) -> Snapshot {
     let members = Members { voters: vec![ReplicaId(1), ReplicaId(2)], ..Members::default() };
-    Snapshot { place, members, bytes: vec![place.index as u8; 1000] }
+    Snapshot { position, members, bytes: vec![position.index as u8; 1000] }
 }
 
 #[derive(Clone, Copy, Debug)]

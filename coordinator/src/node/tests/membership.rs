@@ -103,7 +103,7 @@ fn nobody_of_two_is_let_go_before_the_other_knows_it_for_good() {
         let link = world.connect(1, identity(Role::Operator, "operator"));
         let id = RequestId { client: 7, number: 1 };
         world.say(link, Message::Request { id, command: OperatorCommand::Remove(gone) });
-        world.later(Duration::from_micros(moment), Happening::Stalls(1));
+        world.later(Duration::from_micros(moment), SimEvent::Stalls(1));
         world.pass(200);
         let_go += u64::from(world.switch_off_if_removed(gone));
         world.kill(1);
@@ -131,7 +131,7 @@ fn nobody_of_four_is_let_go_before_a_majority_of_the_others_knows_it() {
         let link = world.operator(leader);
         let id = RequestId { client: 7, number: 1 };
         world.say(link, Message::Request { id, command: OperatorCommand::Remove(gone) });
-        world.later(Duration::from_micros(moment), Happening::Dies(leader));
+        world.later(Duration::from_micros(moment), SimEvent::Dies(leader));
         world.pass(100);
         let_go += u64::from(world.switch_off_if_removed(gone));
         world.pass(3_000);
@@ -204,7 +204,7 @@ fn a_removal_that_is_in_the_log_is_never_refused() {
         let link = world.operator(leader);
         let id = RequestId { client: 7, number: 1 };
         world.say(link, Message::Request { id, command: OperatorCommand::Remove(gone) });
-        world.later(Duration::from_micros(moment), Happening::Dies(leader));
+        world.later(Duration::from_micros(moment), SimEvent::Dies(leader));
         let others = ids.into_iter().filter(|id| *id != leader);
         let others: Vec<_> = others.map(|to| (to, world.operator(to))).collect();
         for _ in 0..200 {

@@ -15,13 +15,13 @@ pub enum TokenError {
     /// A directory has no files of tokens.
     #[error("no file in {} has a name that ends in .bin: name the files of tokens", path.display())]
     NoFiles {
-        /// The directory.
+        /// The directory that was searched.
         path: PathBuf,
     },
     /// The file is of another kind.
     #[error("{} is {kind}, and not a file of tokens", path.display())]
     OtherKind {
-        /// The file.
+        /// The file that has no tokens.
         path: PathBuf,
         /// The kind of file that its first bytes state.
         kind: &'static str,
@@ -32,7 +32,7 @@ pub enum TokenError {
         path.display()
     )]
     Version {
-        /// The file.
+        /// The file with the unknown version.
         path: PathBuf,
         /// The version in its header.
         found: i32,
@@ -45,7 +45,7 @@ pub enum TokenError {
          nanoGPT writes, or to \"u32\"", path.display()
     )]
     Untyped {
-        /// The file.
+        /// The file without a header.
         path: PathBuf,
     },
     /// The run says another type than the file.
@@ -54,7 +54,7 @@ pub enum TokenError {
          out", path.display(), bytes(*found), bytes(*stated)
     )]
     Contradiction {
-        /// The file.
+        /// The file that contradicts the run.
         path: PathBuf,
         /// The type in the file.
         found: TokenType,
@@ -64,9 +64,9 @@ pub enum TokenError {
     /// The file has another length than its tokens.
     #[error("{} has {found} bytes where {expected}: it is damaged or incomplete", path.display())]
     Length {
-        /// The file.
+        /// The file with the wrong length.
         path: PathBuf,
-        /// Its bytes.
+        /// The bytes that the file has.
         found: u64,
         /// The bytes that it should have, in words.
         expected: String,
@@ -77,11 +77,11 @@ pub enum TokenError {
          it", path.display()
     )]
     Vocabulary {
-        /// The file.
+        /// The file with the token.
         path: PathBuf,
         /// The place of the token in the file, from 0.
         position: u64,
-        /// The token.
+        /// The number of the token.
         token: u32,
         /// The number of tokens of the model.
         vocabulary: u32,

@@ -46,7 +46,7 @@ pub enum Job {
     /// A generation begins. The answer is [`Report::Entered`]. Reports before it belong to the
     /// generation before.
     Enter {
-        /// Its number.
+        /// The number of the generation that begins.
         generation: Generation,
         /// Where the state comes from.
         origin: Origin,
@@ -58,7 +58,7 @@ pub enum Job {
     },
     /// Forward and backward of these data shards, with the parameters of version `step - 1`.
     Gradient {
-        /// The step.
+        /// The step that the gradients are for.
         step: Step,
         /// What the device multiplies the loss by. The gradients that it reports are unscaled.
         scale: LossScale,
@@ -67,18 +67,18 @@ pub enum Job {
     },
     /// Parameters have arrived.
     Load {
-        /// Their shard.
+        /// The parameter shard that arrived.
         shard: Shard,
-        /// Their version.
+        /// The step that made the parameters.
         version: Step,
         /// The values to compute with.
         values: Buffer,
     },
     /// Apply a committed step to a held shard, owned or syncing. The answer is [`Report::Updated`].
     Update {
-        /// The shard.
+        /// The held shard to update.
         shard: Shard,
-        /// The committed step.
+        /// The committed step, which is the new version.
         step: Step,
         /// Its global gradient norm.
         norm: f64,
@@ -89,7 +89,7 @@ pub enum Job {
     },
     /// A step was committed without an update: give all parameters to compute with its version.
     Skip {
-        /// The committed step.
+        /// The committed step, which is the new version.
         step: Step,
     },
     /// Hand out the parameters to compute with, of shards of which this worker is primary. The
@@ -97,7 +97,7 @@ pub enum Job {
     Share {
         /// The worker that asked.
         to: WorkerId,
-        /// The shards.
+        /// The shards, all with this worker as primary.
         shards: Vec<Shard>,
     },
     /// Hand out master weights and moments. The answer is a [`Report::State`] for each shard.
@@ -112,15 +112,15 @@ pub enum Job {
     Save {
         /// The commit that made the states.
         commit: Box<Commit>,
-        /// The shards, ascending.
+        /// The shards to save, in ascending order.
         shards: Vec<Shard>,
     },
     /// Take over a shard's state from another owner or from a checkpoint. The answer is
     /// [`Report::Restored`].
     Restore {
-        /// The shard.
+        /// The shard to take over.
         shard: Shard,
-        /// The version.
+        /// The version that the state is of.
         version: Step,
         /// The digest that the state must have.
         digest: u64,
@@ -146,9 +146,9 @@ pub enum Job {
     Open,
     /// Write master weights to the model's file, if it is open.
     Write {
-        /// Their shard.
+        /// The shard that the values belong to.
         shard: Shard,
-        /// The values.
+        /// The master weights, in f32.
         values: Shared,
     },
 }
@@ -156,7 +156,7 @@ pub enum Job {
 /// A reduced gradient on its way to the device that applies it.
 #[derive(Clone, Debug)]
 pub struct Gradient {
-    /// One parameter shard.
+    /// The reduced gradient of one parameter shard.
     pub values: Shared,
     /// The digest that its primary made. The device checks with it whether the values have changed.
     pub digest: u64,
@@ -174,25 +174,25 @@ impl Gradient {
 pub enum Report {
     /// The device has entered a generation.
     Entered {
-        /// Its number.
+        /// The number of the generation that the device entered.
         generation: Generation,
         /// The owned shards, each with its version and its digest.
         owned: Vec<(Shard, Step, u64)>,
     },
     /// One parameter shard of one subtree's gradient is final.
     Partial {
-        /// The step.
+        /// The step that the gradient is for.
         step: Step,
-        /// The parameter shard.
+        /// The parameter shard that the sum covers.
         shard: Shard,
-        /// The subtree.
+        /// The subtree of data shards that the sum covers.
         node: Node,
         /// Its sum. No thread writes it again.
         sum: Shared,
     },
     /// A data shard is computed.
     Computed {
-        /// The step.
+        /// The step that the data shard belongs to.
         step: Step,
         /// Its loss and samples.
         contribution: Contribution,
@@ -205,9 +205,9 @@ pub enum Report {
     LoadStalled(bool),
     /// A held shard has a new version.
     Updated {
-        /// The version.
+        /// The new version of the shard.
         version: Step,
-        /// The shard.
+        /// The shard that was updated.
         shard: Shard,
         /// Digest of master weights and moments.
         digest: u64,
@@ -218,22 +218,22 @@ pub enum Report {
     Shared {
         /// The worker that asked.
         to: WorkerId,
-        /// The version.
+        /// The version of the parameters.
         version: Step,
-        /// The shard.
+        /// The shard that they belong to.
         shard: Shard,
-        /// The values.
+        /// The parameters that passes compute with.
         values: Shared,
     },
     /// A shard's state as this worker holds it, for the worker that asked.
     State {
         /// The worker that asked.
         to: WorkerId,
-        /// The version.
+        /// The version of the state.
         version: Step,
-        /// The shard.
+        /// The shard that the state belongs to.
         shard: Shard,
-        /// Its digest.
+        /// The digest that the version was made with.
         digest: u64,
         /// Master weights, then moments.
         parts: Vec<Shared>,
@@ -242,14 +242,14 @@ pub enum Report {
     Saving {
         /// The commit that made them.
         commit: Box<Commit>,
-        /// The shards, ascending.
+        /// The states, in ascending order of their shards.
         shards: Vec<ShardToSave>,
     },
     /// The device took a shard over, or refused it because its bits do not match the digest.
     Restored {
-        /// The version.
+        /// The version that the state is of.
         version: Step,
-        /// The shard.
+        /// The shard that was taken over or refused.
         shard: Shard,
         /// Digest of master weights and moments.
         digest: u64,
@@ -260,9 +260,9 @@ pub enum Report {
     Exported {
         /// The worker that writes the model's file.
         to: WorkerId,
-        /// The shard.
+        /// The shard that the weights belong to.
         shard: Shard,
-        /// The values.
+        /// The master weights, in f32.
         values: Shared,
     },
     /// The device has validated and digested, as [`Job::Finish`] asked.

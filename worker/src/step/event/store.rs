@@ -30,9 +30,9 @@ pub enum StoreJob {
     Restore {
         /// The generation that restores.
         generation: Generation,
-        /// The checkpoint.
+        /// The checkpoint to read.
         id: CheckpointId,
-        /// The shards, ascending.
+        /// The shards to read, in ascending order.
         shards: Vec<Shard>,
     },
 }
@@ -51,7 +51,7 @@ pub struct PartToSave {
 /// The state of a shard that a checkpoint will have.
 #[derive(Clone, Debug)]
 pub struct ShardToSave {
-    /// The shard.
+    /// The number of the shard.
     pub shard: Shard,
     /// Its state, which does not change any more.
     pub state: Arc<ShardState>,
@@ -66,7 +66,7 @@ pub enum StoreReport {
     Saved(SavedPart),
     /// The part, or the manifest, is not written and will not be.
     Unsaved {
-        /// The checkpoint.
+        /// The checkpoint that lacks the file.
         id: CheckpointId,
         /// The reason in words for the user.
         reason: String,
@@ -77,7 +77,7 @@ pub enum StoreReport {
     Restored {
         /// The generation that restores.
         generation: Generation,
-        /// The shard.
+        /// The shard that was read.
         shard: Shard,
         /// The digest of its state as a version of the shard.
         digest: u64,
@@ -88,7 +88,7 @@ pub enum StoreReport {
     Damaged {
         /// The generation that restores.
         generation: Generation,
-        /// The checkpoint.
+        /// The checkpoint with the damage.
         id: CheckpointId,
         /// The file, the shard, and what is wrong.
         reason: String,

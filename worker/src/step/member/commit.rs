@@ -66,7 +66,7 @@ impl Member {
             let vote = self.vote();
             self.check_vote(&vote);
             let to = self.plan.record().step_leader();
-            if self.plan.leads() {
+            if self.plan.is_step_leader() {
                 self.cast(to, vote);
             } else {
                 self.send(to, Message::Prepared(vote));
@@ -197,7 +197,7 @@ impl Member {
         let next = commit.generation == self.plan.generation()
             && commit.step == self.step()
             && self.plan.record().rank(from).is_some();
-        if !next || self.round.voted.is_none() || self.plan.leads() {
+        if !next || self.round.voted.is_none() || self.plan.is_step_leader() {
             return self.refuse();
         }
         if commit.loss_scale != self.setup.scaling.next(self.loss_scale(), commit.decision) {

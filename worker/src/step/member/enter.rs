@@ -39,7 +39,7 @@ impl Member {
             control: StepControl::new(plan.record().waiting),
             round: Round::default(),
             all_gather: AllGather::new(plan.owned().keys().copied()),
-            voting: Voting::new(plan.leads().then(|| VoteTally::new(first, over))),
+            voting: Voting::new(plan.is_step_leader().then(|| VoteTally::new(first, over))),
             serving: Serving::default(),
             catch_up: None,
             restoring: Restoring::new(plan.record(), plan.owned().keys().copied()),

@@ -96,7 +96,7 @@ impl Member {
     /// The leader asks to hold. If this member is the step leader, its next commit holds. If the
     /// last commit holds already, the time to hold begins again.
     pub fn hold(&mut self, now: Time) {
-        if self.plan.leads() {
+        if self.plan.is_step_leader() {
             self.control.hold(now);
         } else {
             self.refuse();
@@ -107,7 +107,7 @@ impl Member {
     /// step leader that holds goes on if no Pause has arrived.
     pub fn tick(&mut self, now: Time) {
         self.with_catch_up(|catch_up, context| catch_up.tick(now, context));
-        if self.plan.leads() && self.control.is_overdue(now) {
+        if self.plan.is_step_leader() && self.control.is_overdue(now) {
             let (generation, step) = (self.plan.generation(), self.step());
             let others: Vec<_> = self.plan.others().collect();
             for to in others {

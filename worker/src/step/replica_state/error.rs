@@ -12,7 +12,7 @@ pub enum EnterError {
          {promised}. {ADVICE}"
     )]
     Unpromised {
-        /// The record's number.
+        /// The generation that the record is of.
         number: Generation,
         /// The worker's last promise before the record came.
         promised: Generation,
@@ -23,7 +23,7 @@ pub enum EnterError {
          has settled. {ADVICE}"
     )]
     Backwards {
-        /// The record's number.
+        /// The generation that the record is of.
         number: Generation,
         /// The record's resume step.
         resume: Step,
@@ -36,7 +36,7 @@ pub enum EnterError {
          it cannot bring what it holds to step {resume}. {ADVICE}"
     )]
     OutOfReach {
-        /// The record's number.
+        /// The generation that the record is of.
         number: Generation,
         /// The first shard in question.
         shard: Shard,
