@@ -121,7 +121,7 @@ impl World {
             operator: SimOperator::default(),
             clients: Vec::new(),
             workers: Workers::default(),
-            store: SimStore::default(),
+            store: SimStore::of(&scenario.run),
             faults: ActiveFaults::new(),
             checkers: Checkers::new(&scenario.run, samples, scenario.reference.clone()),
             trace: Trace::default(),
@@ -212,7 +212,8 @@ impl World {
         }
         self.network.begin_anew();
         self.faults.begin_anew();
-        (self.operator, self.workers, self.store) = Default::default();
+        (self.operator, self.workers) = Default::default();
+        self.store = SimStore::of(&self.scenario.run);
         let members = self.scenario.coordinators as usize;
         self.coordinators = coordinator::machines(members, SPARE_COORDINATORS as usize);
         self.operator.command(OperatorCommand::Submit(self.scenario.run.clone().into()));
