@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use everstep_kernels::device::{DeviceChoice, OpenError};
-use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::{CheckpointSpec, RunSpec};
 use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 
@@ -73,7 +73,7 @@ impl Trained<'_> {
         }
         output::print(progress::summary(run, &report, home))?;
         let model = home.join("model.safetensors");
-        if !model.is_file() {
+        if !model.is_file() && !is_stored(run, home) {
             return Err(without_model(&model, home, &report));
         }
         match sample(run, &model, text, registry) {
@@ -236,6 +236,13 @@ pub(crate) fn interrupted(failure: Failure, home: &Path, run: &RunSpec) -> Failu
         .at(home.display())
         .because(format!("the run stopped after step {step} of {steps}; its files are kept"))
         .next(next)
+}
+
+/// Whether the model of a complete run is in the store of its checkpoints.
+fn is_stored(run: &RunSpec, home: &Path) -> bool {
+    let place = run.checkpoint.as_ref().map(CheckpointSpec::model_path);
+    place.is_some()
+        && cluster::ended(home).and_then(|it| it["model"].as_str().map(Into::into)) == place
 }
 
 /// A run with all results but a model in the place where its user will look for it.

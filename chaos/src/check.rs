@@ -154,7 +154,7 @@ impl InvariantChecks {
             samples: Samples::new(Sampler::new(run.seed, samples, run.batch), samples),
             sums: PartialSums::default(),
             lines: Lines::default(),
-            durable: Durable::default(),
+            durable: Durable::of(run),
             requests: RequestHistory::default(),
         }
     }

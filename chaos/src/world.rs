@@ -122,7 +122,7 @@ impl World {
             operator: SimOperator::default(),
             clients: Vec::new(),
             workers: Workers::default(),
-            store: SimStore::default(),
+            store: SimStore::of(&scenario.run),
             faults: ActiveFaults::new(),
             checkers: Checkers::new(&scenario.run, samples, scenario.reference.clone()),
             trace: Trace::default(),
@@ -213,7 +213,8 @@ impl World {
         }
         self.network.begin_anew();
         self.faults.on_cluster_restart();
-        (self.operator, self.workers, self.store) = Default::default();
+        (self.operator, self.workers) = Default::default();
+        self.store = SimStore::of(&self.scenario.run);
         let members = self.scenario.coordinators as usize;
         self.coordinators = coordinator::machines(members, SPARE_COORDINATORS as usize);
         self.operator.command(OperatorCommand::Submit(self.scenario.run.clone().into()));

@@ -1,64 +1,136 @@
 //! Claims: which cluster writes into a store.
 //!
-//! A cluster that begins or resumes a run takes the next number, `claims/000007.json`. Before it
-//! writes a manifest it lists the claims. A greater number than its own means that another cluster
-//! has resumed the run, so it stops writing. Two clusters never share a number, since a claim is
-//! created only if there is none.
+//! A cluster claims a store before it uses it for a run: it creates the next number,
+//! `claims/000007.json`. The newest claim counts. Before a cluster writes anything it lists the
+//! claims, and if another cluster has a newer one, it writes nothing. So a cluster that resumes a
+//! run elsewhere outdoes the one that had it before, whether that one has ended or not. Two
+//! clusters never share a number, since a claim is created only if there is none.
+//!
+//! Any process of a cluster may claim for it, and remembers nothing: the store tells it whether its
+//! cluster has a claim. No claim is ever deleted by a program, so a cluster that was outdone learns
+//! this even from its first look. A store belongs to one run.
 
-use everstep_transport::protocol::Step;
 use serde::{Deserialize, Serialize};
 
 use crate::names::ObjectName;
-use crate::store::{Created, Store, StoreError, StoredObject};
+use crate::store::{Created, ErrorKind, Store, StoreError, StoredObject};
 
 /// How many clusters may take a number before this one, while it tries to take one.
 const MAX_TRIES: u32 = 32;
 /// The largest claim, bytes.
 const MAX_CLAIM_BYTES: u64 = 64 << 10;
 
-/// What a claim says, for people.
+/// What a claim says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
     /// The identity of the run.
     pub run: String,
-    /// The cluster, as people know it: a coordinator's address or folder.
-    pub cluster: String,
-    /// The step that the cluster began with.
-    pub step: u64,
-    /// When it was made, seconds of Unix time by the cluster's clock.
-    pub made: u64,
-    /// What makes this claim different from any other with the same words.
+    /// What tells the cluster from any other one. It outlives the cluster's processes.
     pub nonce: String,
+    /// The cluster, as people know it.
+    pub cluster: String,
 }
 
 impl Claim {
-    /// A claim with a new nonce.
-    ///
-    /// # Errors
-    /// If this machine has no random numbers.
-    pub fn new(run: &str, cluster: &str, step: Step, made: u64) -> Result<Self, getrandom::Error> {
-        let nonce = format!("{:016x}{:016x}", getrandom::u64()?, getrandom::u64()?);
-        Ok(Self { run: run.into(), cluster: cluster.into(), step: step.0, made, nonce })
+    /// Whether two claims are of one cluster and one run.
+    fn is_of(&self, other: &Self) -> bool {
+        self.run == other.run && self.nonce == other.nonce
     }
 }
 
-/// Takes the next number for a claim. Returns the number.
+/// How a cluster stands in a store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Standing {
+    /// Its claim is the newest one, and has this number.
+    Holds(u64),
+    /// It must not write, for this reason, in words for the user.
+    Outdone(String),
+}
+
+/// How the cluster of this claim stands in a store with this listing. It takes the next number if
+/// it has none. `known` is the number that the calling process has learned before.
 ///
 /// # Errors
-/// Those of the store. A store in which others take numbers as fast is refused.
-pub fn take(store: &dyn Store, claim: &Claim) -> Result<u64, StoreError> {
-    let bytes = serde_json::to_vec(claim).expect("a claim is plain data");
+/// Those of the store. A store in which others take numbers as fast is refused, and so is one of
+/// another run.
+pub fn hold(
+    store: &dyn Store,
+    listing: &[StoredObject],
+    claim: &Claim,
+    known: Option<u64>,
+) -> Result<Standing, StoreError> {
+    let mut claims = numbers(listing);
+    if let Some(known) = known.filter(|known| claims.last() == Some(known)) {
+        return Ok(Standing::Holds(known));
+    }
+    if let Some(known) = known.filter(|known| !claims.contains(known)) {
+        let name = ObjectName::Claim(known);
+        let place = store.place();
+        let why = format!(
+            "{place}: the claim of this cluster, {name}, was deleted; start its workers again to \
+             make a new one"
+        );
+        return Ok(Standing::Outdone(why));
+    }
     for _ in 0..MAX_TRIES {
-        let number = next(&store.list()?).ok_or_else(|| {
-            StoreError::refuse(store.place(), "its claims have no more numbers; use a new folder")
-        })?;
-        if store.put_new(&ObjectName::Claim(number), &bytes)? == Created::Mine {
-            return Ok(number);
+        if let Some(standing) = standing(store, &claims, claim)? {
+            return Ok(standing);
         }
+        take_next(store, &claims, claim)?;
+        // An answer that the object was there already may mean this very request, so only the
+        // claims that are there decide.
+        claims = numbers(&store.list()?);
     }
     let why =
         "other clusters claim this store all the time; stop them, or use a folder for each run";
     Err(StoreError::refuse(store.place(), why))
+}
+
+/// How the cluster stands by claims of these numbers. None if it has none yet.
+fn standing(
+    store: &dyn Store,
+    claims: &[u64],
+    own: &Claim,
+) -> Result<Option<Standing>, StoreError> {
+    let Some(newest) = claims.last() else { return Ok(None) };
+    let there = read(store, *newest)?;
+    if there.is_of(own) {
+        return Ok(Some(Standing::Holds(*newest)));
+    }
+    let is_own = |number: &u64| read(store, *number).map(|older| older.is_of(own));
+    for number in claims.iter().rev().skip(1) {
+        match is_own(number) {
+            Ok(true) => return Ok(Some(Standing::Outdone(outdone(store, *newest, &there)))),
+            Err(error) if error.kind == ErrorKind::Retry => return Err(error),
+            Ok(false) | Err(_) => {}
+        }
+    }
+    if there.run != own.run {
+        let why = format!(
+            "{} claims this store for another run, {}; give each run a folder of its own",
+            there.cluster, there.run
+        );
+        return Err(StoreError::refuse(store.place(), why));
+    }
+    Ok(None)
+}
+
+fn outdone(store: &dyn Store, number: u64, by: &Claim) -> String {
+    let (place, name) = (store.place(), ObjectName::Claim(number));
+    format!(
+        "{place}: another cluster, {}, has claimed this store since ({name}), so this one writes \
+         nothing there; end one of the two, and to go on with this one, delete {name} then",
+        by.cluster
+    )
+}
+
+fn take_next(store: &dyn Store, claims: &[u64], claim: &Claim) -> Result<Created, StoreError> {
+    let next = claims.last().map_or(Some(1), |newest| newest.checked_add(1));
+    let next = next.ok_or_else(|| {
+        StoreError::refuse(store.place(), "its claims have no more numbers; use a new folder")
+    })?;
+    let bytes = serde_json::to_vec(claim).expect("a claim is plain data");
+    store.put_new(&ObjectName::Claim(next), &bytes)
 }
 
 /// What the claim with this number says.
@@ -69,74 +141,241 @@ pub fn read(store: &dyn Store, number: u64) -> Result<Claim, StoreError> {
     let name = ObjectName::Claim(number);
     let bytes = store.read_whole(&name, MAX_CLAIM_BYTES)?;
     serde_json::from_slice(&bytes).map_err(|error| {
-        let why = format!("it is no claim: {error}");
-        StoreError::new(crate::store::ErrorKind::Damaged, store.place(), &name, why)
+        let why = format!("it is no claim: {error}; delete it if no other cluster writes here");
+        StoreError::new(ErrorKind::Damaged, store.place(), &name, why)
     })
 }
 
-/// The greatest number that a cluster has taken.
-pub fn newest(listing: &[StoredObject]) -> Option<u64> {
+/// The numbers that clusters have taken, ascending.
+fn numbers(listing: &[StoredObject]) -> Vec<u64> {
     let number = |object: &StoredObject| match object.name {
         ObjectName::Claim(number) => Some(number),
         _ => None,
     };
-    listing.iter().filter_map(number).max()
-}
-
-/// Whether another cluster has taken over since this number was taken. Also if the listing lacks
-/// this claim: then it was deleted by hand, and no cluster may rely on it.
-pub fn is_outdone(listing: &[StoredObject], own: u64) -> bool {
-    newest(listing) != Some(own)
-}
-
-fn next(listing: &[StoredObject]) -> Option<u64> {
-    newest(listing).map_or(Some(1), |newest| newest.checked_add(1))
+    let mut numbers: Vec<u64> = listing.iter().filter_map(number).collect();
+    numbers.sort_unstable();
+    numbers
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use proptest::prelude::*;
+    use tempfile::TempDir;
+
     use super::*;
     use crate::store::directory::DirectoryStore;
+    use crate::store::{Upload, UploadSize};
 
-    fn claimed(number: u64) -> StoredObject {
-        StoredObject { name: ObjectName::Claim(number), bytes: 1, changed: 0 }
+    fn claim(cluster: &str) -> Claim {
+        Claim { run: "r".into(), nonce: cluster.into(), cluster: format!("cluster {cluster}") }
+    }
+
+    fn folder() -> (TempDir, DirectoryStore) {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = DirectoryStore::open(folder.path()).expect("a store");
+        (folder, store)
+    }
+
+    fn stands(store: &DirectoryStore, claim: &Claim, known: Option<u64>) -> Standing {
+        hold(store, &store.list().expect("listed"), claim, known).expect("it answers")
     }
 
     #[test]
-    fn a_claim_holds_until_another_one_is_made() {
-        assert!(!is_outdone(&[claimed(1), claimed(2)], 2));
-        assert!(is_outdone(&[claimed(2), claimed(3)], 2));
-        assert!(is_outdone(&[claimed(1)], 2), "it was deleted");
-        assert!(is_outdone(&[], 1));
+    fn a_cluster_finds_its_own_claim_again_until_another_one_outdoes_it() {
+        let (_folder, store) = folder();
+        let (first, second) = (claim("a"), claim("b"));
+        assert_eq!(stands(&store, &first, None), Standing::Holds(1));
+        assert_eq!(stands(&store, &first, Some(1)), Standing::Holds(1));
+        let elsewhere = Claim { cluster: "worker-9".into(), ..first.clone() };
+        assert_eq!(stands(&store, &elsewhere, None), Standing::Holds(1), "another process of it");
+        assert_eq!(stands(&store, &second, None), Standing::Holds(2));
+        for known in [None, Some(1)] {
+            let Standing::Outdone(why) = stands(&store, &first, known) else { panic!("outdone") };
+            assert!(why.contains("cluster b") && why.contains("claims/000002.json"), "{why}");
+        }
+        assert_eq!(stands(&store, &second, Some(2)), Standing::Holds(2));
+        store.delete(&ObjectName::Claim(2)).expect("deleted by hand");
+        assert_eq!(stands(&store, &first, Some(1)), Standing::Holds(1), "it may go on");
+        let Standing::Outdone(why) = stands(&store, &second, Some(2)) else { panic!("deleted") };
+        assert!(why.contains("was deleted"), "{why}");
+        assert_eq!(stands(&store, &second, None), Standing::Holds(2), "it was started again");
+    }
+
+    /// A store whose answers to a create are lost at times, though the object is there.
+    struct Flaky<'a>(&'a DirectoryStore, AtomicBool);
+
+    impl Store for Flaky<'_> {
+        fn place(&self) -> &str {
+            self.0.place()
+        }
+
+        fn put_new(&self, name: &ObjectName, bytes: &[u8]) -> Result<Created, StoreError> {
+            let created = self.0.put_new(name, bytes)?;
+            if self.1.swap(false, Ordering::Relaxed) {
+                return Err(StoreError::new(ErrorKind::Retry, self.place(), name, "reset"));
+            }
+            Ok(created)
+        }
+
+        fn upload(&self, _: &ObjectName, _: UploadSize) -> Result<Box<dyn Upload>, StoreError> {
+            unreachable!("a claim is small")
+        }
+
+        fn read(&self, name: &ObjectName, range: Range<u64>) -> Result<Vec<u8>, StoreError> {
+            self.0.read(name, range)
+        }
+
+        fn read_whole(&self, name: &ObjectName, most: u64) -> Result<Vec<u8>, StoreError> {
+            self.0.read_whole(name, most)
+        }
+
+        fn size(&self, name: &ObjectName) -> Result<u64, StoreError> {
+            self.0.size(name)
+        }
+
+        fn list(&self) -> Result<Vec<StoredObject>, StoreError> {
+            self.0.list()
+        }
+
+        fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
+            self.0.delete(name)
+        }
+
+        fn sweep(&self, before: u64) -> Result<u64, StoreError> {
+            self.0.sweep(before)
+        }
+    }
+
+    #[test]
+    fn an_answer_that_is_lost_takes_no_second_number() {
+        let (_folder, store) = folder();
+        let flaky = Flaky(&store, AtomicBool::new(true));
+        let lost = hold(&flaky, &[], &claim("a"), None);
+        assert_eq!(lost.expect_err("no answer").kind, ErrorKind::Retry);
+        let listing = store.list().expect("listed");
+        assert_eq!(hold(&flaky, &listing, &claim("a"), None), Ok(Standing::Holds(1)));
+        // This process has listed the store before the claim was there.
+        assert_eq!(hold(&flaky, &[], &claim("a"), None), Ok(Standing::Holds(1)));
+        assert_eq!(numbers(&store.list().expect("listed")), [1]);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(48))]
+        /// Processes of three clusters look at the store, at once or by an older listing, and
+        /// forget what they knew. At each moment one cluster at most may write, and none may again
+        /// once another one has claimed the store after it.
+        #[test]
+        fn no_schedule_lets_two_clusters_write(
+            looks in prop::collection::vec((0_usize..3, 0_usize..2, any::<(bool, bool)>()), 1..24),
+        ) {
+            let (_folder, store) = folder();
+            let names = ["a", "b", "c"];
+            let mut known = [[None; 2]; 3];
+            let mut listings = vec![vec![]; 6];
+            let mut claimed: Vec<usize> = Vec::new();
+            for (cluster, process, (looks_anew, forgets)) in looks {
+                let listing = &mut listings[2 * cluster + process];
+                if looks_anew {
+                    *listing = store.list().expect("listed");
+                }
+                let known = &mut known[cluster][process];
+                known.take_if(|_| forgets);
+                let is_fresh = *listing == store.list().expect("listed");
+                let stands = hold(&store, listing, &claim(names[cluster]), *known);
+                let numbers = numbers(&store.list().expect("listed"));
+                prop_assert!(numbers.iter().copied().eq(1..=numbers.len() as u64));
+                if numbers.len() > claimed.len() {
+                    claimed.push(cluster);
+                }
+                match stands.expect("an answer") {
+                    Standing::Holds(number) => {
+                        prop_assert_eq!(claimed[number as usize - 1], cluster);
+                        let is_newest = number as usize == claimed.len();
+                        prop_assert!(is_newest || !is_fresh, "{claimed:?}");
+                        *known = Some(number);
+                    }
+                    Standing::Outdone(_) => {
+                        prop_assert!(claimed.contains(&cluster));
+                    }
+                }
+                let mut once = claimed.clone();
+                once.sort_unstable();
+                once.dedup();
+                prop_assert_eq!(once.len(), claimed.len(), "no cluster claims twice");
+            }
+        }
+    }
+
+    #[test]
+    fn a_store_belongs_to_one_run() {
+        let (_folder, store) = folder();
+        assert_eq!(stands(&store, &claim("a"), None), Standing::Holds(1));
+        for cluster in ["a", "b"] {
+            let other = Claim { run: "other".into(), ..claim(cluster) };
+            let refused = hold(&store, &store.list().expect("listed"), &other, None);
+            let refused = refused.expect_err("it is another run");
+            assert_eq!(refused.kind, ErrorKind::Refuse);
+            assert!(refused.why.contains("give each run a folder of its own"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_claim_that_cannot_be_read_lets_nobody_write() {
+        let (_folder, store) = folder();
+        assert_eq!(stands(&store, &claim("a"), None), Standing::Holds(1));
+        for bytes in [&b""[..], b"{", b"[]", &[255; 9]] {
+            store.put_new(&ObjectName::Claim(2), bytes).expect("put");
+            for cluster in ["a", "b"] {
+                let refused = hold(&store, &store.list().expect("listed"), &claim(cluster), None);
+                assert_eq!(refused.expect_err("damaged").kind, ErrorKind::Damaged);
+            }
+            store.delete(&ObjectName::Claim(2)).expect("deleted");
+        }
     }
 
     #[test]
     fn numbers_end_without_a_panic() {
-        assert_eq!((next(&[]), next(&[claimed(6)])), (Some(1), Some(7)));
-        assert_eq!(next(&[claimed(u64::MAX)]), None);
+        let (_folder, store) = folder();
+        let last = serde_json::to_vec(&claim("a")).expect("plain data");
+        store.put_new(&ObjectName::Claim(u64::MAX), &last).expect("put");
+        let refused = hold(&store, &store.list().expect("listed"), &claim("b"), None);
+        assert!(refused.expect_err("no number is left").why.contains("no more numbers"));
     }
 
     #[test]
     fn clusters_that_claim_at_once_get_numbers_of_their_own() {
-        let folder = tempfile::tempdir().expect("a folder");
+        let (folder, store) = folder();
         let take_one = |index: u64| {
             let store = DirectoryStore::open(folder.path()).expect("a store");
-            let claim = Claim::new("r", &format!("c{index}"), Step(index), 0).expect("a claim");
-            (take(&store, &claim).expect("taken"), claim)
+            let listing = store.list().expect("listed");
+            hold(&store, &listing, &claim(&index.to_string()), None).expect("taken")
         };
-        let taken: Vec<_> = std::thread::scope(|scope| {
+        let held: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|it| scope.spawn(move || take_one(it))).collect();
             threads.into_iter().map(|it| it.join().expect("no panic")).collect()
         });
-        let mut numbers: Vec<_> = taken.iter().map(|(number, _)| *number).collect();
-        numbers.sort_unstable();
-        assert_eq!(numbers, [1, 2, 3, 4, 5, 6, 7, 8]);
-        let store = DirectoryStore::open(folder.path()).expect("a store");
-        for (number, claim) in &taken {
-            assert_eq!(read(&store, *number).as_ref(), Ok(claim));
-        }
-        let listing = store.list().expect("listed");
-        let holders = taken.iter().filter(|(number, _)| !is_outdone(&listing, *number));
+        assert_eq!(numbers(&store.list().expect("listed")), [1, 2, 3, 4, 5, 6, 7, 8]);
+        let holding = |index: &u64| stands(&store, &claim(&index.to_string()), None);
+        let holders = (0..8).filter(|index| matches!(holding(index), Standing::Holds(8)));
         assert_eq!(holders.count(), 1);
+        assert!(held.contains(&Standing::Holds(8)));
+    }
+
+    #[test]
+    fn processes_of_one_cluster_that_claim_at_once_share_one_claim() {
+        let (folder, store) = folder();
+        let take_one = |index: u64| {
+            let store = DirectoryStore::open(folder.path()).expect("a store");
+            let own = Claim { cluster: format!("worker-{index}"), ..claim("a") };
+            hold(&store, &store.list().expect("listed"), &own, None).expect("taken")
+        };
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|it| scope.spawn(move || take_one(it))).collect();
+            threads.into_iter().for_each(|it| drop(it.join().expect("no panic")));
+        });
+        assert_eq!(numbers(&store.list().expect("listed")), [1]);
     }
 }

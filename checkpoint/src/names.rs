@@ -7,7 +7,7 @@
 use std::fmt::{self, Display};
 use std::str::FromStr;
 
-pub use everstep_transport::protocol::checkpoint::step_folder;
+pub use everstep_transport::protocol::checkpoint::{MODEL_FILE, step_folder};
 use everstep_transport::protocol::{Generation, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 
@@ -82,8 +82,9 @@ impl FromStr for ObjectName {
     }
 }
 
-/// The file name of a checkpoint's part: `g0007-w12.safetensors`. Its writer is the worker of one
-/// registration in one generation, so no two writers ever share a name.
+/// The file name of a checkpoint's part: `g0007-w12.safetensors`, or `g0007-w12-c2.safetensors` if
+/// the second cluster that has claimed the store wrote it. Its writer is the worker of one
+/// registration in one generation of one cluster, so no two writers ever share a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PartName {
@@ -91,11 +92,17 @@ pub struct PartName {
     pub generation: Generation,
     /// The primary that wrote the part.
     pub worker: WorkerId,
+    /// The number of its cluster's [claim](crate::claims), from 1.
+    pub claim: u64,
 }
 
 impl Display for PartName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "g{:04}-w{}.safetensors", self.generation.0, self.worker.0)
+        write!(f, "g{:04}-w{}", self.generation.0, self.worker.0)?;
+        if self.claim > 1 {
+            write!(f, "-c{}", self.claim)?;
+        }
+        f.write_str(".safetensors")
     }
 }
 
@@ -129,7 +136,7 @@ pub struct FileName(String);
 impl FileName {
     /// The weights that `transformers` and Everstep read.
     pub fn weights() -> Self {
-        Self("model.safetensors".into())
+        Self(MODEL_FILE.into())
     }
 
     /// The list of weight files of a model that has several.
@@ -188,8 +195,9 @@ fn canonical<T: Display>(name: Option<T>, text: &str) -> Result<T, NameError> {
 fn part(file: &str) -> Option<PartName> {
     let numbers = file.strip_prefix('g')?.strip_suffix(".safetensors")?;
     let (generation, worker) = numbers.split_once("-w")?;
+    let (worker, claim) = worker.split_once("-c").unwrap_or((worker, "1"));
     let (generation, worker) = (Generation(number(generation)?), WorkerId(number(worker)?));
-    Some(PartName { generation, worker })
+    Some(PartName { generation, worker, claim: number(claim)? })
 }
 
 /// A number that consists of digits alone: `parse` would take a sign, too.
@@ -204,15 +212,16 @@ mod tests {
     use super::*;
 
     fn any_name() -> impl Strategy<Value = ObjectName> {
-        let part = |(generation, worker)| PartName {
+        let part = |(generation, worker, claim): (u64, u64, u64)| PartName {
             generation: Generation(generation),
             worker: WorkerId(worker),
+            claim: claim.max(1),
         };
         prop_oneof![
             any::<u64>().prop_map(ObjectName::Claim),
             any::<u64>().prop_map(ObjectName::Probe),
             any::<u64>().prop_map(|step| ObjectName::Manifest(Step(step))),
-            (any::<u64>(), any::<(u64, u64)>())
+            (any::<u64>(), any::<(u64, u64, u64)>())
                 .prop_map(move |(step, it)| ObjectName::Part(Step(step), part(it))),
             "[A-Za-z0-9_][A-Za-z0-9._-]{0,30}"
                 .prop_filter_map("a file's name", |text| text.parse().ok().map(ObjectName::File)),
@@ -239,9 +248,11 @@ mod tests {
 
     #[test]
     fn names_by_table() {
-        let part = PartName { generation: Generation(7), worker: WorkerId(12) };
+        let part = PartName { generation: Generation(7), worker: WorkerId(12), claim: 1 };
+        let other = PartName { claim: 2, ..part };
         for (name, text) in [
             (ObjectName::Part(Step(500), part), "step-000500/g0007-w12.safetensors"),
+            (ObjectName::Part(Step(500), other), "step-000500/g0007-w12-c2.safetensors"),
             (ObjectName::Manifest(Step(500)), "step-000500/manifest.json"),
             (ObjectName::Manifest(Step(12_345_678)), "step-12345678/manifest.json"),
             (ObjectName::Claim(7), "claims/000007.json"),
@@ -269,6 +280,10 @@ mod tests {
             "step-000500//manifest.json",
             "step-000500/g7-w12.safetensors",
             "step-000500/g0007-w012.safetensors",
+            "step-000500/g0007-w12-c0.safetensors",
+            "step-000500/g0007-w12-c1.safetensors",
+            "step-000500/g0007-w12-c02.safetensors",
+            "step-000500/g0007-w12-c2-c3.safetensors",
             "step-000500/g0007-w12.safetensors.partial",
             "step-000500",
             "claims/7.json",

@@ -3,19 +3,17 @@
 //! Only whole checkpoints are counted and deleted. A damaged one is left to people: it may be the
 //! only trace of what went wrong, and `checkpoint rm` removes it.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use everstep_transport::protocol::Step;
 pub use everstep_transport::protocol::checkpoint::Retention;
 
 use crate::names::ObjectName;
 use crate::store::StoredObject;
 
-/// How old an object without a manifest must be before it is swept, seconds. A part is written
-/// before its manifest, so a younger one may belong to a checkpoint under way.
-pub const ORPHAN_AGE_SECONDS: u64 = 24 * 3_600;
-/// How many of the newest claims are never swept.
-const KEPT_CLAIMS: usize = 8;
+/// How much older than the newest object of the store rubbish must be, seconds by the store's
+/// clock. A listing of a network's file system may lack what is younger.
+const RUBBISH_AGE_SECONDS: u64 = 600;
+/// How much older than the newest object an unfinished file must be: its writer has ended.
+const ABANDONED_AGE_SECONDS: u64 = 24 * 3_600;
 
 /// The objects of a checkpoint in the order of their deletion. The manifest goes first, so that
 /// whatever interrupts the deletion, no manifest ever lists a file that is gone.
@@ -25,54 +23,37 @@ pub fn deletion_order(listing: &[StoredObject], step: Step) -> Vec<ObjectName> {
     std::iter::once(ObjectName::Manifest(step)).chain(parts).collect()
 }
 
-/// What is known of a manifest that is in the listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum KnownManifest {
-    /// It lists these parts.
-    Lists(BTreeSet<ObjectName>),
-    /// It was not read, or is damaged. Everything beside it stays.
-    Unknown,
-}
-
-/// The objects that no manifest lists and no writer waits for, at this time in seconds of Unix
-/// time: parts of checkpoints that were never completed, forgotten probes, and old claims.
-/// `manifests` has those that were read. A checkpoint that is being written is `writing`.
-pub fn orphans(
-    listing: &[StoredObject],
-    manifests: &BTreeMap<Step, KnownManifest>,
-    writing: &BTreeSet<Step>,
-    now: u64,
-) -> Vec<ObjectName> {
-    let has_manifest = |step: Step| {
-        let name = ObjectName::Manifest(step);
-        manifests.contains_key(&step) || listing.iter().any(|object| object.name == name)
-    };
-    let claims: BTreeSet<u64> = listing.iter().filter_map(|it| claim(&it.name)).collect();
-    let oldest_kept = claims.iter().rev().nth(KEPT_CLAIMS - 1);
-    let is_orphan = |object: &&StoredObject| match &object.name {
-        ObjectName::Part(step, _) if writing.contains(step) => false,
-        ObjectName::Part(step, _) => match manifests.get(step) {
-            Some(KnownManifest::Lists(files)) => !files.contains(&object.name),
-            Some(KnownManifest::Unknown) => false,
-            None => !has_manifest(*step),
-        },
-        ObjectName::Claim(number) => oldest_kept.is_some_and(|oldest| number < oldest),
+/// The objects that nothing needs any more: parts of steps up to `up_to` without a manifest, and
+/// forgotten probes. The caller knows that no part of these steps can still become part of a
+/// manifest. Claims always stay: they tell a cluster that another one has outdone it.
+pub fn rubbish(listing: &[StoredObject], up_to: Step) -> Vec<ObjectName> {
+    let has_manifest =
+        |step: Step| listing.iter().any(|object| object.name == ObjectName::Manifest(step));
+    let is_rubbish = |object: &&StoredObject| match &object.name {
+        ObjectName::Part(step, _) => *step <= up_to && !has_manifest(*step),
         ObjectName::Probe(_) => true,
-        ObjectName::Manifest(_) | ObjectName::File(_) => false,
+        ObjectName::Claim(_) | ObjectName::Manifest(_) | ObjectName::File(_) => false,
     };
-    let is_old = |object: &&StoredObject| object.changed.saturating_add(ORPHAN_AGE_SECONDS) <= now;
-    listing.iter().filter(is_old).filter(is_orphan).map(|object| object.name.clone()).collect()
+    let newest = newest_change(listing);
+    let is_old =
+        |object: &&StoredObject| object.changed.saturating_add(RUBBISH_AGE_SECONDS) <= newest;
+    listing.iter().filter(is_old).filter(is_rubbish).map(|object| object.name.clone()).collect()
 }
 
-fn claim(name: &ObjectName) -> Option<u64> {
-    match name {
-        ObjectName::Claim(number) => Some(*number),
-        _ => None,
-    }
+/// Unfinished files that were changed before this time have no writer any more: seconds of Unix
+/// time by the store's clock.
+pub fn abandoned_before(listing: &[StoredObject]) -> u64 {
+    newest_change(listing).saturating_sub(ABANDONED_AGE_SECONDS)
+}
+
+fn newest_change(listing: &[StoredObject]) -> u64 {
+    listing.iter().map(|object| object.changed).max().unwrap_or(0)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use everstep_transport::protocol::{Generation, WorkerId};
     use proptest::prelude::*;
 
@@ -84,7 +65,7 @@ mod tests {
     }
 
     fn part(step: u64, worker: u64) -> ObjectName {
-        let name = PartName { generation: Generation(1), worker: WorkerId(worker) };
+        let name = PartName { generation: Generation(1), worker: WorkerId(worker), claim: 1 };
         ObjectName::Part(Step(step), name)
     }
 
@@ -146,32 +127,42 @@ mod tests {
     }
 
     #[test]
-    fn parts_that_nothing_needs_are_orphans_after_a_day() {
-        let day = ORPHAN_AGE_SECONDS;
+    fn parts_without_a_manifest_are_rubbish_once_none_can_come() {
+        let age = RUBBISH_AGE_SECONDS;
         let listing = [
+            object(ObjectName::Claim(1), 0),
             object(ObjectName::Probe(1), 0),
+            object(ObjectName::Probe(2), 1),
+            object(ObjectName::File(crate::names::FileName::weights()), 0),
             object(part(5, 1), 0),
             object(part(5, 2), 0),
             object(ObjectName::Manifest(Step(5)), 0),
             object(part(6, 1), 0),
             object(part(7, 1), 1),
             object(part(8, 1), 0),
-            object(part(9, 1), 0),
-            object(ObjectName::Manifest(Step(9)), 0),
-            object(part(10, 1), 0),
-            object(ObjectName::Manifest(Step(10)), 0),
+            object(ObjectName::Manifest(Step(9)), age),
         ];
-        let lists = KnownManifest::Lists([part(5, 1)].into());
-        let manifests = [(Step(5), lists), (Step(9), KnownManifest::Unknown)].into();
-        let found = orphans(&listing, &manifests, &steps([8]), day);
-        assert_eq!(found, [ObjectName::Probe(1), part(5, 2), part(6, 1)]);
-        assert_eq!(orphans(&listing, &manifests, &steps([8]), day - 1), []);
+        assert_eq!(rubbish(&listing, Step(7)), [ObjectName::Probe(1), part(6, 1)]);
+        assert_eq!(rubbish(&listing, Step(8)), [ObjectName::Probe(1), part(6, 1), part(8, 1)]);
+        assert_eq!(rubbish(&listing[..10], Step(8)), [], "it may be younger than the listing");
+        assert_eq!(rubbish(&[], Step(8)), []);
     }
 
-    #[test]
-    fn old_claims_go_and_the_newest_stay() {
-        let listing: Vec<_> = (1..=10).map(|number| object(ObjectName::Claim(number), 0)).collect();
-        let found = orphans(&listing, &BTreeMap::new(), &BTreeSet::new(), ORPHAN_AGE_SECONDS);
-        assert_eq!(found, [ObjectName::Claim(1), ObjectName::Claim(2)]);
+    proptest! {
+        #[test]
+        fn no_part_of_a_manifest_and_none_of_a_later_step_is_rubbish(
+            parts in prop::collection::vec((0_u64..12, 0_u64..3, 0_u64..1_500), 0..30),
+            manifests in prop::collection::btree_set(0_u64..12, 0..8),
+            up_to in 0_u64..12,
+        ) {
+            let parts = parts.into_iter().map(|(step, by, at)| object(part(step, by), at));
+            let whole = manifests.iter().map(|step| object(ObjectName::Manifest(Step(*step)), 9));
+            let listing: Vec<_> = parts.chain(whole).collect();
+            for name in rubbish(&listing, Step(up_to)) {
+                let step = name.step().expect("a part");
+                prop_assert!(step <= Step(up_to) && !manifests.contains(&step.0));
+                prop_assert!(matches!(name, ObjectName::Part(..)));
+            }
+        }
     }
 }

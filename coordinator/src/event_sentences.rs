@@ -89,6 +89,9 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::CheckpointFailed { step, reason } => {
             format!("the checkpoint of step {step} was not written: {reason}")
         }
+        EventKind::CheckpointsResumed { from, to, count } => {
+            format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
+        }
         EventKind::CheckpointDamaged { step, reason } => {
             format!("the checkpoint of step {step} is damaged, and cannot be restored: {reason}")
         }

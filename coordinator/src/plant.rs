@@ -42,6 +42,8 @@ pub enum CorePlant {
     IgnoreTerm,
     /// A run is complete when its members are done, whether its model is durable or not.
     FinishUnwritten,
+    /// A run is complete when a worker has the model's file, whether the store has it or not.
+    FinishUnstored,
     /// The core shuts a coordinator out when one other replica knows that the log goes on without
     /// it.
     ShutOutEarly,
@@ -58,6 +60,8 @@ pub enum CorePlant {
     ListUnsettled,
     /// A leader lists a checkpoint whether all parts are there or not.
     ListWithoutPart,
+    /// A leader has parts swept of checkpoints that are not listed yet.
+    SweepAhead,
     /// A leader proposes entries in the newest format of its own build.
     ProposeNewest,
 }

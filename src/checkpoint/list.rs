@@ -127,7 +127,7 @@ mod tests {
     }
 
     fn part(step: u64) -> StoredObject {
-        let name = PartName { generation: Generation(7), worker: WorkerId(12) };
+        let name = PartName { generation: Generation(7), worker: WorkerId(12), claim: 1 };
         object(ObjectName::Part(Step(step), name))
     }
 

@@ -92,7 +92,7 @@ pub(super) fn text(
         "checkpoint": progress.checkpoint(),
         "run": run,
         "model": place.map(|place| place.path.clone()).or(own),
-        "model_host": place.map(|place| &place.host),
+        "model_host": place.map(|place| &place.host).filter(|host| !host.is_empty()),
         "longest_stall_ms": stalls.reduce(f64::max),
         "submitted_unix_ms": submitted,
         "ended_unix_ms": now_unix_ms(),

@@ -26,6 +26,9 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::CheckpointFailed { step, reason } => {
             format!("the checkpoint of step {step} was not written: {reason}")
         }
+        EventKind::CheckpointsResumed { from, to, count } => {
+            format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
+        }
         EventKind::CheckpointDamaged { step, reason } => {
             format!("the checkpoint of step {step} is damaged: {reason}")
         }

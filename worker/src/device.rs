@@ -82,7 +82,7 @@ pub struct DeviceParts {
     pub loader: Loader,
     /// The pool of the buffers for tensors.
     pub pool: Pool,
-    /// The model's file. None if this worker has no directory.
+    /// The model's file. None if this worker has no directory, and the run no store.
     pub model_file: Option<ModelFile>,
     /// Sends gradients while the backward pass goes on, and begins the forward pass before all
     /// parameters are there. Off only to measure what that saves.
@@ -140,8 +140,9 @@ impl Device {
 
     /// What checkpoints state of the run. None if the run writes none.
     pub fn checkpoint_facts(&self, fingerprint: &Fingerprint) -> Option<CheckpointFacts> {
-        let DeviceParts { run, optimizer, .. } = &self.parts;
-        CheckpointFacts::of(run, fingerprint, self.store.layout(), optimizer)
+        let DeviceParts { run, optimizer, model_file, .. } = &self.parts;
+        let facts = CheckpointFacts::of(run, fingerprint, self.store.layout(), optimizer)?;
+        Some(CheckpointFacts { model: model_file.as_ref().map(|it| it.path().into()), ..facts })
     }
 
     /// The device has this bug from now on.

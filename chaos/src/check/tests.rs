@@ -6,8 +6,8 @@ use everstep_transport::protocol::reason::RollbackReason;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, DataShard, HistoryEntry, HistoryEvent, LossScale, Message, MetricsLine,
-    ModelPlace, NodeName, Ownership, Rank, Term,
+    CheckpointSpec, Chunk, ChunkKind, DataShard, HistoryEntry, HistoryEvent, LossScale, Message,
+    MetricsLine, ModelPlace, NodeName, OnFailure, Ownership, Rank, Term,
 };
 
 use super::*;
@@ -725,5 +725,28 @@ fn i22_a_run_that_is_complete_before_its_model_is_durable_or_names_none() {
         }
         let told = see(&mut checks, Observation::Told(&complete(named.map(place))));
         assert_eq!(told, if holds { Ok(()) } else { Err(Invariant::I22) }, "{named:?}");
+    }
+}
+
+#[test]
+fn i22_a_run_with_a_store_that_is_complete_with_a_workers_file_alone() {
+    let place = |host: &str, path: &str| ModelPlace { host: host.into(), path: path.into() };
+    let (file, stored) = (place("a", "/runs/model"), place("", "s3://store/model.safetensors"));
+    for (durable, named, holds) in [
+        (vec![&file, &stored], &stored, true),
+        (vec![&file, &stored], &file, false),
+        (vec![&file], &file, false),
+        (vec![&file], &stored, false),
+    ] {
+        let (path, on_failure) = ("s3://store/".into(), OnFailure::Continue);
+        let spec = CheckpointSpec { path, every: 5, keep: 1, keep_every: 0, on_failure };
+        let run = RunSpec { checkpoint: Some(spec), ..exemplars::run() };
+        let mut checks = InvariantChecks::new(&run, SAMPLES, None);
+        for place in durable {
+            see(&mut checks, Observation::Durable(place)).expect("a file");
+        }
+        let kind = EventKind::Complete { step: Step(1), model: Some(named.clone()) };
+        let told = see(&mut checks, Observation::Told(&Event { number: 1, unix_ms: 0, kind }));
+        assert_eq!(told, if holds { Ok(()) } else { Err(Invariant::I22) }, "{named}");
     }
 }

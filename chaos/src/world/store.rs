@@ -9,10 +9,13 @@ use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{
-    CheckpointId, Generation, Record, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
+    CheckpointId, Generation, ModelPlace, Record, RunSpec, SavedPart, Shard, Step, WorkerId,
+    WrittenManifest,
 };
 use everstep_transport::time::Time;
-use everstep_worker::step::event::{Input, PartToSave, ShardToSave, StoreJob, StoreReport};
+use everstep_worker::step::event::{
+    Input, ManifestToWrite, PartToSave, ShardToSave, StoreJob, StoreReport,
+};
 
 use super::World;
 use super::types::Event;
@@ -26,22 +29,38 @@ const AWAY_ONE_IN: u64 = 24;
 const LONGEST_AWAY: Duration = Duration::from_secs(3);
 
 /// The parts and manifests in the store.
-#[derive(Default)]
 pub(super) struct SimStore {
     parts: BTreeMap<(CheckpointId, WorkerId), Vec<ShardToSave>>,
     manifests: BTreeMap<CheckpointId, Vec<WorkerId>>,
+    /// Where the trained model goes.
+    model_place: ModelPlace,
     away_until: Time,
     /// When each worker's thread has done its jobs: it does them in order.
     busy_until: BTreeMap<usize, Time>,
 }
 
 impl SimStore {
+    /// The empty store of a run.
+    pub(super) fn of(run: &RunSpec) -> Self {
+        let path = run.checkpoint.as_ref().map_or_else(String::new, |spec| spec.model_path());
+        Self {
+            parts: BTreeMap::new(),
+            manifests: BTreeMap::new(),
+            model_place: ModelPlace { host: String::new(), path },
+            away_until: Time(0),
+            busy_until: BTreeMap::new(),
+        }
+    }
+
     /// Does a job, and says what the worker's thread reports.
     fn perform(&mut self, job: StoreJob) -> Vec<StoreReport> {
         match job {
             StoreJob::Save(part) => vec![StoreReport::Saved(self.save(part))],
-            StoreJob::Manifest { parts, delete, .. } => vec![self.complete(&parts, delete)],
+            StoreJob::Manifest(order) => vec![self.complete(order)],
             StoreJob::Restore { generation, id, shards } => self.restore(generation, id, &shards),
+            StoreJob::Model { generation } => {
+                vec![StoreReport::Stored { generation, place: self.model_place.clone() }]
+            }
         }
     }
 
@@ -53,7 +72,8 @@ impl SimStore {
         SavedPart { commit, bytes: 90, head_bytes: 10, head_digest, shards, write_ms: 1 }
     }
 
-    fn complete(&mut self, parts: &[WorkerPart], delete: Vec<CheckpointId>) -> StoreReport {
+    fn complete(&mut self, order: ManifestToWrite) -> StoreReport {
+        let ManifestToWrite { parts, delete, sweep, .. } = order;
         for id in &delete {
             self.manifests.remove(id);
             self.parts.retain(|(of, _), _| of != id);
@@ -67,6 +87,8 @@ impl SimStore {
             hasher.update(digest);
         }
         self.manifests.insert(id, parts.iter().map(|of| of.worker).collect());
+        let steps: BTreeSet<Step> = self.manifests.keys().map(|id| id.step).collect();
+        self.parts.retain(|(of, _), _| of.step > sweep || steps.contains(&of.step));
         let (bytes, state_hash) = (90 * parts.len() as u64, *hasher.finalize().as_bytes());
         StoreReport::Manifest(WrittenManifest { id, bytes, state_hash, deleted: delete })
     }
@@ -151,6 +173,9 @@ impl World {
             if let StoreReport::Damaged { id, reason, .. } = &report {
                 // The store keeps what it has: the log lists what was never whole, or is deleted.
                 return Err(self.not_whole(*id, reason));
+            }
+            if let StoreReport::Stored { place, .. } = &report {
+                self.observe(Observation::Durable(place))?;
             }
             self.step_worker(place, Input::Store(report))?;
         }

@@ -188,6 +188,16 @@ fn i22_a_run_that_ends_before_its_model_is_durable_is_found() {
 }
 
 #[test]
+fn i22_a_run_that_ends_before_its_store_has_the_model_is_found() {
+    find(plant!(coordinator FinishUnstored), Rates::default(), &[I22]);
+}
+
+#[test]
+fn i12_a_part_that_is_deleted_though_a_manifest_refers_to_it_is_found() {
+    find(plant!(coordinator SweepAhead), Rates::default(), &[I12]);
+}
+
+#[test]
 fn i12_a_checkpoint_of_an_unsettled_step_is_found() {
     find(plant!(coordinator ListUnsettled), Rates::default(), &[I12]);
 }

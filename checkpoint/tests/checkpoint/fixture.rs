@@ -55,7 +55,7 @@ impl Run {
     pub fn plan(&self, step: Step, worker: u64, shards: &[u32]) -> PartPlan {
         PartPlan {
             step,
-            name: PartName { generation: Generation(7), worker: WorkerId(worker) },
+            name: PartName { generation: Generation(7), worker: WorkerId(worker), claim: 1 },
             run: self.identity.clone(),
             parameters: self.layout.count(),
             slots: self.slots.clone(),

@@ -14,6 +14,7 @@ mod restore;
 mod store_errors;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{
@@ -21,6 +22,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+pub(super) use self::end::{STORE_GIVEN_UP_AFTER, goes_on_without_checkpoints};
 use self::manifest_order::ManifestOrder;
 use self::parts::{PendingCheckpoint, hash_of};
 pub use self::store_errors::CheckpointStoreError;
@@ -59,6 +61,11 @@ impl CheckpointWriting {
         self.renewed = now;
     }
 
+    /// The workers that the store has failed for so long.
+    pub(super) fn failing_since(&self, now: Time, span: Duration) -> BTreeSet<WorkerId> {
+        self.store_errors.since(now, span)
+    }
+
     /// Takes a part. Returns the oldest checkpoint if there are too many.
     fn take(&mut self, now: Time, worker: WorkerId, part: SavedPart) -> Option<CheckpointId> {
         let id = CheckpointId::of(&part.commit);
@@ -92,11 +99,10 @@ impl CheckpointWriting {
         is_news
     }
 
-    /// The incomplete checkpoints of steps before this one. No part of them will come: each worker
-    /// saves one checkpoint after the other.
-    fn outrun_by(&self, step: Step, shards: u32) -> Vec<CheckpointId> {
-        let older = self.pending.iter().filter(|(id, _)| id.step < step);
-        older.filter(|(_, pending)| pending.cover(shards).is_err()).map(|(id, _)| *id).collect()
+    /// The checkpoints of steps before this one. No part of them will come, since each worker saves
+    /// one checkpoint after the other, and none is taken: the next order has their parts swept.
+    fn outrun_by(&self, step: Step) -> Vec<CheckpointId> {
+        self.pending.keys().filter(|id| id.step < step).copied().collect()
     }
 }
 
@@ -112,8 +118,8 @@ impl Core {
         if !fits || !self.may_save(worker, id) {
             return self.links.ignore();
         }
-        let is_over = self.checkpoints.failed.contains(&id);
-        if is_over || self.state.checkpoints().find(id).is_some() {
+        let newest = self.state.checkpoints().newest_step();
+        if self.checkpoints.failed.contains(&id) || id.step <= newest {
             return;
         }
         if let Some(oldest) = self.checkpoints.take(now, worker, part) {
@@ -205,7 +211,14 @@ impl Core {
             let generation = self.state.generation();
             let bitwise = self.state.divergence().is_none();
             let delete = self.state.checkpoints().to_delete().collect();
-            let order = Message::WriteManifest { term, generation, parts, bitwise, delete };
+            let sweep = self.state.checkpoints().newest_step();
+            #[cfg(feature = "planted")]
+            let sweep = match self.state.plant {
+                Some(CorePlant::SweepAhead) => Step(u64::MAX),
+                _ => sweep,
+            };
+            invariants::check_sweep(self, id, sweep);
+            let order = Message::WriteManifest { term, generation, parts, bitwise, delete, sweep };
             self.outbox.send(link, order);
         }
     }
@@ -238,7 +251,7 @@ impl Core {
         if *verdict != EntryOutcome::Accepted {
             return;
         }
-        for outrun in self.checkpoints.outrun_by(id.step, self.state.shards().unwrap_or(0)) {
+        for outrun in self.checkpoints.outrun_by(id.step) {
             self.fail_incomplete(now, outrun);
         }
         self.conclude(now);
@@ -256,12 +269,31 @@ impl Core {
         self.fail_checkpoint(now, id, reason);
     }
 
-    /// A checkpoint is not written, for this reason. An event tells of it once.
+    /// A checkpoint is not written, for this reason. An event tells of the first that fails, and of
+    /// the run's last. The listing of a later one tells of those in between.
     fn fail_checkpoint(&mut self, now: Time, id: CheckpointId, reason: String) {
         let is_known = self.has_failed(id.step);
-        if self.checkpoints.fail(id) && !is_known {
+        let last = self.state.run().map_or(Step(0), |run| Step(run.steps));
+        let is_told = id.step == last || !self.fails_since(id);
+        if self.checkpoints.fail(id) && !is_known && is_told {
             self.note(now, EventKind::CheckpointFailed { step: id.step, reason });
         }
         self.conclude(now);
+    }
+
+    /// Whether an event has told of another checkpoint that failed since the newest one was listed.
+    fn fails_since(&self, id: CheckpointId) -> bool {
+        let newest = self.state.checkpoints().newest_step();
+        let is_later = |step: Step| newest < step && step != id.step && newest < id.step;
+        let mut known = self.checkpoints.failed.iter().filter(|it| self.state.is_of_history(**it));
+        let mut told = self.state.events().iter().rev().take_while(|event| {
+            let kind = &event.kind;
+            !matches!(kind, EventKind::Rollback { .. } | EventKind::Submitted { .. })
+        });
+        known.any(|known| is_later(known.step))
+            || told.any(|event| match event.kind {
+                EventKind::CheckpointFailed { step, .. } => is_later(step),
+                _ => false,
+            })
     }
 }

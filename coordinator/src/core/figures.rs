@@ -43,7 +43,7 @@ impl Core {
             metric,
             tokens_per_second: rate(sums.tokens, sums.seconds),
             eta_seconds: None,
-            model: self.completion.model.durable().cloned().filter(|_| is_complete),
+            model: self.completion.model.place().cloned().filter(|_| is_complete),
             longest_stall_ms: Some(sums.longest_stall_ms).filter(|stall| *stall > 0.0),
             ..self.figures()
         }

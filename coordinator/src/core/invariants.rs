@@ -9,6 +9,7 @@
 
 use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{CheckpointId, Step, WorkerPart};
+use everstep_transport::time::Time;
 
 use super::Core;
 use crate::lines::LineRecord;
@@ -16,15 +17,13 @@ use crate::state::State;
 
 impl Core {
     /// The end of the run is about to be proposed.
-    pub(super) fn check_end(&self, outcome: &Outcome) {
+    pub(super) fn check_end(&self, now: Time, outcome: &Outcome) {
         let Outcome::Complete(results) = outcome else { return };
         if self.state.is_exempt() {
             return;
         }
-        assert!(
-            self.completion.model.durable().is_some(),
-            "I22: a complete run has a durable model"
-        );
+        assert!(self.is_model_durable(now), "I22: a complete run has a durable model");
+        assert!(self.completion.model.place().is_some(), "I22: a complete run names its model");
         let steps = self.state.run().map_or(0, |run| run.steps);
         assert!(self.written() >= Step(steps), "I13: a complete run has the line of every step");
         let members = self.state.record().map_or(0, |record| record.members.len());
@@ -44,6 +43,13 @@ pub(super) fn check_checkpoint(core: &Core, id: CheckpointId, parts: &[WorkerPar
     shards.sort_unstable();
     let all = 0..core.state.shards().unwrap_or(0);
     assert!(all.eq(shards), "I12: the checkpoint of step {step} does not have each shard once");
+}
+
+/// A manifest is about to be ordered, and parts of steps up to `sweep` are swept after it.
+pub(super) fn check_sweep(core: &Core, id: CheckpointId, sweep: Step) {
+    if !core.state.is_exempt() {
+        assert!(sweep < id.step, "I12: the parts of a checkpoint under way are not swept");
+    }
 }
 
 /// Lines are about to be written: they end with the newest that this coordinator knows.

@@ -6,17 +6,23 @@
 //! write. The leader tells no worker to stop. Each worker that it told keeps trying, and the run is
 //! complete as soon as one file is durable (I22). This knowledge is the leader's own: workers tell
 //! it again to the next leader.
+//!
+//! If the run has a store of checkpoints, the writer copies its file there, and the run is complete
+//! when the store has the model. Any worker can write it then, with a directory or without. A store
+//! that is away keeps the run from its end. A run that goes on without checkpoints is content with
+//! the writer's file after a while.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{
-    Generation, Message, ModelAwaited, ModelPlace, WorkerId, WriteFailure,
+    CheckpointSpec, Generation, Message, ModelAwaited, ModelPlace, Step, WorkerId, WriteFailure,
 };
 use everstep_transport::time::Time;
 
 use super::Core;
+use super::checkpoints::{STORE_GIVEN_UP_AFTER, goes_on_without_checkpoints};
 use super::roster::Roster;
 use super::workers::bounded;
 use crate::state::State;
@@ -39,7 +45,10 @@ pub(super) struct ModelWriting {
     nobody_since: Option<Time>,
     /// Whether an event has said that no worker has a directory.
     nobody_is_noted: bool,
+    /// The place of a file on a worker's machine.
     durable: Option<ModelPlace>,
+    /// The place in the run's store.
+    stored: Option<ModelPlace>,
     /// When the leader last checked which worker writes.
     checked_at: Time,
 }
@@ -55,26 +64,38 @@ impl ModelWriting {
     /// last step.
     pub(super) fn renew(&mut self, is_last: bool) {
         self.durable.take_if(|_| !is_last);
+        self.stored.take_if(|_| !is_last);
         self.checked_at = Time(0);
     }
 
-    /// The place of the durable model. `None` until the model is durable.
-    pub(super) fn durable(&self) -> Option<&ModelPlace> {
-        self.durable.as_ref()
+    /// The place of the durable model: in the run's store if it is there. `None` until the model is
+    /// durable.
+    pub(super) fn place(&self) -> Option<&ModelPlace> {
+        self.stored.as_ref().or(self.durable.as_ref())
     }
 
-    /// Whether the model is durable: only then is a run complete (I22).
-    pub(super) fn is_durable(&self) -> bool {
-        self.durable.is_some()
+    /// Whether the model is where the run wants it.
+    fn is_in_place(&self, has_store: bool) -> bool {
+        self.stored.is_some() || !has_store && self.durable.is_some()
+    }
+
+    /// The worker that was told to write last.
+    fn told_worker(&self) -> Option<WorkerId> {
+        self.told.map(|(worker, ..)| worker)
     }
 
     /// Checks now and then whether a worker is to be told to write. `over` says whether the last
-    /// step is committed.
-    fn check(&mut self, roster: Roster<'_>, over: bool) -> Option<ModelOrder> {
+    /// step is committed. The store has failed some workers for long.
+    fn check(
+        &mut self,
+        roster: Roster<'_>,
+        over: bool,
+        failed: &BTreeSet<WorkerId>,
+    ) -> Option<ModelOrder> {
         let (now, state) = (roster.now, roster.state);
         let is_due =
             self.checked_at == Time(0) || now.since(self.checked_at) >= MODEL_WRITER_CHECK_INTERVAL;
-        if self.durable.is_some() || state.record().is_none() || !is_due {
+        if self.is_in_place(roster.has_store()) || state.record().is_none() || !is_due {
             return None;
         }
         self.checked_at = now;
@@ -82,7 +103,9 @@ impl ModelWriting {
         if !over && self.is_told(roster, generation) {
             return None;
         }
-        let Some(writer) = self.writer(roster, over) else { return self.miss_writer(roster, over) };
+        let Some(writer) = self.writer(roster, over, failed) else {
+            return self.miss_writer(roster, over);
+        };
         self.nobody_since = None;
         let is_due = match self.told {
             Some((told, of, at)) => {
@@ -103,16 +126,27 @@ impl ModelWriting {
         of == generation && roster.is_linked(worker)
     }
 
-    /// The worker that was told to write, unless its file fails for long and another place is free.
-    fn writer(&self, roster: Roster<'_>, over: bool) -> Option<WorkerId> {
+    /// The worker that was told to write, unless its file or the store fails it for long and
+    /// another worker may do better.
+    fn writer(
+        &self,
+        roster: Roster<'_>,
+        over: bool,
+        failed: &BTreeSet<WorkerId>,
+    ) -> Option<WorkerId> {
         let writers = roster.writers(over);
         let is_old =
             |failing: &Failing| roster.now.since(failing.since) >= MODEL_WRITER_REPLACED_AFTER;
         let failing = self.failing.iter().filter(|(_, failing)| is_old(failing));
-        let places: Vec<_> = failing.map(|(worker, _)| roster.place_of(*worker)).collect();
-        let is_sound = |worker: &WorkerId| !places.contains(&roster.place_of(*worker));
-        let told = self.told.map(|(worker, ..)| worker);
-        let told = told.filter(|worker| writers.contains(worker));
+        let failing: Vec<WorkerId> = failing.map(|(worker, _)| *worker).collect();
+        let shares_place = |worker: &WorkerId| {
+            let place = roster.place_of(*worker);
+            failing.iter().any(|other| place.is_some() && roster.place_of(*other) == place)
+        };
+        let is_sound = |worker: &WorkerId| {
+            !failing.contains(worker) && !failed.contains(worker) && !shares_place(worker)
+        };
+        let told = self.told_worker().filter(|worker| writers.contains(worker));
         let sound = told.filter(is_sound).or_else(|| writers.iter().copied().find(is_sound));
         sound.or(told).or_else(|| writers.first().copied())
     }
@@ -123,7 +157,8 @@ impl ModelWriting {
             self.nobody_since.get_or_insert(roster.now);
         }
         let has_place = |worker: WorkerId| roster.place_of(worker).is_some();
-        let nobody = !roster.state.present().any(|(worker, _)| has_place(worker));
+        let nobody =
+            !roster.has_store() && !roster.state.present().any(|(worker, _)| has_place(worker));
         let is_news = nobody && !self.nobody_is_noted;
         self.nobody_is_noted |= nobody;
         is_news.then_some(ModelOrder::NoteNoStore)
@@ -152,7 +187,7 @@ impl ModelWriting {
 
     /// Why the model of a trained run waits, and since when.
     fn awaited(&self, state: &State) -> Option<(Option<WriteFailure>, Time)> {
-        if self.durable.is_some() {
+        if self.place().is_some() {
             return None;
         }
         if let Some(since) = self.nobody_since {
@@ -172,9 +207,11 @@ enum ModelOrder {
     NoteNoStore,
 }
 
-/// A worker cannot write its file. `None` for a worker without a directory.
+/// A worker cannot write its file. `None` for a worker that has nowhere to write.
 fn write_failure(state: &State, worker: WorkerId, reason: &str) -> Option<WriteFailure> {
-    let place = state.place_of(worker)?.clone();
+    let store = || state.run()?.checkpoint.as_ref().map(CheckpointSpec::model_path);
+    let in_store = || Some(ModelPlace { host: String::new(), path: store()? });
+    let place = state.place_of(worker).cloned().or_else(in_store)?;
     let number = state.label(worker).map_or(0, |label| label.number);
     Some(WriteFailure { worker, number, place, reason: reason.to_string() })
 }
@@ -186,13 +223,45 @@ impl Core {
             return;
         }
         let over = self.is_over();
+        let failed = self.checkpoints.failing_since(now, MODEL_WRITER_REPLACED_AFTER);
         let Self { completion, state, links, health, .. } = self;
         let roster = Roster { now, state, links, detector: &health.detector };
-        match completion.model.check(roster, over) {
+        match completion.model.check(roster, over, &failed) {
             Some(ModelOrder::Write(worker)) => self.send_write(now, worker),
             Some(ModelOrder::NoteNoStore) => self.note(now, EventKind::NoStore),
             None => {}
         }
+        if over && self.gives_store_up(now) {
+            self.conclude(now);
+        }
+    }
+
+    /// Whether the model is durable where the run wants it: only then is a run complete (I22).
+    pub(super) fn is_model_durable(&self, now: Time) -> bool {
+        let has_store = self.state.run().is_some_and(|run| run.checkpoint.is_some());
+        #[cfg(feature = "planted")]
+        let has_store =
+            has_store && self.state.plant != Some(crate::plant::CorePlant::FinishUnstored);
+        self.completion.model.is_in_place(has_store) || self.gives_store_up(now)
+    }
+
+    /// Whether the run ends with the writer's file alone: its store has been away for long, and the
+    /// run goes on without checkpoints.
+    fn gives_store_up(&self, now: Time) -> bool {
+        let model = &self.completion.model;
+        let goes_on = self.state.run().is_some_and(goes_on_without_checkpoints);
+        goes_on
+            && model.durable.is_some()
+            && model.told_worker().is_some_and(|writer| {
+                let failing = self.checkpoints.failing_since(now, STORE_GIVEN_UP_AFTER);
+                failing.contains(&writer)
+            })
+    }
+
+    /// Whether the run has nothing left to do but to put its model into the store.
+    pub(super) fn awaits_stored_model(&self) -> bool {
+        let has_store = self.state.run().is_some_and(|run| run.checkpoint.is_some());
+        self.is_over() && has_store && self.completion.model.stored.is_none()
     }
 
     /// Tells a worker to write. The members let in a worker that is no member first.
@@ -220,6 +289,22 @@ impl Core {
     pub(super) fn written_by(&mut self, now: Time, worker: WorkerId, place: ModelPlace) {
         if self.state.place_of(worker) == Some(&place) {
             self.completion.model.durable = Some(place);
+            self.conclude(now);
+        } else {
+            self.links.ignore();
+        }
+    }
+
+    /// The model is durable in the run's store, as this worker says.
+    pub(super) fn stored_by(&mut self, now: Time, worker: WorkerId, place: ModelPlace) {
+        let run = self.state.run();
+        let spec = run.and_then(|run| run.checkpoint.as_ref());
+        let is_own = spec.is_some_and(|spec| spec.model_path() == place.path);
+        // A new leader may not have heard of the last commit, but has its line.
+        let is_trained = run.is_some_and(|run| self.written() >= Step(run.steps));
+        let is_over = is_trained || self.is_over();
+        if is_own && place.is_valid() && self.state.is_present(worker) && is_over {
+            self.completion.model.stored = Some(place);
             self.conclude(now);
         } else {
             self.links.ignore();

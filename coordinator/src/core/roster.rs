@@ -86,15 +86,26 @@ impl<'a> Roster<'a> {
         self.state.place_of(worker)
     }
 
-    /// The workers that have a directory and a link: members in rank order, and after the last step
-    /// every other worker.
+    /// Whether the run has a store of checkpoints. The model goes there, so a worker needs no
+    /// directory of its own to write it.
+    pub(super) fn has_store(self) -> bool {
+        self.state.run().is_some_and(|run| run.checkpoint.is_some())
+    }
+
+    /// The workers that have a link and can write the model: members in rank order, and after the
+    /// last step every other worker. Those with a directory come first.
     pub(super) fn writers(self, over: bool) -> Vec<WorkerId> {
         let members: BTreeSet<WorkerId> = self.state.members().collect();
         let beside = self.state.present().map(|(worker, _)| worker);
         let beside = beside.filter(|worker| over && !members.contains(worker));
         let all = self.state.members().chain(beside);
-        all.filter(|worker| self.place_of(*worker).is_some())
-            .filter(|worker| self.is_linked(*worker) && !self.detector.is_suspected(*worker))
-            .collect()
+        let is_there =
+            |worker: &WorkerId| self.is_linked(*worker) && !self.detector.is_suspected(*worker);
+        let (mut writers, others): (Vec<WorkerId>, Vec<WorkerId>) =
+            all.filter(is_there).partition(|worker| self.place_of(*worker).is_some());
+        if self.has_store() {
+            writers.extend(others);
+        }
+        writers
     }
 }

@@ -22,6 +22,7 @@ mod restart;
 mod restores;
 mod results;
 mod rollback;
+mod stored_models;
 mod storms;
 mod unable;
 mod views;

@@ -330,6 +330,7 @@ impl Core {
             Message::Leave => self.propose(now, Command::Drain { worker }),
             Message::Finished(result) if result.worker == worker => self.finished(now, result),
             Message::Written(place) => self.written_by(now, worker, place),
+            Message::Stored(place) => self.stored_by(now, worker, place),
             Message::Saved(part) => self.saved(now, worker, part),
             Message::Unsaved { id, reason } => self.unsaved(now, worker, id, &reason),
             Message::WrittenManifest(it) => self.wrote_manifest(now, worker, it),

@@ -62,6 +62,7 @@ pub const POINTS: &[&str] = &[
     // The model.
     "write.send",
     "written.receive",
+    "stored.receive",
     // A checkpoint.
     "saved.receive",
     "write_manifest.send",

@@ -116,6 +116,10 @@ impl Tally {
             }
             EventKind::Rollback { .. } => self.rollbacks += 1,
             EventKind::CheckpointFailed { .. } => self.failed_checkpoints += 1,
+            // The first of them had an event of its own.
+            EventKind::CheckpointsResumed { count, .. } => {
+                self.failed_checkpoints += count.saturating_sub(1);
+            }
             _ => {}
         }
     }

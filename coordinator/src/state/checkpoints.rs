@@ -154,8 +154,13 @@ impl State {
             return Err(Rejection::CheckpointListed(step));
         }
         let retention = spec.retention();
+        let unwritten = spec.due_between(self.checkpoints.newest_step(), step);
         self.checkpoints.delete(deleted);
         self.checkpoints.list(checkpoint.clone(), retention, self.runs.goes_back);
+        // A single one that was not written has an event of its own.
+        if let Some((from, to, count)) = unwritten.filter(|(.., count)| *count > 1) {
+            self.events.note(unix_ms, EventKind::CheckpointsResumed { from, to, count });
+        }
         let state_hash = blake3::Hash::from_bytes(checkpoint.state_hash).to_hex();
         let state_hash = state_hash.as_str().to_owned();
         let (bytes, seconds) = (checkpoint.bytes, checkpoint.write_ms as f64 / 1e3);

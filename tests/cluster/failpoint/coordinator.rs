@@ -82,6 +82,7 @@ const LIVES: &[(While, &[&str])] = &[
     (While::Ending, &["write.send", "written.receive"]),
     (While::Ending, &["propose.end", "dismiss.send"]),
     (While::Ending, &["applied.end"]),
+    (While::Saving, &["stored.receive"]),
     (While::Saving, &["saved.receive", "write_manifest.send", "written_manifest.receive"]),
     (
         While::Saving,

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::thread;
 
-use everstep_worker::failpoint::POINTS;
+use everstep_worker::failpoint::{POINTS, STORE_POINTS};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::{ABREAST, SLOW, Scene, abreast, block_on, world};
@@ -37,6 +37,8 @@ enum By {
     Leaving,
     /// It stands still until it is evicted.
     ComingBack,
+    /// It is the first of three members of a run that writes checkpoints.
+    Saving,
     /// All members hold, and no message of the coordinator comes through.
     Holding,
 }
@@ -92,6 +94,24 @@ const BY: &[(By, &[&str])] = &[
     (By::Losing, &["pause.receive", "status.send", "announce.receive", "enter"]),
     (By::Leaving, &["leave.send"]),
     (By::ComingBack, &["evicted.receive"]),
+    (
+        By::Saving,
+        &[
+            "save",
+            "saved.send",
+            "write_manifest.receive",
+            "written_manifest.send",
+            "stored.send",
+            "part.written",
+            "part.placed",
+            "manifest.due",
+            "manifest.placed",
+            "manifest.deleted",
+            "part.swept",
+            "model.due",
+            "model.placed",
+        ],
+    ),
     (By::Holding, &["go.send", "go.receive"]),
 ];
 
@@ -102,7 +122,7 @@ fn points(by: By) -> &'static [&'static str] {
 #[test]
 fn there_is_a_way_to_every_failpoint() {
     let reached: BTreeSet<_> = BY.iter().flat_map(|(_, points)| *points).collect();
-    assert_eq!(reached, POINTS.iter().collect());
+    assert_eq!(reached, POINTS.iter().chain(STORE_POINTS).collect());
 }
 
 /// Some points need luck. After this many whole runs without it, the test fails.
@@ -174,6 +194,41 @@ fn a_step_leader_may_die_at_any_point() {
             scene.complete().await;
         });
     }
+}
+
+/// No listed checkpoint is ever unusable, none is lost that was listed, and another worker puts the
+/// model into the store.
+#[test]
+fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
+    let world = world(60, &[("checkpoint.every", 4), ("checkpoint.keep", 2)]);
+    world.undisturbed();
+    abreast(points(By::Saving), async |point| {
+        let mut scene = Scene::begin(&world, &[point, "", ""]).await;
+        assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        let dir = scene.log.parent().expect("a directory").to_path_buf();
+        scene.complete().await;
+        let checkpoint = |verb: &str, more: &[&str]| {
+            let dir = dir.to_str().expect("UTF-8");
+            world.start(&[&["checkpoint", verb, "--dir", dir], more].concat()).end()
+        };
+        assert_eq!(checkpoint("verify", &[]).code, Some(0), "{point}: a checkpoint is damaged");
+        let told = checkpoint("ls", &["--json"]).stdout;
+        let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
+        let there: Vec<_> = told.as_array().expect("a list").iter().map(|it| &it["step"]).collect();
+        let events = fs::read_to_string(dir.join("events.jsonl")).expect("events");
+        let events = events.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+        let events: Vec<serde_json::Value> = events.collect();
+        let of = |kind: &str| -> Vec<&serde_json::Value> {
+            events.iter().filter(|it| it["event"] == kind).collect()
+        };
+        let listed: Vec<_> = of("checkpoint").into_iter().map(|it| &it["step"]).collect();
+        let newest = &listed[listed.len().saturating_sub(2)..];
+        assert!(there.ends_with(newest), "{point}: {there:?} lacks some of {listed:?}");
+        let model = dir.join("checkpoints/model.safetensors");
+        assert!(model.is_file(), "{point}: the model is in the store");
+        let named = of("complete").pop().expect("it is complete");
+        assert_eq!(named["model"]["path"], model.to_str().expect("UTF-8"), "{point}");
+    });
 }
 
 #[test]

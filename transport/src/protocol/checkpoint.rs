@@ -76,9 +76,33 @@ impl CheckpointSpec {
         step.0 > 0 && (step.0.is_multiple_of(self.every) || step.0 == steps)
     }
 
+    /// The checkpoints that were due after the step `listed` and before `step`: the first, the
+    /// last, and how many.
+    pub fn due_between(&self, listed: Step, step: Step) -> Option<(Step, Step, u64)> {
+        let first = (listed.0 / self.every).checked_add(1)?;
+        let last = step.0.checked_sub(1)? / self.every;
+        let count = last.checked_sub(first)? + 1;
+        Some((Step(first * self.every), Step(last * self.every), count))
+    }
+
     /// Which checkpoints are deleted when there are newer ones.
     pub fn retention(&self) -> Retention {
         Retention { keep: self.keep, keep_every: self.keep_every }
+    }
+
+    /// Whether the store is an object store, and so the same one from every machine.
+    pub fn is_url(&self) -> bool {
+        self.path.contains("://")
+    }
+
+    /// The place of an object in the store: `name` below its path or URL.
+    pub fn path_of(&self, name: &str) -> String {
+        format!("{}/{name}", self.path.trim_end_matches('/'))
+    }
+
+    /// The path or URL of the trained model in the store.
+    pub fn model_path(&self) -> String {
+        self.path_of(MODEL_FILE)
     }
 
     /// Checks every value. The error names the first that is not valid.
@@ -100,6 +124,9 @@ impl CheckpointSpec {
         Ok(())
     }
 }
+
+/// The name of the trained model in the run's store.
+pub const MODEL_FILE: &str = "model.safetensors";
 
 /// The folder of a checkpoint in its store: `step-000500`.
 pub fn step_folder(step: Step) -> String {

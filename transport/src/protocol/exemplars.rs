@@ -182,6 +182,7 @@ fn from_worker() -> Vec<Message> {
         Message::Failed { at_fault: Some(WORKER), fatal: true, reason: "no data".into() },
         Message::Unable { inability: Inability::Run, reason: "no such file".into() },
         Message::Written(place()),
+        Message::Stored(ModelPlace { host: String::new(), ..place() }),
         Message::Saved(saved_part()),
         Message::Unsaved { id: checkpoint(), reason: "no space left".into() },
         Message::WrittenManifest(WrittenManifest {
@@ -220,6 +221,7 @@ fn from_coordinator() -> Vec<Message> {
             parts: vec![WorkerPart { worker: WORKER, part: saved_part() }],
             bitwise: true,
             delete: vec![checkpoint()],
+            sweep: STEP,
         },
         Message::Drain { worker: WORKER },
         Message::Dismiss,

@@ -45,8 +45,8 @@ pub struct RunFigures {
     /// The longest time for which training stood still at a change of generation, milliseconds.
     /// Known at the end of the run.
     pub longest_stall_ms: Option<f64>,
-    /// The place of the model of a complete run. For scripts, `model` is its path and `model_host`
-    /// its machine.
+    /// The place of the model of a complete run. For scripts, `model` is its path or URL, and
+    /// `model_host` its machine, `null` for a URL.
     #[serde(flatten, serialize_with = "place")]
     pub model: Option<ModelPlace>,
     /// The newest loss, rollback, refusal or failure.
@@ -65,7 +65,8 @@ pub struct Trouble {
 fn place<S: Serializer>(model: &Option<ModelPlace>, serializer: S) -> Result<S::Ok, S::Error> {
     let mut keys = serializer.serialize_map(Some(2))?;
     keys.serialize_entry("model", &model.as_ref().map(|place| &place.path))?;
-    keys.serialize_entry("model_host", &model.as_ref().map(|place| &place.host))?;
+    let host = model.as_ref().map(|place| &place.host).filter(|host| !host.is_empty());
+    keys.serialize_entry("model_host", &host)?;
     keys.end()
 }
 

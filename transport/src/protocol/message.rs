@@ -263,6 +263,9 @@ pub enum Message {
         bitwise: bool,
         /// Checkpoints that the log lists no more: the receiver deletes them.
         delete: Vec<CheckpointId>,
+        /// No part of a step up to this one can still become part of a manifest: the receiver
+        /// deletes those that no manifest has.
+        sweep: Step,
     },
     /// The worker has drained, and must exit.
     Drain {
@@ -450,6 +453,11 @@ pub enum Message {
         /// Number of workers that have links with the sender.
         workers: u32,
     },
+
+    // Worker to coordinator.
+    /// The model is complete and durable in the run's store, at this place. The sender repeats this
+    /// to each new leader.
+    Stored(ModelPlace),
 }
 
 impl Message {

@@ -1,8 +1,8 @@
 //! Where a run's trained model goes, and what keeps it from getting there.
 //!
 //! A worker that has a directory states the place of the file when it registers. One worker writes
-//! the file. A run is complete only when the file is durable. This module does not know which
-//! worker writes.
+//! the file, and copies it to the store of the run's checkpoints if the run has one. A run is
+//! complete only when the model is durable. This module does not know which worker writes.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -13,12 +13,12 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::ids::WorkerId;
 
-/// A file on a machine.
+/// A file on a machine, or an object of an object store.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct ModelPlace {
-    /// The machine's node name, as `uname -n` prints it.
+    /// The machine's node name, as `uname -n` prints it. Empty for an object of an object store.
     pub host: String,
-    /// The absolute path of the file there.
+    /// The absolute path of the file there, or the URL of the object.
     pub path: String,
 }
 
@@ -36,7 +36,10 @@ impl ModelPlace {
 
 impl fmt::Display for ModelPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.path)
+        match self.host.as_str() {
+            "" => f.write_str(&self.path),
+            host => write!(f, "{host}:{}", self.path),
+        }
     }
 }
 

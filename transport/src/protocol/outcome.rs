@@ -207,6 +207,15 @@ pub enum EventKind {
         /// The file, the shard, and what is wrong.
         reason: String,
     },
+    /// Checkpoints are written again, after several that were not.
+    CheckpointsResumed {
+        /// The step of the first that was not written.
+        from: Step,
+        /// The step of the last that was not written.
+        to: Step,
+        /// How many were due from the first to the last.
+        count: u64,
+    },
 }
 
 /// Where the reason lies that a worker cannot compute a run.

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::actor::WorkerActor;
 use super::event::{DeviceBuilt, DeviceReported, StoreReported};
-use super::store_thread;
+use super::store_thread::{self, ClusterIdentity};
 use super::telemetry::{self, GpuTelemetry};
 use crate::device::build::{BuildContext, build};
 use crate::device::checkpoint_facts::CheckpointFacts;
@@ -45,6 +45,8 @@ pub struct DeviceHost {
     pub context: BuildContext,
     /// The pool of the buffers for tensors.
     pub pool: Pool,
+    /// The cluster, as the run's store knows it.
+    cluster: ClusterIdentity,
     /// The number of the newest build, from 1. 0 before the first.
     build: u64,
     device: Option<Sender<Job>>,
@@ -58,9 +60,14 @@ pub struct DeviceHost {
 
 impl DeviceHost {
     /// A host without a device.
-    pub fn new(registry: Arc<Registry>, context: BuildContext, pool: Pool) -> Self {
+    pub fn new(
+        registry: Arc<Registry>,
+        context: BuildContext,
+        pool: Pool,
+        cluster: ClusterIdentity,
+    ) -> Self {
         let (device, store, telemetry) = (None, None, None);
-        Self { registry, context, pool, build: 0, device, store, begun: vec![], telemetry }
+        Self { registry, context, pool, cluster, build: 0, device, store, begun: vec![], telemetry }
     }
 
     /// Drops the device, which ends after its queued jobs, and then builds another one. `own` hears
@@ -151,7 +158,8 @@ impl DeviceHost {
                 }
             }
         });
-        store_thread::start(facts, Box::new(move |report| reports.blocking_send(report).is_ok()))
+        let take = Box::new(move |report| reports.blocking_send(report).is_ok());
+        store_thread::start(facts, &self.cluster, take)
     }
 
     /// The recent state of the device's GPU. None if there is no GPU or it does not tell.

@@ -4,8 +4,8 @@
 //! derives them from the core's inputs and effects. `everstep_failpoint` knows what happens at
 //! them, and how a test asks for it.
 //!
-//! All points lie on the network thread, so a delay there delays all messages. Only the feature
-//! `failpoints` builds this.
+//! All points but [`STORE_POINTS`] lie on the network thread, so a delay there delays all messages.
+//! Only the feature `failpoints` builds this.
 
 use everstep_failpoint::pass;
 use everstep_transport::protocol::{ChunkKind, Message, Step};
@@ -47,6 +47,12 @@ pub const POINTS: &[&str] = &[
     "masters.send",
     "masters.receive",
     "written.send",
+    "stored.send",
+    // A checkpoint.
+    "save",
+    "saved.send",
+    "write_manifest.receive",
+    "written_manifest.send",
     // A change of generation.
     "pause.receive",
     "status.send",
@@ -74,12 +80,33 @@ pub const POINTS: &[&str] = &[
     "evicted.receive",
 ];
 
+/// The failpoints of the thread that reads and writes checkpoints.
+pub const STORE_POINTS: &[&str] = &[
+    // All bytes of a part are with the store, and the part is not in place yet.
+    "part.written",
+    "part.placed",
+    // The store has all parts, and no manifest yet.
+    "manifest.due",
+    "manifest.placed",
+    // Of a checkpoint that is deleted the manifest is gone, and its parts are there.
+    "manifest.deleted",
+    "part.swept",
+    "model.due",
+    "model.placed",
+];
+
 /// Reads the actions for these points, once, when the process starts.
 ///
 /// # Errors
 /// [`FailpointError`].
 pub fn arm() -> Result<(), FailpointError> {
-    everstep_failpoint::arm(POINTS)
+    everstep_failpoint::arm(&[POINTS, STORE_POINTS].concat())
+}
+
+/// The thread that reads and writes checkpoints is at one of [`STORE_POINTS`].
+pub fn at_store(point: &str) {
+    debug_assert!(STORE_POINTS.contains(&point), "{point}");
+    pass(point);
 }
 
 /// The core is about to take an input. Its generation resumes with version `resume`.
@@ -135,6 +162,7 @@ fn of_effect(effect: &Effect) -> Option<&'static str> {
         Effect::Device(Job::Gradient { .. }) => Some("load"),
         Effect::Device(Job::Update { .. }) => Some("update"),
         Effect::Device(Job::Restore { .. }) => Some("restore"),
+        Effect::Device(Job::Save { .. }) => Some("save"),
         Effect::Coordinators(_)
         | Effect::Build(_)
         | Effect::Device(_)
@@ -217,6 +245,7 @@ mod tests {
             item: StreamItem::Message(message().into()),
         };
         let (shard, step) = (Shard(0), Step(1));
+        let commit = exemplars::listed_checkpoint().commit;
         let others = exemplars::all().into_iter().filter_map(|message| match message {
             Message::Announce(record) => Some(Effect::Enter(record)),
             Message::Feed { learner: worker, name, address, .. } => {
@@ -232,6 +261,7 @@ mod tests {
             Job::Gradient { step, scale: LossScale::default(), work: Arc::new(Work::default()) },
             Job::Update { shard, step, norm: 1.0, update: 1, gradient: None },
             Job::Restore { shard, version: step, digest: 0, parts: vec![] },
+            Job::Save { commit: Box::new(commit), shards: vec![] },
         ];
         let jobs = jobs.into_iter().map(Effect::Device);
         let effects = Lane::ALL.into_iter().map(stream).chain(others).chain(jobs);
@@ -247,17 +277,14 @@ mod tests {
 
     /// Messages that a worker neither sends nor receives, or only with several coordinators or
     /// runs. Also messages that it sends all the time, and those that end it anyway.
-    const WITHOUT_A_POINT: [&str; 40] = [
+    const WITHOUT_A_POINT: [&str; 37] = [
         "heartbeat",
         "failed",
         "unable",
-        "saved",
         "unsaved",
-        "written_manifest",
         "damaged",
         "refused",
         "heartbeat_answer",
-        "write_manifest",
         "drain",
         "released",
         "coordinators",

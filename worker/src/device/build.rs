@@ -19,7 +19,7 @@ use everstep_transport::protocol::{
 
 use super::coverage::GradientCoverage;
 use super::model_file::ModelFile;
-use super::model_path::{model_path, run_digest};
+use super::model_path::{model_path, passing_path, run_digest};
 use super::rounding::Rounding;
 use super::{Device, DeviceParts};
 use crate::data::Dataset;
@@ -82,6 +82,8 @@ pub fn build(
     let probe = probe(compute.as_mut(), &batch)?;
     let digest = run_digest(run, &fingerprint, probe);
     let path = context.dir.as_ref().map(|dir| model_path(dir, &digest));
+    let gathered =
+        path.clone().or_else(|| run.checkpoint.as_ref().map(|_| passing_path(context.incarnation)));
     let registration = Registration {
         incarnation: context.incarnation,
         address: context.address,
@@ -97,8 +99,8 @@ pub fn build(
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
     let state_parts = optimizer.state_vectors();
     let built = Built { registration, tokens_per_step: targets * batches, state_parts };
-    let file =
-        path.map(|path| ModelFile::new(&path, context.incarnation, &layout, &run.model, &digest));
+    let file = gathered
+        .map(|path| ModelFile::new(&path, context.incarnation, &layout, &run.model, &digest));
     let parts = DeviceParts {
         run: run.clone(),
         model_file: file,

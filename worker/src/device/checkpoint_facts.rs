@@ -1,5 +1,7 @@
 //! What a checkpoint states of its run, as every worker of the run knows it.
 
+use std::path::PathBuf;
+
 use everstep_checkpoint::slots::Slots;
 use everstep_kernels::layout::Layout;
 use everstep_kernels::optimizer::Optimizer;
@@ -22,6 +24,8 @@ pub struct CheckpointFacts {
     pub layout: Layout,
     /// The vectors of each shard.
     pub slots: Slots,
+    /// The file in which this worker gathers the trained model before it goes to the store.
+    pub model: Option<PathBuf>,
 }
 
 impl CheckpointFacts {
@@ -39,6 +43,7 @@ impl CheckpointFacts {
             fingerprint: fingerprint.clone(),
             layout: layout.clone(),
             slots: slots(optimizer.state_vectors() - 1),
+            model: None,
         })
     }
 }

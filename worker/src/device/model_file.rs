@@ -60,6 +60,11 @@ impl ModelFile {
         }
     }
 
+    /// The path of the complete file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Begins the file from its start: every range is still to come. Reserves all of its room on
     /// the disk, if the file system can do that.
     ///

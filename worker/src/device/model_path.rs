@@ -19,6 +19,9 @@ pub const RUN_KEY: &str = "everstep.run";
 /// The longest head of a safetensors file that this module reads, bytes: the format's own limit.
 const MAX_HEAD_BYTES: u64 = 100_000_000;
 
+/// How the names of files begin that a worker keeps only until the store has them.
+const PASSING: &str = "everstep-passing-";
+
 /// A hexadecimal digest of everything that decides the bits of a run's weights. It leaves out the
 /// run's name, the place of its data, its time-outs, its checkpoints, and the numbers of
 /// workers and copies. `probe`
@@ -47,6 +50,17 @@ pub fn model_path(folder: &Path, digest: &str) -> PathBuf {
     free.expect("the numbers do not end")
 }
 
+/// Where a worker without a directory gathers the model on its way to the run's store. The store's
+/// thread removes this file once the store has it.
+pub fn passing_path(incarnation: u64) -> PathBuf {
+    std::env::temp_dir().join(format!("{PASSING}{incarnation:016x}.safetensors"))
+}
+
+/// Whether a file is one of [`passing_path`].
+pub fn is_passing(path: &Path) -> bool {
+    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PASSING))
+}
+
 /// Returns an error if the model of another run has appeared at the path meanwhile.
 pub fn check(path: &Path, digest: &str) -> io::Result<()> {
     if may_take(path, digest) {
@@ -73,9 +87,15 @@ fn stated_digest(mut file: File) -> Option<String> {
     if length > MAX_HEAD_BYTES.min(file.metadata().ok()?.len()) {
         return None;
     }
-    let mut head = Vec::new();
+    let mut head = vec![0; 8];
     file.take(length).read_to_end(&mut head).ok()?;
-    let head: Value = serde_json::from_slice(&head).ok()?;
+    stated_in(&head)
+}
+
+/// The digest in the metadata of a model file's head, its length included. `None` for any other
+/// bytes.
+pub fn stated_in(head: &[u8]) -> Option<String> {
+    let head: Value = serde_json::from_slice(head.get(8..)?).ok()?;
     head["__metadata__"][RUN_KEY].as_str().map(str::to_string)
 }
 

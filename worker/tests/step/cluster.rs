@@ -77,6 +77,8 @@ pub struct Cluster {
     pub results: BTreeMap<WorkerId, WorkerResult>,
     /// The worker that has reported a durable model file.
     pub durable: Option<WorkerId>,
+    /// The workers that have reported the model in the store, and where it is.
+    pub stored: Vec<(WorkerId, String)>,
     /// Whether the coordinator tells step leaders to write.
     pub writes: bool,
     /// Steps whose lines are written, with the bits of their loss.
@@ -101,6 +103,7 @@ impl Cluster {
             heartbeats: BTreeMap::new(),
             results: BTreeMap::new(),
             durable: None,
+            stored: Vec::new(),
             writes: true,
             written: Vec::new(),
             failures: Vec::new(),
@@ -431,6 +434,7 @@ impl Cluster {
                 assert_eq!(place, self::place());
                 self.durable = Some(worker);
             }
+            Message::Stored(place) => self.stored.push((worker, place.path)),
             Message::Failed { reason, .. } => self.failures.push(reason),
             Message::Saved(part) => self.store.saved(worker, part),
             _ => {}

@@ -39,7 +39,7 @@ pub fn begun(ids: &[u64], seed: u64) -> Cluster {
 }
 
 /// As [`begun`], with a checkpoint every so many steps.
-fn begun_with(ids: &[u64], seed: u64, every: Option<u64>) -> Cluster {
+pub fn begun_with(ids: &[u64], seed: u64, every: Option<u64>) -> Cluster {
     let mut run = run(STEPS);
     run.checkpoint = every.map(|every| CheckpointSpec {
         path: "/store".into(),

@@ -7,8 +7,9 @@ use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{Message, RunSpec, Step, WorkerId};
 use everstep_worker::step::event::{Effect, Input, Report};
 
+use crate::cluster::toy_store::MODEL_PATH;
 use crate::cluster::{Cluster, run};
-use crate::generations::{begun, reference};
+use crate::generations::{begun, begun_with, reference};
 use crate::solo::{LINK, Solo, TERM};
 use crate::support::MEMBERS;
 
@@ -39,6 +40,27 @@ fn a_disk_that_fails_is_waited_out_and_every_weight_arrives() {
             cluster.heard(writer).is_some_and(|heartbeat| heartbeat.unwritten.is_none())
         });
     }
+}
+
+#[test]
+fn i22_the_model_of_a_run_with_a_store_goes_there_once_its_file_is_durable() {
+    let mut cluster = begun_with(&[1, 2, 3], 4, Some(5));
+    let writer = cluster.record.as_ref().expect("a generation").step_leader();
+    cluster.until("it is stored", |cluster| !cluster.stored.is_empty());
+    assert_eq!(cluster.stored, [(writer, MODEL_PATH.to_string())]);
+    assert_eq!(cluster.durable, Some(writer), "the file was durable before");
+    assert_eq!(model(&cluster, writer), reference().0);
+    // The next leader asks again, and hears it again.
+    cluster.tell_to_write(writer);
+    cluster.until("it says so again", |cluster| cluster.stored.len() == 2);
+}
+
+#[test]
+fn a_model_without_a_store_stays_a_file() {
+    let mut cluster = begun(&[1, 2], 4);
+    cluster.finish();
+    cluster.steps(200);
+    assert_eq!(cluster.stored, []);
 }
 
 #[test]

@@ -3,14 +3,19 @@
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::EventKind;
-use everstep_transport::protocol::{CheckpointId, OnFailure, Step};
+use everstep_transport::protocol::{CheckpointId, OnFailure, RunSpec, Step};
 use everstep_transport::time::Time;
 
 use crate::core::Core;
 
 /// The end of a run waits this long for parts that members of an earlier generation had to save,
 /// and for a store that is away.
-const LAST_CHECKPOINT_GIVEN_UP_AFTER: Duration = Duration::from_secs(30);
+pub(in crate::core) const STORE_GIVEN_UP_AFTER: Duration = Duration::from_secs(30);
+
+/// Whether a run has a store, and goes on without checkpoints while that fails.
+pub(in crate::core) fn goes_on_without_checkpoints(run: &RunSpec) -> bool {
+    run.checkpoint.as_ref().is_some_and(|it| it.on_failure == OnFailure::Continue)
+}
 
 impl Core {
     /// Whether the run must not end yet, since the checkpoint of its last step is not listed.
@@ -50,15 +55,12 @@ impl Core {
         }
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         let last = Step(run.steps);
-        let goes_on = run
-            .checkpoint
-            .as_ref()
-            .is_some_and(|checkpoint| checkpoint.on_failure == OnFailure::Continue);
+        let goes_on = goes_on_without_checkpoints(run);
         let generation = self.lines.generation_of(last).unwrap_or(record.number);
         let id = CheckpointId { step: last, generation };
         let is_there = |worker| self.state.is_member(worker);
         let away = self.checkpoints.store_errors.oldest(is_there).filter(|_| goes_on);
-        let is_over = |since: Time| now.since(since) >= LAST_CHECKPOINT_GIVEN_UP_AFTER;
+        let is_over = |since: Time| now.since(since) >= STORE_GIVEN_UP_AFTER;
         let away = away.filter(|(_, since, _)| is_over(*since));
         if let Some((worker, _, words)) = away {
             let reason = format!("{}: {words}", self.state.called(worker));

@@ -71,7 +71,7 @@ fn view(spec: &CheckpointSpec, listed: &ListedCheckpoint) -> CheckpointView {
         seconds: Some(listed.write_ms as f64 / 1e3),
         state_hash: Some(blake3::Hash::from_bytes(listed.state_hash).to_hex().to_string()),
         complete: listed.damage.is_none(),
-        path: format!("{}/{}", spec.path.trim_end_matches('/'), step_folder(step)),
+        path: spec.path_of(&step_folder(step)),
         damage: listed.damage.clone(),
     }
 }

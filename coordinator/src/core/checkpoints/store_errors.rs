@@ -1,6 +1,7 @@
 //! What workers say of the run's store while it does not take or give what they want.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::time::Time;
@@ -49,6 +50,12 @@ impl StoreErrors {
         oldest.map(|(worker, (since, words))| (*worker, *since, words.as_str()))
     }
 
+    /// The workers that have said so for this long.
+    pub(super) fn since(&self, now: Time, span: Duration) -> BTreeSet<WorkerId> {
+        let old = self.0.iter().filter(|(_, (since, _))| now.since(*since) >= span);
+        old.map(|(worker, _)| *worker).collect()
+    }
+
     /// Drops what workers said that are gone.
     pub(super) fn keep(&mut self, is_there: impl Fn(WorkerId) -> bool) {
         self.0.retain(|worker, _| is_there(*worker));
@@ -75,7 +82,8 @@ impl Core {
         let (worker, since, words) = found;
         let since_unix_ms = self.unix_ms(since);
         let (called, reason) = (self.state.called(worker).to_string(), words.to_string());
-        let waits = self.restores().is_some() || self.awaits_last_checkpoint();
+        let ends = self.awaits_last_checkpoint() || self.awaits_stored_model();
+        let waits = self.restores().is_some() || ends;
         Some(CheckpointStoreError { worker, called, reason, since_unix_ms, waits })
     }
 }

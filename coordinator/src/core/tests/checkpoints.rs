@@ -107,7 +107,7 @@ fn when_all_parts_are_durable_and_the_step_is_settled_the_step_leader_writes_the
     save(&mut world, links[1], id(5, 1));
     assert!(orders(&mut world, links[0]).is_empty(), "a part is missing");
     save(&mut world, links[0], id(5, 1));
-    let [Message::WriteManifest { parts, bitwise, delete, term, generation }] =
+    let [Message::WriteManifest { parts, bitwise, delete, term, generation, sweep }] =
         &world.hear(links[0]).split_off(0)[..]
     else {
         panic!("no order")
@@ -116,7 +116,7 @@ fn when_all_parts_are_durable_and_the_step_is_settled_the_step_leader_writes_the
     let expected = links
         .iter()
         .map(|link| WorkerPart { worker: world.id(*link), part: part(&world, *link, id(5, 1)) });
-    assert_eq!((parts, delete), (&expected.collect(), &vec![]));
+    assert_eq!((parts, delete, *sweep), (&expected.collect(), &vec![], Step(0)));
     write(&mut world, links[0], id(5, 1), vec![]);
     let listed = world.core.state().checkpoints().find(id(5, 1)).expect("it is listed");
     assert_eq!((listed.bytes, listed.write_ms), (2_000, links[1].0));
@@ -393,6 +393,44 @@ fn parts_of_a_step_that_was_done_again_do_not_count() {
     complete(&mut world, &links[1..], id(5, 2));
     assert_eq!(listed(&world), [5]);
     assert!(world.core.state().checkpoints().find(id(5, 2)).is_some());
+}
+
+/// A store that is away for long costs two events, however many checkpoints were due meanwhile.
+#[test]
+fn checkpoints_that_fail_one_after_the_other_are_told_of_once_and_when_they_work_again() {
+    let mut run = saving(2);
+    run.checkpoint.as_mut().expect("it saves").every = 1;
+    let (mut world, mut links) = World::training_as(run);
+    settle(&mut world, links[0], 1..=1);
+    complete(&mut world, &links, id(1, 1));
+    for step in 2..=15 {
+        settle(&mut world, links[0], step..=step);
+        world.say(links[1], unsaved(id(step, 1)));
+        if step == 9 {
+            // Its successor knows it from the log.
+            world.restart();
+            links = links.iter().map(|link| world.relink(*link)).collect();
+        }
+    }
+    assert_eq!(failures(&world).iter().map(|it| it.0).collect::<Vec<_>>(), [2]);
+    settle(&mut world, links[0], 16..=16);
+    complete(&mut world, &links, id(16, 1));
+    let resumed = EventKind::CheckpointsResumed { from: Step(2), to: Step(15), count: 14 };
+    let count = world.events().iter().filter(|kind| **kind == resumed).count();
+    assert_eq!((count, listed(&world)), (1, vec![1, 16]));
+    settle(&mut world, links[0], 17..=17);
+    world.say(links[1], unsaved(id(17, 1)));
+    settle(&mut world, links[0], 18..=18);
+    complete(&mut world, &links, id(18, 1));
+    assert_eq!(failures(&world).iter().map(|it| it.0).collect::<Vec<_>>(), [2, 17]);
+    let resumed = |kind: &EventKind| matches!(kind, EventKind::CheckpointsResumed { .. });
+    assert_eq!(world.events().iter().filter(|kind| resumed(kind)).count(), 1, "it was only one");
+    for step in 19..=20 {
+        settle(&mut world, links[0], step..=step);
+        world.say(links[1], unsaved(id(step, 1)));
+    }
+    let failed: Vec<_> = failures(&world).iter().map(|it| it.0).collect();
+    assert_eq!(failed, [2, 17, 19, 20], "the run's end has its reason");
 }
 
 #[test]

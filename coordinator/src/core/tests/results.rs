@@ -1,10 +1,19 @@
+use everstep_transport::protocol::CheckpointSpec;
+
 use super::*;
 
 /// The worker reports its result for the generation it is in, and that the model is durable.
 pub(super) fn finish(world: &mut World, link: LinkId, digest: [u8; 32]) {
     let (digests, worker) = (digests_of(world, link, digest), world.id(link));
     world.say(link, Message::Written(place()));
+    if let Some(path) = world.core.state().run().and_then(stored_path) {
+        world.say(link, Message::Stored(ModelPlace { host: String::new(), path }));
+    }
     world.say(link, Message::Finished(WorkerResult { worker, digests, ..WorkerResult::default() }));
+}
+
+fn stored_path(run: &RunSpec) -> Option<String> {
+    run.checkpoint.as_ref().map(CheckpointSpec::model_path)
 }
 
 /// The digests of the shards that the worker owns. `digest` is that of the last shard.

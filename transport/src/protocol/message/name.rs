@@ -70,6 +70,7 @@ impl Message {
             Self::Told(Reply::Revoked(_)) => "told_revoked",
             Self::Told(Reply::Checkpoints(_)) => "told_checkpoints",
             Self::Hears { .. } => "hears",
+            Self::Stored(_) => "stored",
         }
     }
 }

@@ -1,16 +1,18 @@
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::time::Duration;
 
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
 use everstep_transport::protocol::{
-    CheckpointSpec, LossScale, MetricsLine, OnFailure, Step, WorkerId, exemplars,
+    CheckpointSpec, Commit, Decision, LossScale, MetricsLine, OnFailure, Step, WorkerId,
+    WorkerPart, exemplars,
 };
 
 use super::*;
+use crate::device::model_file::ModelFile;
 use crate::registry::Registry;
 use crate::step::event::ShardToSave;
 
@@ -66,6 +68,14 @@ fn part(worker: u64, commit: &Commit, shards: std::ops::Range<u32>) -> PartToSav
     PartToSave { worker: WorkerId(worker), commit: commit.clone(), shards }
 }
 
+fn cluster(name: &str) -> ClusterIdentity {
+    ClusterIdentity { nonce: name.into(), words: format!("cluster {name}") }
+}
+
+fn order(parts: Vec<WorkerPart>, delete: Vec<CheckpointId>) -> ManifestToWrite {
+    ManifestToWrite { parts, bitwise: true, delete, sweep: Step(0) }
+}
+
 /// A thread, and its reports.
 struct TestThread {
     jobs: Sender<StoreJob>,
@@ -76,7 +86,14 @@ impl TestThread {
     fn start(path: &Path) -> Self {
         let (reports, received) = channel();
         let take = Box::new(move |report| reports.send(report).is_ok());
-        Self { jobs: super::start(facts(path), take), reports: received }
+        Self { jobs: super::start(facts(path), &cluster("a"), take), reports: received }
+    }
+
+    /// A worker of another cluster, or one that has started again.
+    fn of(path: &Path, name: &str) -> Self {
+        let (reports, received) = channel();
+        let take = Box::new(move |report| reports.send(report).is_ok());
+        Self { jobs: super::start(facts(path), &cluster(name), take), reports: received }
     }
 
     fn next(&self) -> StoreReport {
@@ -96,7 +113,7 @@ impl TestThread {
             let StoreReport::Saved(part) = self.next() else { panic!("it is saved") };
             parts.push(WorkerPart { worker: WorkerId(worker), part });
         }
-        self.give(StoreJob::Manifest { parts, bitwise: true, delete });
+        self.give(StoreJob::Manifest(order(parts, delete)));
         self.next()
     }
 
@@ -116,6 +133,7 @@ impl TestThread {
                     restored.push(shard);
                 }
                 StoreReport::Damaged { reason, .. } => return Err(reason),
+                StoreReport::Failing(_) => {}
                 other => panic!("{other:?}"),
             }
         }
@@ -215,7 +233,7 @@ fn a_manifest_that_waits_for_the_store_gives_way_to_a_later_part() {
     let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
     std::fs::rename(&place, folder.path().join("away")).expect("moved");
     std::fs::write(&place, b"a file, and no folder").expect("written");
-    thread.give(StoreJob::Manifest { parts, bitwise: true, delete: Vec::new() });
+    thread.give(StoreJob::Manifest(order(parts, Vec::new())));
     let StoreReport::Failing(Some(_)) = thread.next() else { panic!("it says so") };
     std::fs::remove_file(&place).expect("removed");
     std::fs::rename(folder.path().join("away"), &place).expect("back");
@@ -225,6 +243,173 @@ fn a_manifest_that_waits_for_the_store_gives_way_to_a_later_part() {
     let StoreReport::Failing(None) = thread.next() else { panic!("the store is back") };
     let StoreReport::Saved(part) = thread.next() else { panic!("it is saved") };
     assert_eq!(part.commit.step, Step(10));
+}
+
+/// A thread whose worker has gathered a model of these weights in this file.
+fn with_model(folder: &Path, store: &Path, name: &str, run: &str) -> TestThread {
+    let mut layout = Layout::new();
+    layout.push("weights", &[3], Init::Constant(0.0));
+    let path = folder.join(name);
+    let mut file = ModelFile::new(&path, 1, &layout, &exemplars::run().model, run);
+    file.open().expect("opened");
+    assert!(file.write(0..3, &[1.0, 2.0, 3.0]).expect("written"));
+    let (reports, received) = channel();
+    let take = Box::new(move |report| reports.send(report).is_ok());
+    let facts = CheckpointFacts { model: Some(path), ..facts(store) };
+    TestThread { jobs: super::start(facts, &cluster("a"), take), reports: received }
+}
+
+const MODEL: StoreJob = StoreJob::Model { generation: Generation(4) };
+
+#[test]
+fn i22_the_model_is_copied_into_the_store_byte_for_byte_and_again_by_another_worker() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = folder.path().join("store");
+    let stored = store.join("model.safetensors");
+    for name in ["one.safetensors", "everstep-passing-2.safetensors"] {
+        let thread = with_model(folder.path(), &store, name, "aa");
+        let gathered = std::fs::read(folder.path().join(name)).expect("gathered");
+        thread.give(MODEL);
+        let StoreReport::Stored { generation, place } = thread.next() else { panic!("stored") };
+        assert_eq!((generation, &*place.path), (Generation(4), &*stored.display().to_string()));
+        assert!(!place.host.is_empty(), "a directory is on a machine");
+        assert_eq!(std::fs::read(&stored).expect("there"), gathered);
+    }
+    assert!(folder.path().join("one.safetensors").exists(), "the user sees it");
+    assert!(!folder.path().join("everstep-passing-2.safetensors").exists(), "it has passed");
+}
+
+#[test]
+fn what_is_not_the_runs_model_is_never_replaced() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = folder.path().join("store");
+    std::fs::create_dir(&store).expect("made");
+    let stored = store.join("model.safetensors");
+    let thread = with_model(folder.path(), &store, "own.safetensors", "aa");
+    with_model(folder.path(), &folder.path().join("other"), "other.safetensors", "bb");
+    let other = std::fs::read(folder.path().join("other.safetensors")).expect("gathered");
+    for bytes in [other, vec![], vec![255; 64], b"\x02\0\0\0\0\0\0\0{}".to_vec()] {
+        std::fs::write(&stored, &bytes).expect("written");
+        thread.give(MODEL);
+        let StoreReport::Failing(Some(reason)) = thread.next() else { panic!("it says so") };
+        assert!(reason.contains("another model is there"), "{reason}");
+        assert_eq!(std::fs::read(&stored).expect("there"), bytes);
+        std::fs::remove_file(&stored).expect("moved elsewhere");
+        let StoreReport::Failing(None) = thread.next() else { panic!("it goes on") };
+        assert!(matches!(thread.next(), StoreReport::Stored { .. }));
+    }
+}
+
+/// A manifest that waits for the store gives way to a later job, but the model comes after it.
+#[test]
+fn a_manifest_does_not_give_way_to_the_model() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = folder.path().join("store");
+    let thread = with_model(folder.path(), &store, "model.safetensors", "aa");
+    let shards = reduce::shard_count(PARAMETERS) as u32;
+    thread.give(StoreJob::Save(part(3, &commit(5, 2), 0..shards)));
+    let StoreReport::Saved(saved) = thread.next() else { panic!("it is saved") };
+    std::fs::rename(&store, folder.path().join("away")).expect("moved");
+    std::fs::write(&store, b"a file, and no folder").expect("written");
+    let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
+    thread.give(StoreJob::Manifest(order(parts, Vec::new())));
+    thread.give(MODEL);
+    let StoreReport::Failing(Some(_)) = thread.next() else { panic!("it says so") };
+    std::fs::remove_file(&store).expect("removed");
+    std::fs::rename(folder.path().join("away"), &store).expect("back");
+    let StoreReport::Failing(None) = thread.next() else { panic!("it goes on") };
+    assert!(matches!(thread.next(), StoreReport::Manifest(_)));
+    assert!(matches!(thread.next(), StoreReport::Stored { .. }));
+}
+
+#[test]
+fn a_cluster_that_another_one_has_outdone_writes_nothing_and_says_which() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let files = |step: u64| {
+        let found = std::fs::read_dir(folder.path().join(format!("step-{step:06}")));
+        found.map_or(0, Iterator::count)
+    };
+    let [first, again] = ["a", "a"].map(|name| TestThread::of(folder.path(), name));
+    first.checkpoint(&commit(5, 2), Vec::new());
+    let shards = reduce::shard_count(PARAMETERS) as u32;
+    first.give(StoreJob::Save(part(3, &commit(10, 2), 0..shards)));
+    let StoreReport::Saved(late) = first.next() else { panic!("its claim is the newest") };
+    let second = TestThread::of(folder.path(), "b");
+    // A restore is enough: the other cluster goes on from a checkpoint of the first one.
+    assert!(second.restore(id(5, 2)).is_ok());
+    for thread in [&first, &again] {
+        thread.give(StoreJob::Save(part(4, &commit(15, 2), 0..shards)));
+        let StoreReport::Failing(Some(reason)) = thread.next() else { panic!("it says so") };
+        assert!(reason.contains("cluster b") && reason.contains("claims/000002.json"), "{reason}");
+        let StoreReport::Unsaved { reason: why, .. } = thread.next() else { panic!("not saved") };
+        assert_eq!(why, reason);
+    }
+    let parts = vec![WorkerPart { worker: WorkerId(3), part: late }];
+    first.give(StoreJob::Manifest(order(parts, vec![id(5, 2)])));
+    let StoreReport::Failing(Some(_)) = first.next() else { panic!("it says so again") };
+    assert!(matches!(first.next(), StoreReport::Unsaved { .. }), "nor is the manifest");
+    assert_eq!((files(5), files(10), files(15)), (3, 1, 0), "and nothing is deleted");
+    // The same step, generation and workers: no file of the first cluster is written over.
+    assert!(matches!(second.checkpoint(&commit(10, 2), vec![]), StoreReport::Manifest(_)));
+    assert_eq!(files(10), 4);
+    assert!(folder.path().join("step-000010/g0002-w3-c2.safetensors").exists());
+    assert!(second.restore(id(10, 2)).is_ok());
+    assert!(first.restore(id(5, 2)).is_ok(), "it may still read");
+}
+
+#[test]
+fn a_store_of_another_run_takes_no_part_of_this_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let claims = folder.path().join("claims");
+    std::fs::create_dir(&claims).expect("made");
+    let other = r#"{"run": "other", "nonce": "a", "cluster": "cluster a"}"#;
+    std::fs::write(claims.join("000001.json"), other).expect("written");
+    let thread = TestThread::start(folder.path());
+    thread.give(StoreJob::Save(part(3, &commit(5, 2), 0..1)));
+    let StoreReport::Failing(Some(reason)) = thread.next() else { panic!("it says so") };
+    assert!(reason.contains("give each run a folder of its own"), "{reason}");
+    assert!(!folder.path().join("step-000005").exists());
+}
+
+#[test]
+fn a_checkpoint_of_which_a_part_is_gone_gets_no_manifest() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let thread = TestThread::start(folder.path());
+    let shards = reduce::shard_count(PARAMETERS) as u32;
+    for damage in [|path: &Path| std::fs::remove_file(path), |path: &Path| std::fs::write(path, "")]
+    {
+        thread.give(StoreJob::Save(part(3, &commit(5, 2), 0..shards)));
+        let StoreReport::Saved(saved) = thread.next() else { panic!("it is saved") };
+        damage(&folder.path().join("step-000005/g0002-w3.safetensors")).expect("done");
+        let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
+        thread.give(StoreJob::Manifest(order(parts, vec![])));
+        let StoreReport::Unsaved { reason, .. } = thread.next() else { panic!("no manifest") };
+        assert!(reason.contains("g0002-w3.safetensors"), "{reason}");
+    }
+}
+
+#[test]
+fn parts_that_no_manifest_can_have_any_more_are_swept() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let thread = TestThread::start(folder.path());
+    let shards = reduce::shard_count(PARAMETERS) as u32;
+    thread.checkpoint(&commit(5, 2), Vec::new());
+    let mut parts = Vec::new();
+    for step in [10, 15, 20] {
+        thread.give(StoreJob::Save(part(3, &commit(step, 2), 0..shards)));
+        let StoreReport::Saved(saved) = thread.next() else { panic!("it is saved") };
+        parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
+        let name = format!("step-{step:06}/g0002-w3.safetensors");
+        let file = std::fs::File::open(folder.path().join(name)).expect("a part");
+        let old = std::time::SystemTime::now() - Duration::from_secs(3_600);
+        file.set_modified(old).expect("aged");
+    }
+    let order = ManifestToWrite { sweep: Step(10), ..order(parts, Vec::new()) };
+    thread.give(StoreJob::Manifest(order));
+    assert!(matches!(thread.next(), StoreReport::Manifest(_)));
+    let is_there = |step: u64| folder.path().join(format!("step-{step:06}")).exists();
+    assert_eq!([5, 10, 15, 20].map(is_there), [true, false, true, true]);
+    assert!(thread.restore(id(5, 2)).is_ok());
 }
 
 #[test]

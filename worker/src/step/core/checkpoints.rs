@@ -10,12 +10,14 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::{
-    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term, WorkerPart,
+    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term,
     WrittenManifest,
 };
 
 use super::{Core, Phase};
-use crate::step::event::{Effect, Job, PartToSave, Report, ShardToSave, StoreJob, StoreReport};
+use crate::step::event::{
+    Effect, Job, ManifestToWrite, PartToSave, Report, ShardToSave, StoreJob, StoreReport,
+};
 use crate::step::member::Member;
 
 /// What the core knows of the run's checkpoints.
@@ -93,14 +95,12 @@ impl Core {
     pub(super) fn write_manifest(
         &mut self,
         (term, generation): (Term, Generation),
-        parts: Vec<WorkerPart>,
-        bitwise: bool,
-        delete: Vec<CheckpointId>,
+        order: ManifestToWrite,
     ) {
-        let id = parts.first().map(|of| CheckpointId::of(&of.part.commit));
+        let id = order.parts.first().map(|of| CheckpointId::of(&of.part.commit));
         if self.obeys(term, generation) && id.is_some() && self.checkpoints.manifest != id {
             self.checkpoints.manifest = id;
-            self.out.push_back(Effect::Store(StoreJob::Manifest { parts, bitwise, delete }));
+            self.out.push_back(Effect::Store(StoreJob::Manifest(order)));
         }
     }
 
@@ -133,6 +133,7 @@ impl Core {
                     self.report_damage();
                 }
             }
+            StoreReport::Stored { generation, place } => self.stored(generation, place),
             StoreReport::Failing(error) => self.checkpoints.error = error,
         }
     }

@@ -1,7 +1,8 @@
 //! The worker that writes the model: on the leader's request it gathers every master weight.
 //!
 //! A member writes. If no member has a directory, a worker beside the generation that has one
-//! writes. The writer asks the primaries, so they send nothing that the file does not take.
+//! writes. The writer asks the primaries, so they send nothing that the file does not take. If the
+//! run has a store of checkpoints, the store's thread then copies the file there.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -9,12 +10,12 @@ use std::collections::BTreeSet;
 
 use everstep_kernels::buffer::Shared;
 use everstep_transport::protocol::{
-    Chunk, Generation, Message, ModelPlace, Shard, Step, Term, WorkerId,
+    Chunk, Generation, Message, ModelPlace, RunSpec, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 
 use super::{Core, Phase};
-use crate::step::event::{Admission, Effect, Job, Report};
+use crate::step::event::{Admission, Effect, Job, Report, StoreJob};
 use crate::step::model_writer::{ModelWriter, WriterAction};
 use crate::step::sized_record::SizedRecord;
 
@@ -29,6 +30,10 @@ pub(super) struct Model {
     writer: Option<ModelWriter>,
     /// The file is durable. It stays so in generations that begin after the last step.
     written: bool,
+    /// The store's thread copies the file that became complete in this generation.
+    storing: Option<Generation>,
+    /// The place in the run's store where the model is durable, with the same validity as the file.
+    stored: Option<ModelPlace>,
 }
 
 impl Model {
@@ -42,6 +47,8 @@ impl Model {
     pub(super) fn renew(&mut self, is_last: bool) {
         (self.is_requested, self.writer) = (false, None);
         self.written &= is_last;
+        self.storing.take_if(|_| !is_last);
+        self.stored.take_if(|_| !is_last);
     }
 
     /// Why the file cannot be written. None while it can.
@@ -68,6 +75,26 @@ impl Core {
     pub(super) fn report_written(&mut self) {
         if let Some(place) = self.model.durable().cloned() {
             self.send_to_leader(Message::Written(place));
+        }
+        if let Some(place) = self.model.stored.clone() {
+            self.send_to_leader(Message::Stored(place));
+        }
+    }
+
+    /// The file is complete: the store's thread copies it, if the run has a store.
+    fn store_model(&mut self) {
+        if self.run().is_some_and(|run| run.checkpoint.is_some()) {
+            let generation = self.generation();
+            self.model.storing = Some(generation);
+            self.out.push_back(Effect::Store(StoreJob::Model { generation }));
+        }
+    }
+
+    /// The model is durable in the run's store.
+    pub(super) fn stored(&mut self, generation: Generation, place: ModelPlace) {
+        if self.model.storing == Some(generation) {
+            (self.model.storing, self.model.stored) = (None, Some(place));
+            self.report_written();
         }
     }
 
@@ -103,6 +130,7 @@ impl Core {
             Report::Unwritten(reason) => writer.failed(now, reason),
             Report::Written => {
                 (self.model.written, self.model.writer) = (true, None);
+                self.store_model();
                 self.report_written();
             }
             Report::Exported { to, shard, values } if self.membership.is(to) => {
@@ -121,7 +149,7 @@ impl Core {
             sized_record.is_primary(from, chunk.shard)
                 && chunk.count as usize == sized_record.length(chunk.shard)
         };
-        let last = self.last_step() == Some(chunk.step);
+        let last = self.run().is_some_and(|run| chunk.step == Step(run.steps));
         let taken = asked && last && self.sized_record().is_some_and(planned);
         if taken { Admission::Take } else { Admission::Drop }
     }
@@ -170,10 +198,10 @@ impl Core {
         }
     }
 
-    fn last_step(&self) -> Option<Step> {
+    fn run(&self) -> Option<&RunSpec> {
         match &self.phase {
-            Phase::Joining(joiner) => Some(Step(joiner.setup().run.steps)),
-            Phase::Training(member) => Some(Step(member.setup().run.steps)),
+            Phase::Joining(joiner) => Some(&joiner.setup().run),
+            Phase::Training(member) => Some(&member.setup().run),
             _ => None,
         }
     }

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use everstep_kernels::buffer::Buffer;
 use everstep_kernels::optimizer::ShardState;
 use everstep_transport::protocol::{
-    CheckpointId, Commit, Generation, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
+    CheckpointId, Commit, Generation, ModelPlace, SavedPart, Shard, Step, WorkerId, WorkerPart,
+    WrittenManifest,
 };
 
 /// A job for the thread. It does its jobs in order. While the store fails, a job that writes gives
@@ -15,16 +16,9 @@ pub enum StoreJob {
     /// Write this worker's part of a checkpoint. The answer is [`StoreReport::Saved`] or
     /// [`StoreReport::Unsaved`].
     Save(PartToSave),
-    /// Write the manifest of a checkpoint, and then delete others. The answer is
+    /// Delete checkpoints, write the manifest of another one, and then sweep. The answer is
     /// [`StoreReport::Manifest`] or [`StoreReport::Unsaved`].
-    Manifest {
-        /// The parts. Together they have every shard.
-        parts: Vec<WorkerPart>,
-        /// Whether all members computed the same bits.
-        bitwise: bool,
-        /// The checkpoints to delete.
-        delete: Vec<CheckpointId>,
-    },
+    Manifest(ManifestToWrite),
     /// Read shards of a checkpoint. The answer is a [`StoreReport::Restored`] for each, or one
     /// [`StoreReport::Damaged`].
     Restore {
@@ -35,6 +29,25 @@ pub enum StoreJob {
         /// The shards to read, in ascending order.
         shards: Vec<Shard>,
     },
+    /// Put the trained model into the store: the file that this worker has gathered. The answer is
+    /// [`StoreReport::Stored`]. There is none if a restore takes its place.
+    Model {
+        /// The generation in which the file became complete.
+        generation: Generation,
+    },
+}
+
+/// The manifest of a checkpoint that is to be written, and what is to be deleted.
+#[derive(Debug)]
+pub struct ManifestToWrite {
+    /// The parts. Together they have every shard.
+    pub parts: Vec<WorkerPart>,
+    /// Whether all members computed the same bits.
+    pub bitwise: bool,
+    /// The checkpoints to delete before.
+    pub delete: Vec<CheckpointId>,
+    /// Parts of steps up to this one that no manifest has are deleted afterwards.
+    pub sweep: Step,
 }
 
 /// This worker's part of a checkpoint.
@@ -92,6 +105,13 @@ pub enum StoreReport {
         id: CheckpointId,
         /// The file, the shard, and what is wrong.
         reason: String,
+    },
+    /// The model is durable in the store.
+    Stored {
+        /// The generation in which its file became complete.
+        generation: Generation,
+        /// The place.
+        place: ModelPlace,
     },
     /// The store does not do what is asked, for this reason, and the thread tries again. None: it
     /// does again.

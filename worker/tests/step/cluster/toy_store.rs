@@ -4,8 +4,13 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use everstep_kernels::buffer::Buffer;
-use everstep_transport::protocol::{CheckpointId, Commit, SavedPart, Shard, Step, WorkerId};
+use everstep_transport::protocol::{
+    CheckpointId, Commit, ModelPlace, SavedPart, Shard, Step, WorkerId,
+};
 use everstep_worker::step::event::{PartToSave, ShardToSave, StoreJob, StoreReport};
+
+/// Where the trained model goes.
+pub const MODEL_PATH: &str = "/store/model.safetensors";
 
 #[derive(Default)]
 pub struct ToyStore {
@@ -40,7 +45,11 @@ impl ToyStore {
                     self.coming.push_back((worker, restored));
                 }
             }
-            StoreJob::Manifest { .. } => {}
+            StoreJob::Manifest(_) => {}
+            StoreJob::Model { generation } => {
+                let place = ModelPlace { host: String::new(), path: MODEL_PATH.into() };
+                self.coming.push_back((worker, StoreReport::Stored { generation, place }));
+            }
         }
     }
 

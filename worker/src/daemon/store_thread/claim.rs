@@ -1,0 +1,57 @@
+//! The claim of this worker's cluster to the run's store.
+//!
+//! Each worker asks for itself, and remembers nothing that the store does not have: see
+//! [`everstep_checkpoint::claims`].
+
+use everstep_checkpoint::claims::{self, Claim, Standing};
+use everstep_checkpoint::store::{ErrorKind, Store, StoreError, StoredObject};
+
+/// Whether a worker may write.
+pub(super) enum Permit {
+    /// It may. The claim of its cluster has this number, and the store has these objects.
+    May(u64, Vec<StoredObject>),
+    /// It must not, for this reason.
+    MayNot(String),
+}
+
+/// See the module.
+pub(super) struct ClusterClaim {
+    claim: Claim,
+    /// Its number, as this process has learned it.
+    known: Option<u64>,
+}
+
+impl ClusterClaim {
+    pub(super) fn new(claim: Claim) -> Self {
+        Self { claim, known: None }
+    }
+
+    /// Lists the store, and claims it if the cluster has no claim there yet.
+    pub(super) fn ask(&mut self, store: &dyn Store) -> Result<Permit, StoreError> {
+        let listing = store.list()?;
+        match claims::hold(store, &listing, &self.claim, self.known)? {
+            Standing::Holds(number) => {
+                self.known = Some(number);
+                Ok(Permit::May(number, listing))
+            }
+            Standing::Outdone(reason) => Ok(Permit::MayNot(reason)),
+        }
+    }
+
+    /// Claims the store, if it can be claimed. From now on a cluster that had it before writes
+    /// nothing. A cluster that may not write may still read.
+    pub(super) fn ask_to_read(&mut self, store: &dyn Store) -> Result<(), StoreError> {
+        match self.ask(store) {
+            Err(error) if error.kind == ErrorKind::Retry => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// As [`ClusterClaim::ask`], for a job that waits until the worker may write.
+    pub(super) fn insist(&mut self, store: &dyn Store) -> Result<(), StoreError> {
+        match self.ask(store)? {
+            Permit::May(..) => Ok(()),
+            Permit::MayNot(reason) => Err(StoreError::refuse(store.place(), reason)),
+        }
+    }
+}

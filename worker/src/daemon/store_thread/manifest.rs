@@ -1,0 +1,183 @@
+//! How a worker completes a checkpoint by its manifest, and deletes what is not needed any more.
+
+use everstep_checkpoint::digest::Digest;
+use everstep_checkpoint::manifest::{CommitRecord, Facts, MAX_MANIFEST_BYTES, Manifest};
+use everstep_checkpoint::names::{ObjectName, PartName};
+use everstep_checkpoint::part::PartSummary;
+use everstep_checkpoint::retention;
+use everstep_checkpoint::store::{Created, Store, StoreError, StoredObject};
+use everstep_transport::protocol::{
+    CheckpointId, Commit, Decision, Step, WorkerPart, WrittenManifest,
+};
+
+use super::claim::{ClusterClaim, Permit};
+use super::pass_point;
+use super::persistent_store::Attempt;
+use crate::device::checkpoint_facts::CheckpointFacts;
+use crate::step::event::ManifestToWrite;
+
+/// Deletes what is to be deleted, and writes the manifest, if the cluster may write and all parts
+/// are in the store. Then sweeps the store.
+pub(super) fn carry_out(
+    order: &ManifestToWrite,
+    store: &dyn Store,
+    facts: &CheckpointFacts,
+    claim: &mut ClusterClaim,
+) -> Result<Attempt<WrittenManifest>, StoreError> {
+    let (number, listing) = match claim.ask(store)? {
+        Permit::May(number, listing) => (number, listing),
+        Permit::MayNot(reason) => return Ok(Attempt::MayNot(reason)),
+    };
+    let ManifestToWrite { parts, bitwise, delete, sweep } = order;
+    let Some(first) = parts.first() else {
+        return Ok(Attempt::Refused("the checkpoint has no part".into()));
+    };
+    let commit = &first.part.commit;
+    let manifest = match assemble(facts, commit, (parts, number), *bitwise) {
+        Ok(manifest) => manifest,
+        Err(reason) => return Ok(Attempt::Refused(reason)),
+    };
+    if let Some(reason) = missing(store, parts, (&listing, number))? {
+        return Ok(Attempt::Refused(reason));
+    }
+    delete.iter().try_for_each(|id| remove(store, &listing, *id))?;
+    pass_point("manifest.due");
+    let is_there = match store.put_new(&manifest.name(), &manifest.to_bytes())? {
+        Created::Mine => true,
+        Created::Theirs => is_same(store, &manifest)?,
+    };
+    if !is_there {
+        let step = commit.step;
+        let reason = format!("another state of step {step} is in the store already");
+        return Ok(Attempt::Refused(reason));
+    }
+    pass_point("manifest.placed");
+    // What is left over does no harm: a sweep that fails waits for the next one.
+    if let Err(error) = sweep_up(store, *sweep) {
+        tracing::debug!(%error, "the store of checkpoints was not swept");
+    }
+    Ok(Attempt::Done(WrittenManifest {
+        id: CheckpointId::of(commit),
+        bytes: manifest.bytes(),
+        state_hash: manifest.state_hash.0,
+        deleted: delete.clone(),
+    }))
+}
+
+/// What is wrong with the first part that is not in the store as its worker wrote it. A part that
+/// the listing lacks is looked for by its name: on a network's file system it may be too young.
+fn missing(
+    store: &dyn Store,
+    parts: &[WorkerPart],
+    (listing, claim): (&[StoredObject], u64),
+) -> Result<Option<String>, StoreError> {
+    for of in parts {
+        let name = ObjectName::Part(of.part.commit.step, name_of(of, claim));
+        let bytes = match listing.iter().find(|object| object.name == name) {
+            Some(object) => object.bytes,
+            None => match store.size(&name) {
+                Ok(bytes) => bytes,
+                Err(error) if error.is_missing() => {
+                    return Ok(Some(format!("{name} is gone from the store")));
+                }
+                Err(error) => return Err(error),
+            },
+        };
+        let wanted = of.part.bytes;
+        if bytes != wanted {
+            return Ok(Some(format!("{name} has {bytes} bytes in the store, and not {wanted}")));
+        }
+    }
+    Ok(None)
+}
+
+/// Deletes what nothing needs any more.
+fn sweep_up(store: &dyn Store, up_to: Step) -> Result<(), StoreError> {
+    let listing = store.list()?;
+    for name in retention::rubbish(&listing, up_to) {
+        // A listing of a network's file system may be older than a manifest.
+        let manifest = name.step().map(ObjectName::Manifest);
+        match manifest.map(|manifest| store.size(&manifest)) {
+            Some(Ok(_)) => continue,
+            Some(Err(error)) if !error.is_missing() => return Err(error),
+            _ => store.delete(&name)?,
+        }
+    }
+    store.sweep(retention::abandoned_before(&listing)).map(drop)
+}
+
+fn name_of(of: &WorkerPart, claim: u64) -> PartName {
+    PartName { generation: of.part.commit.generation, worker: of.worker, claim }
+}
+
+/// The manifest of these parts, which the cluster with this claim wrote. An error in words if they
+/// are no whole checkpoint.
+fn assemble(
+    facts: &CheckpointFacts,
+    commit: &Commit,
+    (parts, claim): (&[WorkerPart], u64),
+    bitwise: bool,
+) -> Result<Manifest, String> {
+    let summary = |of: &WorkerPart| PartSummary {
+        name: name_of(of, claim),
+        bytes: of.part.bytes,
+        head_bytes: of.part.head_bytes,
+        head_blake3: Digest(of.part.head_digest),
+        shards: of.part.shards.iter().map(|(shard, digest)| (*shard, Digest(*digest))).collect(),
+    };
+    let summaries: Vec<PartSummary> = parts.iter().map(summary).collect();
+    let known = Facts {
+        run: &facts.run_digest,
+        spec: &facts.run,
+        fingerprint: &facts.fingerprint,
+        layout: &facts.layout,
+        slots: &facts.slots,
+        step: commit.step,
+        generation: commit.generation,
+        commit: Some(CommitRecord {
+            norm: commit.norm,
+            loss: commit.loss,
+            applied: commit.decision == Decision::Apply,
+            updates: commit.updates,
+            loss_scale_exponent: commit.loss_scale.exponent,
+            loss_scale_good: commit.loss_scale.good,
+        }),
+        bitwise,
+    };
+    Manifest::assemble(&known, &summaries).map_err(|error| error.to_string())
+}
+
+/// Whether the manifest in the store is of the same checkpoint.
+fn is_same(store: &dyn Store, manifest: &Manifest) -> Result<bool, StoreError> {
+    let bytes = store.read_whole(&manifest.name(), MAX_MANIFEST_BYTES)?;
+    let key = |of: &Manifest| (of.run.clone(), of.generation, of.state_hash);
+    Ok(Manifest::parse(&bytes).is_ok_and(|there| key(&there) == key(manifest)))
+}
+
+/// Deletes a checkpoint from a store with this listing: its manifest first. What another generation
+/// has written at the same step stays.
+fn remove(store: &dyn Store, listing: &[StoredObject], id: CheckpointId) -> Result<(), StoreError> {
+    let name = ObjectName::Manifest(id.step);
+    match store.read_whole(&name, MAX_MANIFEST_BYTES) {
+        Ok(bytes) => {
+            if Manifest::parse(&bytes).is_ok_and(|there| there.generation == id.generation) {
+                store.delete(&name)?;
+                pass_point("manifest.deleted");
+            }
+        }
+        Err(error) if error.is_missing() => {}
+        Err(error) => return Err(error),
+    }
+    for object in listing {
+        match &object.name {
+            ObjectName::Part(step, part)
+                if *step == id.step && part.generation == id.generation =>
+            {
+                store.delete(&object.name)?;
+                pass_point("part.swept");
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,149 @@
+//! A store that is tried until it does what a job wants.
+//!
+//! Input: an attempt, which says what it wants of the store, and the jobs that come meanwhile.
+//! Output: the attempt's result, or why the job ends without one. A store that fails is tried
+//! again, after pauses that grow, and a report says so once. This module knows no checkpoint.
+
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use everstep_checkpoint::store::probe::probe;
+use everstep_checkpoint::store::{self, Environment, Place, Store, StoreError};
+
+use super::TakeReport;
+use crate::step::event::{StoreJob, StoreReport};
+
+/// The pause after the first error of the store. Each further pause is twice as long.
+const STORE_BACKOFF: Duration = Duration::from_secs(1);
+/// The longest pause after an error.
+const STORE_BACKOFF_MAX: Duration = Duration::from_secs(30);
+
+/// Why a job ends without a result.
+#[derive(Debug)]
+pub(super) enum Abandoned {
+    /// A later job takes its place. This was the store's last error.
+    Replaced(String),
+    /// The store must not do it, for this reason.
+    Refused(String),
+    /// The worker needs no store any more.
+    Ended,
+}
+
+/// What an attempt comes to, if the store does not fail.
+pub(super) enum Attempt<T> {
+    /// The result.
+    Done(T),
+    /// It must not be done, for this reason. It is not tried again.
+    Refused(String),
+    /// The cluster must not write into this store, for this reason. It is not tried again.
+    MayNot(String),
+}
+
+/// Takes reports to the worker.
+pub(super) struct Reports {
+    take: TakeReport,
+    /// Whether a report has said that the store fails.
+    is_failing: bool,
+}
+
+impl Reports {
+    pub(super) fn new(take: TakeReport) -> Self {
+        Self { take, is_failing: false }
+    }
+
+    /// Hands a report over. None once the worker needs no store any more.
+    pub(super) fn give(&mut self, report: StoreReport) -> Option<()> {
+        (self.take)(report).then_some(())
+    }
+
+    /// Says whether the store fails, if that is news.
+    fn tell(&mut self, error: Option<String>) {
+        match (&error, self.is_failing) {
+            (Some(reason), false) => {
+                tracing::warn!(reason, "the store of checkpoints fails: it is tried again");
+            }
+            (None, true) => tracing::info!("the store of checkpoints works again"),
+            (None, false) => return,
+            (Some(_), true) => {}
+        }
+        self.is_failing = error.is_some();
+        (self.take)(StoreReport::Failing(error));
+    }
+}
+
+/// The run's store, and the jobs for it.
+pub(super) struct PersistentStore {
+    /// The store's path or URL.
+    path: String,
+    jobs: Receiver<StoreJob>,
+    /// Jobs that have come while another one was under way, in order.
+    passed: VecDeque<StoreJob>,
+    /// Opened and probed. None before, and after an error of opening.
+    store: Option<Box<dyn Store>>,
+}
+
+impl PersistentStore {
+    pub(super) fn new(path: &str, jobs: Receiver<StoreJob>) -> Self {
+        Self { path: path.into(), jobs, passed: VecDeque::new(), store: None }
+    }
+
+    /// Waits for the next job. None once there will be no more.
+    pub(super) fn next(&mut self) -> Option<StoreJob> {
+        self.passed.pop_front().or_else(|| self.jobs.recv().ok())
+    }
+
+    /// Tries until the store does it, a job that replaces this one has come, or the worker ends.
+    pub(super) fn persist<T>(
+        &mut self,
+        reports: &mut Reports,
+        replaces: impl Fn(&StoreJob) -> bool,
+        mut attempt: impl FnMut(&dyn Store, &mut Reports) -> Result<Attempt<T>, StoreError>,
+    ) -> Result<T, Abandoned> {
+        let mut pause = STORE_BACKOFF;
+        loop {
+            let tried = self.open().and_then(|store| attempt(store, reports));
+            let error = match tried {
+                Ok(Attempt::Done(done)) => {
+                    reports.tell(None);
+                    return Ok(done);
+                }
+                Ok(Attempt::Refused(reason)) => {
+                    reports.tell(None);
+                    return Err(Abandoned::Refused(reason));
+                }
+                Ok(Attempt::MayNot(reason)) => {
+                    reports.tell(Some(reason.clone()));
+                    return Err(Abandoned::Refused(reason));
+                }
+                Err(error) => error,
+            };
+            let reason = error.to_string();
+            reports.tell(Some(reason.clone()));
+            let until = Instant::now() + pause;
+            pause = (2 * pause).min(STORE_BACKOFF_MAX);
+            loop {
+                if self.passed.iter().any(&replaces) {
+                    return Err(Abandoned::Replaced(reason));
+                }
+                match self.jobs.recv_timeout(until.saturating_duration_since(Instant::now())) {
+                    Ok(job) => self.passed.push_back(job),
+                    Err(RecvTimeoutError::Timeout) => break,
+                    Err(RecvTimeoutError::Disconnected) => return Err(Abandoned::Ended),
+                }
+            }
+        }
+    }
+
+    /// The store. Opens it, and asks whether it keeps what checkpoints need.
+    fn open(&mut self) -> Result<&dyn Store, StoreError> {
+        if self.store.is_none() {
+            let place = self.path.parse::<Place>();
+            let place = place.map_err(|error| StoreError::refuse(&self.path, error.to_string()))?;
+            let store = store::open(&place, &Environment::of_process())?;
+            probe(&*store)?;
+            self.store = Some(store);
+        }
+        Ok(self.store.as_deref().expect("it was opened"))
+    }
+}
