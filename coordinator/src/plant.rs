@@ -60,4 +60,6 @@ pub enum CorePlant {
     ListWithoutPart,
     /// A leader proposes entries in the newest format of its own build.
     ProposeNewest,
+    /// A leader forgets a pause as soon as it is in force.
+    ForgetPause,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::{Inability, WorkerState};
+use everstep_transport::protocol::outcome::{Inability, RunPause, WorkerState};
 use everstep_transport::protocol::{Step, WorkerId};
 
 use crate::core::{CheckpointStoreError, ClusterView, RunEnd, UnableReason};
@@ -22,6 +22,16 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     if let Some(awaited) = &view.owners_awaited {
         let waited = seconds(view.since(awaited.since_unix_ms));
         return ("waiting", format!("waiting for {waited}: {awaited}"));
+    }
+    if let Some(paused) = &view.paused {
+        return pause_status(view, paused);
+    }
+    if view.closes {
+        let (all, store) = (workers(view.world_size), store(view));
+        let words = format!(
+            "leaving: all {all} are to leave, as soon as a checkpoint has what they hold{store}"
+        );
+        return ("leaving", words);
     }
     if let Some(waiting) = view.waiting {
         let (members, wanted) = (waiting.members, waiting.wanted);
@@ -77,6 +87,26 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     }
     let (with, unable, store) = (workers(view.world_size), unable(view), store(view));
     ("training", format!("training: step {step} of {steps} with {with}{unable}{store}"))
+}
+
+/// A run that is paused, or is to pause after the step under way.
+fn pause_status(view: &ClusterView, paused: &RunPause) -> (&'static str, String) {
+    let steps = grouped(view.run.as_ref().map_or(0, |run| run.steps));
+    let (step, with) = (grouped(view.step().0), workers(view.world_size));
+    let store = store(view);
+    match paused.in_force {
+        true => {
+            let words = format!(
+                "{paused}: step {step} of {steps} was the last, with {with}; `everstep run resume` \
+                 lets it go on{store}"
+            );
+            ("paused", words)
+        }
+        false => {
+            let words = format!("pausing: step {step} of {steps} with {with}; {paused}");
+            ("pausing", words)
+        }
+    }
 }
 
 /// What the run waits for if the store of its checkpoints keeps it waiting.

@@ -17,7 +17,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{
-    CheckpointId, ListedCheckpoint, Message, SavedPart, Step, WorkerId, WorkerPart, WrittenManifest,
+    CheckpointId, ListedCheckpoint, Message, Record, SavedPart, Step, WorkerId, WorkerPart,
+    WrittenManifest,
 };
 use everstep_transport::time::Time;
 
@@ -54,9 +55,15 @@ impl CheckpointWriting {
         Self { renewed: now, ..Self::default() }
     }
 
-    /// A generation begins.
-    pub(super) fn renew(&mut self, now: Time) {
+    /// A generation begins. If it saves the state that it begins with, the primaries tell of their
+    /// parts anew.
+    pub(super) fn renew(&mut self, now: Time, record: &Record) {
         self.renewed = now;
+        let saved = record.commit.as_ref().map(CheckpointId::of).filter(|_| record.saves());
+        if let Some(id) = saved {
+            self.drop_pending(id);
+            self.failed.remove(&id);
+        }
     }
 
     /// Takes a part. Returns the oldest checkpoint if there are too many.
@@ -166,14 +173,16 @@ impl Core {
         self.propose(now, Command::ListCheckpoint { run, checkpoint, deleted });
     }
 
-    /// Whether a worker has a word in a checkpoint: a member, and a due step of the run's history.
+    /// Whether a worker has a word in a checkpoint: a member, or a worker that has just left, and a
+    /// step of the run's history that is due or was asked for.
     fn may_save(&self, worker: WorkerId, id: CheckpointId) -> bool {
         let Some(run) = self.state.run() else { return false };
         let is_due = |step| run.checkpoint.as_ref().is_some_and(|it| it.is_due(step, run.steps));
+        let is_asked = self.state.asked_checkpoint().is_some_and(|asked| asked.id == id);
         self.running()
-            && self.state.is_member(worker)
+            && (self.state.is_member(worker) || self.state.has_left(worker))
             && id.step <= Step(run.steps)
-            && is_due(id.step)
+            && (is_due(id.step) || is_asked)
             && self.state.is_of_history(id)
     }
 }
@@ -190,6 +199,7 @@ impl Core {
             self.order_manifest(now);
         }
         self.give_last_checkpoint_up(now);
+        self.give_asked_checkpoint_up(now);
     }
 
     fn order_manifest(&mut self, now: Time) {
@@ -245,7 +255,7 @@ impl Core {
     }
 
     /// The parts of a checkpoint do not have all shards, and none will come.
-    fn fail_incomplete(&mut self, now: Time, id: CheckpointId) {
+    pub(super) fn fail_incomplete(&mut self, now: Time, id: CheckpointId) {
         let shards = self.state.shards().unwrap_or(0);
         let lacks = self.checkpoints.pending.get(&id).map(|pending| pending.cover(shards));
         let reason = match lacks {
@@ -259,6 +269,7 @@ impl Core {
     /// A checkpoint is not written, for this reason. An event tells of it once.
     fn fail_checkpoint(&mut self, now: Time, id: CheckpointId, reason: String) {
         let is_known = self.has_failed(id.step);
+        self.departures.save_failed(now);
         if self.checkpoints.fail(id) && !is_known {
             self.note(now, EventKind::CheckpointFailed { step: id.step, reason });
         }

@@ -12,7 +12,8 @@ use everstep_transport::protocol::{Cause, MetricsLine};
 use super::Histogram;
 
 /// The causes of a generation, as events name them.
-const CAUSES: [&str; 6] = ["start", "lost", "join", "leave", "rebalance", "rollback"];
+const CAUSES: [&str; 9] =
+    ["start", "lost", "join", "leave", "rebalance", "rollback", "pause", "resume", "checkpoint"];
 
 /// The classes of reasons for the loss of a worker, each with the beginnings of its reasons. A
 /// reason that fits no class is `other`.
@@ -146,5 +147,8 @@ fn name(cause: Cause) -> &'static str {
         Cause::Leave => "leave",
         Cause::Rebalance => "rebalance",
         Cause::Rollback => "rollback",
+        Cause::Pause => "pause",
+        Cause::Resume => "resume",
+        Cause::Checkpoint => "checkpoint",
     }
 }

@@ -156,6 +156,7 @@ impl State {
         let retention = spec.retention();
         self.checkpoints.delete(deleted);
         self.checkpoints.list(checkpoint.clone(), retention, self.runs.goes_back);
+        self.end_request(id);
         let state_hash = blake3::Hash::from_bytes(checkpoint.state_hash).to_hex().to_string();
         let (bytes, seconds) = (checkpoint.bytes, checkpoint.write_ms as f64 / 1e3);
         self.events.note(unix_ms, EventKind::Checkpoint { step, bytes, seconds, state_hash });

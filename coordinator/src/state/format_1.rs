@@ -28,6 +28,7 @@ use run::{OperatorCommandV1, RunSpecV1};
 use super::access::{Access, Revocations};
 use super::awaited::{AwaitedOwner, AwaitedOwners};
 use super::coordinators::{CoordinatorMap, Coordinators};
+use super::directives::Directives;
 use super::events::EventLog;
 use super::fingerprint::RunFingerprint;
 use super::generation::CurrentGeneration;
@@ -272,6 +273,7 @@ impl From<StateV1> for super::State {
                 fingerprint: state.run_fingerprint,
                 probes: state.probes,
                 goes_back: state.goes_back.then_some(Step(0)),
+                directives: Directives::default(),
                 outcome: state.outcome,
                 past: state.past_runs,
             },
@@ -290,6 +292,7 @@ impl From<StateV1> for super::State {
                 unreachable: state.unreachable,
                 waiting_since: state.waiting_since,
                 reported_dead: state.reported_dead,
+                departed: BTreeSet::new(),
                 awaited: state.awaited,
             },
             events: EventLog { newest: state.events, count: state.noted, fresh: Vec::new() },

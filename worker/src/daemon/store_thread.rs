@@ -130,6 +130,7 @@ impl StoreThread {
                 let shards = summary.shards.iter().map(|(shard, digest)| (*shard, digest.0));
                 self.report(StoreReport::Saved(SavedPart {
                     commit: part.commit.clone(),
+                    generation: part.generation,
                     bytes: summary.bytes,
                     head_bytes: summary.head_bytes,
                     head_digest: summary.head_blake3.0,
@@ -310,7 +311,7 @@ fn write_part(
 ) -> Result<PartSummary, StoreError> {
     let plan = PartPlan {
         step: part.commit.step,
-        name: PartName { generation: part.commit.generation, worker: part.worker },
+        name: PartName { generation: part.generation, worker: part.worker },
         run: facts.run_digest.clone(),
         parameters: facts.layout.count(),
         slots: facts.slots.clone(),
@@ -333,7 +334,7 @@ fn assemble(
     bitwise: bool,
 ) -> Result<Manifest, String> {
     let summary = |of: &WorkerPart| PartSummary {
-        name: PartName { generation: of.part.commit.generation, worker: of.worker },
+        name: PartName { generation: of.part.generation, worker: of.worker },
         bytes: of.part.bytes,
         head_bytes: of.part.head_bytes,
         head_blake3: Digest(of.part.head_digest),
@@ -369,13 +370,16 @@ fn is_same(store: &dyn Store, manifest: &Manifest) -> Result<bool, StoreError> {
     Ok(Manifest::parse(&bytes).is_ok_and(same))
 }
 
-/// Deletes a checkpoint: its manifest first. What another generation has written at the same step
-/// stays.
+/// Deletes a checkpoint: its manifest first, then its parts. What another generation has written at
+/// the same step stays.
 fn remove(store: &dyn Store, id: CheckpointId) -> Result<(), StoreError> {
     let name = ObjectName::Manifest(id.step);
+    let mut listed = Vec::new();
     match store.read_whole(&name, MAX_MANIFEST_BYTES) {
         Ok(bytes) => {
-            if Manifest::parse(&bytes).is_ok_and(|there| there.generation == id.generation) {
+            let manifest = Manifest::parse(&bytes).ok();
+            if let Some(own) = manifest.filter(|there| there.generation == id.generation) {
+                listed.extend(own.files.iter().map(|file| file.name));
                 store.delete(&name)?;
             }
         }
@@ -385,7 +389,8 @@ fn remove(store: &dyn Store, id: CheckpointId) -> Result<(), StoreError> {
     for object in store.list()? {
         match &object.name {
             ObjectName::Part(step, part)
-                if *step == id.step && part.generation == id.generation =>
+                if *step == id.step
+                    && (part.generation == id.generation || listed.contains(part)) =>
             {
                 store.delete(&object.name)?;
             }
