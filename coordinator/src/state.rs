@@ -37,6 +37,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use self::access::Access;
 pub use self::awaited::{AwaitedOwner, AwaitedOwners};
 pub use self::checkpoints::Checkpoints;
+pub(crate) use self::checkpoints::is_same;
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::directives::AskedCheckpoint;

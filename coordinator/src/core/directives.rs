@@ -98,11 +98,14 @@ impl Core {
         if let Some(asked) = self.state.asked_checkpoint() {
             return record.waiting && own == Some(asked.id) && asked.generation < record.number;
         }
-        let is_last = closing && !(record.waiting && self.state.is_saved());
+        // Members that restore a checkpoint would begin again, and what rests there is saved.
+        if self.restores().is_some() || record.waiting && self.state.is_saved() {
+            return false;
+        }
         let is_over = self.is_over();
         let has_failed = |pause: &RunPause| pause.by == PausedBy::FailedCheckpoint;
         self.state.wants_checkpoint() && (!is_over || self.state.pause().is_some_and(has_failed))
-            || is_last && !is_over && self.departures.may_save(now)
+            || closing && !is_over && self.departures.may_save(now)
     }
 
     /// Whether the current record is not what is asked for.

@@ -234,9 +234,9 @@ impl GenerationBasis<'_> {
         if lost && !anew { Occasion::Loss } else { Occasion::Planned }
     }
 
-    /// Why the generation begins. One with the same members may be asked for. Without that, one with
-    /// other shards evens the shards out, and one with the same shards became necessary because
-    /// members lost a connection.
+    /// Why the generation begins. One with the same members may be asked for. Without that, one
+    /// with other shards evens the shards out, and one with the same shards became necessary
+    /// because members lost a connection.
     fn cause(&self, inputs: &PlanInputs, record: &Record) -> Cause {
         let Some(current) = inputs.current else { return Cause::Start };
         let (departed, left) = (self.planned.departed(inputs).count(), self.planned.left.len());

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use everstep_transport::protocol::checkpoint::Retention;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{CheckpointId, ListedCheckpoint, Step};
+use everstep_transport::protocol::{CheckpointId, Commit, ListedCheckpoint, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{EntryOutcome, State};
@@ -109,6 +109,16 @@ impl Checkpoints {
             () => None,
         }
     }
+}
+
+/// Whether two commits are one, however each of them holds. The norm or the loss of a skipped step
+/// may be NaN, which equals nothing.
+pub(crate) fn is_same(one: &Commit, other: &Commit) -> bool {
+    let verdict = |commit: &Commit| {
+        let Commit { norm, loss, decision, updates, loss_scale, .. } = *commit;
+        (CheckpointId::of(commit), norm.to_bits(), loss.to_bits(), decision, updates, loss_scale)
+    };
+    verdict(one) == verdict(other)
 }
 
 impl State {

@@ -81,6 +81,7 @@ impl State {
         let saves = self.run().is_some_and(|run| run.checkpoint.is_some());
         self.begin_pause(unix_ms, PausedBy::Operator, "an operator asked for it".into());
         self.runs.directives.save.by_pause = saves;
+        self.meet_request(unix_ms);
         Ok(EntryOutcome::Accepted)
     }
 
@@ -107,7 +108,11 @@ impl State {
     }
 
     /// An operator asks for a checkpoint.
-    pub(super) fn ask_for_checkpoint(&mut self, run: RunId) -> Result<EntryOutcome, Rejection> {
+    pub(super) fn ask_for_checkpoint(
+        &mut self,
+        unix_ms: u64,
+        run: RunId,
+    ) -> Result<EntryOutcome, Rejection> {
         self.must_train(run)?;
         if self.run().is_some_and(|run| run.checkpoint.is_none()) {
             return Err(Rejection::NoCheckpoints);
@@ -117,6 +122,7 @@ impl State {
             return Err(Rejection::NothingToSave);
         }
         self.runs.directives.save.by_operator = true;
+        self.meet_request(unix_ms);
         Ok(EntryOutcome::Accepted)
     }
 
@@ -127,7 +133,7 @@ impl State {
         }
         self.drop_undone_request(unix_ms);
         let id = record.commit.as_ref().map(CheckpointId::of).filter(|_| record.saves());
-        let Some(id) = id else { return };
+        let Some(id) = id else { return self.meet_request(unix_ms) };
         let is_news = self.wants_checkpoint();
         let directives = &mut self.runs.directives;
         let is_same = directives.saving.is_some_and(|asked| asked.id == id);
@@ -138,6 +144,16 @@ impl State {
         }
         if self.checkpoints.find_whole(id).is_some() {
             self.runs.directives.saving = None;
+        }
+    }
+
+    /// A run that rests may have the checkpoint already that is asked for.
+    fn meet_request(&mut self, unix_ms: u64) {
+        let Some(record) = self.record().filter(|record| record.waiting) else { return };
+        let step = record.resume;
+        if step > Step(0) && self.wants_checkpoint() && self.is_saved() {
+            self.runs.directives.save = SaveRequests::default();
+            self.events.note(unix_ms, EventKind::CheckpointRequested { step });
         }
     }
 

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
-    Cause, CheckpointId, Commit, Generation, Record, Shard, Step, Term, WorkerId,
+    Cause, CheckpointId, Generation, Record, Shard, Step, Term, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase};
+use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase, is_same};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
 
@@ -208,10 +208,12 @@ impl State {
     fn restores(&self, record: &Record) -> Result<(), Rejection> {
         self.can_go_back_to(record.resume)?;
         let listed = self.checkpoints.newest_up_to(record.resume);
-        let listed = listed.map(|listed| Commit { hold: false, ..listed.commit.clone() });
-        match listed.filter(|commit| commit.step == record.resume) == record.commit {
-            true => Ok(()),
-            false => Err(Rejection::OtherCommit { number: record.number, step: record.resume }),
+        let listed = listed.map(|listed| &listed.commit);
+        let listed = listed.filter(|commit| commit.step == record.resume);
+        match (listed, &record.commit) {
+            (None, None) => Ok(()),
+            (Some(listed), Some(commit)) if is_same(listed, commit) => Ok(()),
+            _ => Err(Rejection::OtherCommit { number: record.number, step: record.resume }),
         }
     }
 

@@ -142,7 +142,7 @@ impl State {
             }
             OperatorCommand::Pause(run) => self.pause_run(unix_ms, *run),
             OperatorCommand::Resume(run) => self.resume_run(unix_ms, *run),
-            OperatorCommand::Checkpoint(run) => self.ask_for_checkpoint(*run),
+            OperatorCommand::Checkpoint(run) => self.ask_for_checkpoint(unix_ms, *run),
         }
     }
 }

@@ -143,8 +143,8 @@ impl Record {
         self.members.len() as u32
     }
 
-    /// Whether the primaries save the state that the generation begins with, even if its step is not
-    /// due.
+    /// Whether the primaries save the state that the generation begins with, even if its step is
+    /// not due.
     pub fn saves(&self) -> bool {
         self.cause == Cause::Checkpoint
     }

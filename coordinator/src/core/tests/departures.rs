@@ -103,3 +103,25 @@ fn a_worker_that_has_left_still_tells_of_its_part() {
     world.say(links[2], Message::Saved(late));
     assert_eq!(super::checkpoints::orders(&mut world, links[0]), [(5, vec![])]);
 }
+
+/// Invariant I20. Found by a simulation: NaN does not equal itself.
+#[test]
+fn a_checkpoint_of_a_skipped_step_is_gone_back_to() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=5);
+    for link in &links {
+        let actor = world.actor(*link);
+        actor.commit.iter_mut().for_each(|commit| commit.norm = f64::NAN);
+        let mut part = super::checkpoints::part(&world, *link, id(5, 1));
+        part.commit.norm = f64::NAN;
+        world.say(*link, Message::Saved(part));
+    }
+    let ordered = super::checkpoints::orders(&mut world, links[0]);
+    assert_eq!(ordered.len(), 1, "the parts agree");
+    super::checkpoints::write(&mut world, links[0], id(5, 1), vec![]);
+    links.iter().for_each(|link| world.kill(*link));
+    let next = world.worker("worker-9");
+    world.pass(1_000, &[next]);
+    let record = world.record();
+    assert_eq!((record.cause, record.resume), (Cause::Rollback, Step(5)));
+}

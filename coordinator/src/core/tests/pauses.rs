@@ -157,6 +157,26 @@ fn a_paused_run_goes_back_and_stays_paused() {
     assert_eq!(world.stands(), (Cause::Resume, 0, false));
 }
 
+/// Found by a simulation: each change made the members begin to restore anew.
+#[test]
+fn a_checkpoint_is_there_already_where_a_paused_run_has_gone_back_to_it() {
+    let (mut world, links) = paused(2);
+    assert_eq!(world.ask(2, OperatorCommand::Checkpoint), None);
+    let asked = EventKind::CheckpointRequested { step: Step(7) };
+    let count = |world: &World| world.events().iter().filter(|kind| **kind == asked).count();
+    assert_eq!((world.generation(), count(&world)), (Generation(2), 2));
+    links.iter().for_each(|link| world.actor(*link).restores_late = true);
+    let run = world.core.state().run_id();
+    let generation = Generation(0);
+    world.request(3, OperatorCommand::Rollback { run, step: Step(7), generation });
+    world.pass(200, &links);
+    assert_eq!(world.stands(), (Cause::Rollback, 7, true));
+    let number = world.generation();
+    assert_eq!(world.ask(4, OperatorCommand::Checkpoint), None);
+    world.pass(1_000, &links);
+    assert_eq!((world.generation(), count(&world)), (number, 3), "no change interrupts them");
+}
+
 #[test]
 fn a_checkpoint_that_is_asked_for_is_saved_by_a_generation_of_its_own() {
     let (mut world, links) = World::training_as(saving(2));
