@@ -292,8 +292,8 @@ impl World {
         self.shut(&workers, &others, until);
     }
 
-    /// Inflicts a fault that looks like the end of a worker, but is none, or asks all workers or the
-    /// coordinators for something.
+    /// Inflicts a fault that looks like the end of a worker, but is none, or asks all workers or
+    /// the coordinators for something.
     fn mislead(&mut self, fault: &Fault, all: &[Node], until: Time) {
         match fault {
             Fault::Deafen { node, .. } => self.deafen(*node, all, until),
