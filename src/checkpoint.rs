@@ -1,10 +1,11 @@
 //! `everstep checkpoint`: an operator's commands for the checkpoints of a run. One file a verb.
 //!
-//! The verbs read the store itself, so they need no cluster. Only the coordinators of daemons know
-//! where the store of their run is.
+//! The verbs read the store itself, so they need no cluster, but for `now`. Only the coordinators
+//! of daemons know where the store of their run is.
 
 mod export;
 mod list;
+mod now;
 mod read_progress;
 mod remove;
 mod source;
@@ -21,6 +22,7 @@ pub(crate) fn run(task: &CheckpointTask) -> Result<(), Failure> {
     logging::start("warn")?;
     match task {
         CheckpointTask::Ls(flags) => list::run(flags),
+        CheckpointTask::Now(flags) => now::run(flags),
         CheckpointTask::Verify(flags) => verify::run(flags),
         CheckpointTask::Export(flags) => export::run(flags),
         CheckpointTask::Rm(flags) => remove::run(flags),

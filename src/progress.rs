@@ -15,7 +15,7 @@ mod story;
 mod waiting;
 
 pub(crate) use story::{apart, lacking, sentence};
-pub(crate) use waiting::Waiting;
+pub(crate) use waiting::{Waiting, paused};
 
 /// Shows a run's progress: a bar on a terminal, plain lines elsewhere.
 pub(crate) struct Display {
@@ -199,6 +199,9 @@ fn faults(report: &Report) -> Option<String> {
         (of(Cause::Join) as u64, "for joins"),
         (of(Cause::Leave) as u64, "for leaves"),
         (of(Cause::Rebalance) as u64, "to spread work and copies"),
+        (of(Cause::Pause) as u64, "to pause"),
+        (of(Cause::Resume) as u64, "to go on after a pause"),
+        (of(Cause::Checkpoint) as u64, "to save a checkpoint"),
         (report.rollbacks.len() as u64, "rollbacks"),
     ];
     let counted = counted.into_iter().filter(|(count, _)| *count > 0);

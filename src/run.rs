@@ -3,6 +3,8 @@
 mod cancel;
 mod ended;
 mod list;
+mod pause;
+mod resume;
 mod rollback;
 mod status;
 mod submit;
@@ -23,6 +25,8 @@ pub(crate) fn run(task: &RunTask, registry: &Registry) -> Result<(), Failure> {
         RunTask::Status(flags) => status::run(flags),
         RunTask::Watch(flags) => watch::run(flags),
         RunTask::Cancel(flags) => cancel::run(flags),
+        RunTask::Pause(flags) => pause::run(flags),
+        RunTask::Resume(flags) => resume::run(flags),
         RunTask::Rollback(flags) => rollback::run(flags),
     }
 }

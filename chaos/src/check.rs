@@ -22,6 +22,7 @@ mod pauses;
 mod promises;
 mod records;
 mod requests;
+mod rests;
 mod resumes;
 mod rollbacks;
 mod samples;
@@ -53,6 +54,7 @@ use pauses::Pauses;
 use promises::Promises;
 use records::Records;
 use requests::RequestHistory;
+use rests::Rests;
 use resumes::Resumes;
 use samples::Samples;
 use scales::Scales;
@@ -129,6 +131,7 @@ pub struct InvariantChecks {
     sums: PartialSums,
     lines: Lines,
     durable: Durable,
+    rests: Rests,
     requests: RequestHistory,
 }
 
@@ -155,6 +158,7 @@ impl InvariantChecks {
             sums: PartialSums::default(),
             lines: Lines::default(),
             durable: Durable::of(run),
+            rests: Rests::new(run.steps),
             requests: RequestHistory::default(),
         }
     }
@@ -241,6 +245,7 @@ impl InvariantChecks {
 
     fn told(&mut self, event: &Event) -> Result<(), Found> {
         self.durable.told(event)?;
+        self.rests.told(event)?;
         self.lines.told(event)
     }
 
@@ -333,6 +338,7 @@ impl InvariantChecks {
         self.promises.acts(worker, commit.generation, format_args!("commits {}", commit.step))?;
         if let Some(record) = self.records.record_of(commit.generation) {
             self.copies.committed(commit.step, record)?;
+            Rests::committed(record, commit)?;
         }
         let first = self.resumes.committed(commit)?;
         // A member that does not know that its generation is over may yet commit in it, to no

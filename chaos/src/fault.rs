@@ -4,6 +4,7 @@
 //! [`Rates`] say how often. A schedule is a pure function of its seed. This module does not know
 //! how a cluster takes a fault.
 
+mod rates;
 mod schedule;
 mod words;
 
@@ -13,7 +14,8 @@ use everstep_worker::step::event::Lane;
 
 use crate::world::Node;
 
-pub use schedule::{Rates, SPARE_COORDINATORS, SPARE_MACHINES, Schedule};
+pub use rates::Rates;
+pub use schedule::{SPARE_COORDINATORS, SPARE_MACHINES, Schedule};
 
 /// The longest interruption of a process or a path that a cluster must bear without a loss: less
 /// than the coordinator's patience, a heartbeat's interval and a tenth for a wrong clock.
@@ -105,6 +107,18 @@ pub enum Fault {
         /// the worker stays until other workers have copies of all that it holds.
         grace: Option<Duration>,
     },
+    /// All workers are to leave, by a signal to each of them.
+    DrainAll {
+        /// When other processes start on their machines, where the ones before have ended.
+        restart: Duration,
+    },
+    /// The operator pauses the run.
+    Rest {
+        /// When the operator resumes it.
+        span: Duration,
+    },
+    /// The operator asks for a checkpoint.
+    Save,
     /// A process stands still (SIGSTOP). It handles nothing, and its peers hear nothing of it. Then
     /// it handles all that has come.
     Pause {
@@ -302,6 +316,9 @@ impl Fault {
             Self::Remove { .. } => "removal of a coordinator",
             Self::Drain { by: DrainOrigin::Machine, .. } => "drain by a signal",
             Self::Drain { by: DrainOrigin::Operator, .. } => "drain by the operator",
+            Self::DrainAll { .. } => "drain of all",
+            Self::Rest { .. } => "pause of the run",
+            Self::Save => "asked checkpoint",
             Self::Pause { .. } => "pause",
             Self::PauseTogether { .. } => "pause of several",
             Self::Stall { .. } => "stalled disk",
@@ -334,7 +351,12 @@ impl Fault {
             }
         };
         match &mut self {
-            Self::CrashProposing { .. } | Self::CrashExpelling { .. } | Self::Isolation { .. } => {}
+            Self::CrashProposing { .. }
+            | Self::CrashExpelling { .. }
+            | Self::Isolation { .. }
+            | Self::DrainAll { .. }
+            | Self::Rest { .. }
+            | Self::Save => {}
             Self::CrashTogether { side, .. }
             | Self::PauseTogether { side, .. }
             | Self::Partition { side, .. }

@@ -277,6 +277,7 @@ impl World {
             Event::Resume(node, until) => return self.resume(node, until),
             Event::Reopen => self.review_all(),
             Event::Restart(node) => return self.start_again(node),
+            Event::ResumeRun => self.resume_run(),
             Event::Leave { place, since, restart } => {
                 return self.leave(place, since, restart);
             }
@@ -297,7 +298,8 @@ impl World {
         self.observe(Observation::Passes(undisturbed))
     }
 
-    /// Whether a majority of the coordinators and enough workers run for the run to go on.
+    /// Whether a majority of the coordinators and enough workers run for the run to go on, and it
+    /// is not paused.
     fn is_able(&self) -> bool {
         let run = &self.scenario.run;
         let begun = self.checkers.invariants.current_record().is_some();
@@ -306,7 +308,7 @@ impl World {
         let places =
             (0..self.workers.len()).filter(|place| !self.checkers.liveness.is_leaving(*place));
         let running = places.filter(|place| runs(Node::Worker(*place))).count();
-        self.has_quorum() && running >= wanted as usize
+        self.has_quorum() && running >= wanted as usize && !self.operator.rests()
     }
 
     // Messages.

@@ -28,6 +28,7 @@ mod checkpoints;
 mod clients;
 mod clock;
 mod confirm;
+mod directives;
 mod event;
 mod failure_detector;
 mod feeds;
@@ -61,6 +62,7 @@ use self::change::GenerationChange;
 pub use self::checkpoints::CheckpointStoreError;
 use self::checkpoints::CheckpointWriting;
 use self::clients::Clients;
+use self::directives::Departures;
 pub use self::event::{CoreEffect, CoreInput, ShellEffect, ShellInput};
 use self::finish::Completion;
 use self::health::WorkerHealth;
@@ -98,6 +100,7 @@ pub struct Core {
     change: GenerationChange,
     completion: Completion,
     checkpoints: CheckpointWriting,
+    departures: Departures,
     lines: Lines,
     history: HistoryCache,
     clients: Clients,
@@ -127,6 +130,7 @@ impl Core {
             change: GenerationChange::default(),
             completion: Completion::default(),
             checkpoints: CheckpointWriting::default(),
+            departures: Departures::default(),
             lines: Lines::default(),
             history: HistoryCache::default(),
             clients: Clients::default(),
@@ -251,7 +255,7 @@ impl Core {
             Command::Lose { worker, .. } => self.lost(now, worker, &verdict),
             Command::Drain { worker } => self.drained(now, worker),
             Command::Generation(change) if verdict == EntryOutcome::Accepted => {
-                self.checkpoints.renew(now);
+                self.checkpoints.renew(now, &change.record);
                 self.began(now, change)
             }
             Command::Generation(change) => self.not_begun(now, change.record.number),
@@ -269,10 +273,11 @@ impl Core {
             }
             Command::ListCheckpoint { checkpoint, .. } => self.listed(now, &checkpoint, &verdict),
             Command::DamageCheckpoint { .. } => self.damage_known(now, &verdict),
+            Command::LeaveAll { .. } => self.left_together(now, &verdict),
+            Command::Note { .. } => self.directed(now),
             Command::Lead { .. }
             | Command::Died(_)
             | Command::AwaitOwners { .. }
-            | Command::Note { .. }
             | Command::LoseLines { .. }
             | Command::End { .. }
             | Command::ShutOut { .. }

@@ -95,5 +95,10 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::CheckpointDamaged { step, reason } => {
             format!("the checkpoint of step {step} is damaged, and cannot be restored: {reason}")
         }
+        EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
+        EventKind::Resumed => "the run goes on: an operator has resumed it".into(),
+        EventKind::CheckpointRequested { step } => {
+            format!("a checkpoint of step {step} was asked for")
+        }
     }
 }

@@ -64,4 +64,6 @@ pub enum CorePlant {
     SweepAhead,
     /// A leader proposes entries in the newest format of its own build.
     ProposeNewest,
+    /// A leader forgets a pause as soon as it is in force.
+    ForgetPause,
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::{Inability, WorkerState};
+use everstep_transport::protocol::outcome::{Inability, RunPause, WorkerState};
 use everstep_transport::protocol::{Step, WorkerId};
 
 use crate::core::{CheckpointStoreError, ClusterView, RunEnd, UnableReason};
@@ -19,22 +19,8 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     if let Some(end) = &view.end {
         return ended(end, Step(run.steps));
     }
-    if let Some(awaited) = &view.owners_awaited {
-        let waited = seconds(view.since(awaited.since_unix_ms));
-        return ("waiting", format!("waiting for {waited}: {awaited}"));
-    }
-    if let Some(waiting) = view.waiting {
-        let (members, wanted) = (waiting.members, waiting.wanted);
-        let unable = unable(view);
-        let words = format!("waiting: {members} of at least {}{unable}", workers(wanted));
-        return ("waiting", words);
-    }
-    if let Some(awaited) = &view.model_awaited {
-        let waited = seconds(view.since(awaited.since_unix_ms));
-        return ("waiting", format!("waiting for {waited}: {awaited}"));
-    }
-    if let Some(words) = waits_for_store(view) {
-        return ("waiting", words);
+    if let Some(rests) = rests(view) {
+        return rests;
     }
     if let Some((silent, span)) = view.outage {
         let words = format!(
@@ -77,6 +63,55 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     }
     let (with, unable, store) = (workers(view.world_size), unable(view), store(view));
     ("training", format!("training: step {step} of {steps} with {with}{unable}{store}"))
+}
+
+/// The status of a run that starts no step, and why. None if it does.
+fn rests(view: &ClusterView) -> Option<(&'static str, String)> {
+    if let Some(awaited) = &view.owners_awaited {
+        let waited = seconds(view.since(awaited.since_unix_ms));
+        return Some(("waiting", format!("waiting for {waited}: {awaited}")));
+    }
+    if let Some(paused) = &view.paused {
+        return Some(pause_status(view, paused));
+    }
+    if view.closes {
+        let (all, store) = (workers(view.world_size), store(view));
+        let words = format!(
+            "leaving: all {all} are to leave, as soon as a checkpoint has what they hold{store}"
+        );
+        return Some(("leaving", words));
+    }
+    if let Some(waiting) = view.waiting {
+        let (members, wanted) = (waiting.members, waiting.wanted);
+        let unable = unable(view);
+        let words = format!("waiting: {members} of at least {}{unable}", workers(wanted));
+        return Some(("waiting", words));
+    }
+    if let Some(awaited) = &view.model_awaited {
+        let waited = seconds(view.since(awaited.since_unix_ms));
+        return Some(("waiting", format!("waiting for {waited}: {awaited}")));
+    }
+    waits_for_store(view).map(|words| ("waiting", words))
+}
+
+/// A run that is paused, or is to pause after the step under way.
+fn pause_status(view: &ClusterView, paused: &RunPause) -> (&'static str, String) {
+    let steps = grouped(view.run.as_ref().map_or(0, |run| run.steps));
+    let (step, with) = (grouped(view.step().0), workers(view.world_size));
+    let store = store(view);
+    match paused.in_force {
+        true => {
+            let words = format!(
+                "{paused}: step {step} of {steps} was the last, with {with}; `everstep run resume` \
+                 lets it go on{store}"
+            );
+            ("paused", words)
+        }
+        false => {
+            let words = format!("pausing: step {step} of {steps} with {with}; {paused}");
+            ("pausing", words)
+        }
+    }
 }
 
 /// What the run waits for if the store of its checkpoints keeps it waiting.
@@ -147,7 +182,7 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::outcome::{OwnersAwaited, Waiting};
+    use everstep_transport::protocol::outcome::{OwnersAwaited, PausedBy, Waiting};
     use everstep_transport::protocol::{
         HostName, MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerLabel, WriteFailure,
     };
@@ -234,6 +269,28 @@ mod tests {
         assert_eq!(run_status(&complete).1, words);
         let failed = ClusterView { end: Some(RunEnd::Failed("no disk".into())), ..view() };
         assert_eq!(run_status(&failed), ("failed", "failed: no disk".into()));
+    }
+
+    #[test]
+    fn a_pause_is_told_with_its_cause_and_the_way_out() {
+        let by = PausedBy::Operator;
+        let (reason, since_unix_ms) = ("an operator asked for it".to_string(), 78_000);
+        let paused = RunPause { by, reason, since_unix_ms, in_force: false };
+        let told = |paused| run_status(&ClusterView { paused: Some(paused), ..view() });
+        let words = "pausing: step 812 of 1,000 with 2 workers; paused by an operator";
+        assert_eq!(told(paused.clone()), ("pausing", words.into()));
+        let paused = RunPause { in_force: true, ..paused };
+        let words = "paused by an operator: step 812 of 1,000 was the last, with 2 workers; \
+                     `everstep run resume` lets it go on";
+        assert_eq!(told(paused.clone()), ("paused", words.into()));
+        let reason = "the checkpoint of step 800 was not written: full".into();
+        let paused = RunPause { by: PausedBy::FailedCheckpoint, reason, ..paused };
+        let (state, words) = told(paused);
+        assert!(state == "paused" && words.contains("since the checkpoint of step 800"), "{words}");
+        let closes = ClusterView { closes: true, ..view() };
+        let words =
+            "leaving: all 2 workers are to leave, as soon as a checkpoint has what they hold";
+        assert_eq!(run_status(&closes), ("leaving", words.into()));
     }
 
     #[test]

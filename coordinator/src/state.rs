@@ -13,6 +13,7 @@ mod access;
 mod awaited;
 mod checkpoints;
 mod coordinators;
+mod directives;
 mod entry;
 mod events;
 mod fingerprint;
@@ -36,8 +37,10 @@ use rkyv::{Archive, Deserialize, Serialize};
 use self::access::Access;
 pub use self::awaited::{AwaitedOwner, AwaitedOwners};
 pub use self::checkpoints::Checkpoints;
+pub(crate) use self::checkpoints::is_same;
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
+pub use self::directives::AskedCheckpoint;
 pub use self::entry::{ArchivedCommandEntry, Change, Command, CommandEntry, CoordinatorInfo, Loss};
 use self::events::EventLog;
 pub use self::format::{EntryError, LOG_FORMATS};
@@ -141,6 +144,7 @@ impl State {
             Command::Drain { worker } => self.drain(unix_ms, *worker),
             Command::Generation(change) => self.follow(unix_ms, term, change),
             Command::Died(loss) => self.report_death(unix_ms, loss),
+            Command::LeaveAll { generation } => self.leave_all(unix_ms, *generation),
             Command::AwaitOwners { generation, owners } => {
                 self.await_owners(unix_ms, *generation, owners)
             }
@@ -155,6 +159,7 @@ impl State {
             Command::Note { run, kind } => {
                 self.runs.must_be(*run)?;
                 self.events.note(unix_ms, kind.clone());
+                self.follow_event(unix_ms, kind);
                 Ok(EntryOutcome::Accepted)
             }
             Command::End { run, outcome, figures, steps } => {

@@ -6,11 +6,15 @@ use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use everstep_checkpoint::export::WeightType;
 
+use super::AskFlags;
+
 /// What an operator does with checkpoints.
 #[derive(Subcommand, Clone, Debug)]
 pub enum CheckpointTask {
     /// List the checkpoints, oldest first
     Ls(StoreFlags),
+    /// Save a checkpoint of the run under way, and wait until it is listed or has failed
+    Now(AskFlags),
     /// Read all of every checkpoint, and compare it with its digests. Exits with 1 if one is
     /// damaged
     Verify(VerifyFlags),

@@ -20,6 +20,10 @@ pub enum RunTask {
     Watch(AskFlags),
     /// End the run under way: it counts as failed, and its workers wait for the next run
     Cancel(AskFlags),
+    /// Let the run rest after the step under way. It saves a checkpoint, if it keeps any
+    Pause(AskFlags),
+    /// Let a paused run go on
+    Resume(AskFlags),
     /// Let the run go back to a checkpoint, and train again from there: gives up what silent
     /// workers hold, where a run waits for them
     Rollback(RollbackFlags),

@@ -6,7 +6,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::{
-    Event, EventKind, OwnersAwaited, Update, Waiting, WorkerResult, WorkerState, WorkerView,
+    Event, EventKind, OwnersAwaited, RunPause, Update, Waiting, WorkerResult, WorkerState,
+    WorkerView,
 };
 use everstep_transport::protocol::{
     Device, MetricsLine, ModelAwaited, ModelPlace, NodeName, Step, WorkerId,
@@ -34,6 +35,8 @@ pub struct Progress {
     pub divergence: Option<String>,
     /// Set while the run starts no step and waits.
     pub waiting: Option<Waiting>,
+    /// Set while the run is paused, or is to pause.
+    pub paused: Option<RunPause>,
     /// Set while the run waits for workers that alone hold some parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
     /// Set while a trained run waits for its model.
@@ -124,6 +127,7 @@ impl Progress {
     pub(super) fn take(&mut self, update: Update, min_workers: u32) -> Lines {
         let Update { lines, events, workers, divergence, .. } = update;
         let Update { waiting, owners_awaited, model_awaited, unable, unreachable, .. } = update;
+        self.paused = update.paused;
         let mut change = Lines::Came(0);
         if events.is_empty() {
             // Lines that come with events may belong to a history that one of these events began.
@@ -197,6 +201,7 @@ mod tests {
             unable: Vec::new(),
             unreachable: Vec::new(),
             outcome: Outcome::Running,
+            paused: None,
         }
     }
 

@@ -24,10 +24,6 @@ pub(super) fn checkpoints(keys: &mut Keys<'_>) -> Result<Option<CheckpointSpec>,
     if keep == Some(0) {
         return Err(keys.places().refusal("checkpoint.keep", "is 0; it must be 1 or more"));
     }
-    if on_failure == Some(OnFailure::Pause) {
-        let problem = "is \"pause\", which this version cannot do; it must be \"continue\"";
-        return Err(keys.places().refusal("checkpoint.on_failure", problem));
-    }
     if let Some(path) = &path {
         place(path, keys.places())?;
     }

@@ -10,7 +10,7 @@ use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{NodeName, Rank, RunSpec, WorkerId};
 
 use crate::cluster::{Cluster, GenerationReport, Naming, Progress, generations};
-use crate::progress::{apart, lacking};
+use crate::progress::{apart, lacking, paused};
 
 /// The content of the view.
 #[derive(Clone, Debug, Default)]
@@ -153,10 +153,12 @@ fn warnings(progress: &Progress) -> Vec<String> {
         let (members, wanted) = (waiting.members, waiting.wanted);
         format!("waiting: {members} of at least {wanted} workers take part")
     });
+    let rests = paused(progress);
     let owners = progress.owners_awaited.as_ref().map(|awaited| format!("waiting: {awaited}"));
     let model = progress.model_awaited.as_ref().map(|awaited| format!("waiting: {awaited}"));
     let pairs = progress.unreachable.iter().map(|pair| apart(*pair, progress));
-    waiting.into_iter().chain(owners).chain(model).chain(pairs).chain(lacking(progress)).collect()
+    let waits = waiting.into_iter().chain(rests).chain(owners);
+    waits.chain(model).chain(pairs).chain(lacking(progress)).collect()
 }
 
 #[cfg(test)]

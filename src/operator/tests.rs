@@ -22,6 +22,7 @@ fn update(step: u64, event: u64) -> Update {
         unable: Vec::new(),
         unreachable: Vec::new(),
         outcome: Outcome::Running,
+        paused: None,
     }
 }
 

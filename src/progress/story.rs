@@ -32,6 +32,8 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::CheckpointDamaged { step, reason } => {
             format!("the checkpoint of step {step} is damaged: {reason}")
         }
+        EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
+        EventKind::Resumed => "the run goes on: an operator has resumed it".into(),
         EventKind::Recovered { coordinator } => format!(
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"
@@ -63,6 +65,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         | EventKind::Registered { .. }
         | EventKind::Leading { .. }
         | EventKind::Checkpoint { .. }
+        | EventKind::CheckpointRequested { .. }
         | EventKind::Generation { .. }
         | EventKind::Complete { .. }
         | EventKind::Failed { .. } => return None,

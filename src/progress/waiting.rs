@@ -33,6 +33,7 @@ impl Waiting {
     pub(crate) fn sentences(&mut self, progress: &Progress) -> Vec<String> {
         let registered = progress.registered();
         let waits = progress.waiting.is_some()
+            || progress.paused.is_some()
             || progress.owners_awaited.is_some()
             || progress.model_awaited.is_some();
         let stands = registered.is_none() && waits;
@@ -43,6 +44,7 @@ impl Waiting {
         }
         let said = match (registered, progress.waiting) {
             (Some(registered), _) => self.beginning(registered, progress),
+            (None, None) if progress.paused.is_some() => paused(progress).into_iter().collect(),
             (None, Some(waiting)) => vec![format!(
                 "waiting: {} of at least {} workers take part; another joins with: {}",
                 waiting.members, waiting.wanted, progress.join
@@ -66,6 +68,12 @@ impl Waiting {
         }
         sentences
     }
+}
+
+/// Why the run is paused, and how it goes on. None if it is not.
+pub(crate) fn paused(progress: &Progress) -> Option<String> {
+    let paused = progress.paused.as_ref()?;
+    Some(format!("{paused}; `everstep run resume` lets it go on"))
 }
 
 #[cfg(test)]

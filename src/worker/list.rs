@@ -54,6 +54,9 @@ fn sentence(update: &Update) -> String {
         let (count, plural) = (names.len(), if names.len() == 1 { " waits" } else { "s wait" });
         return format!("{count} worker{plural} for a run: {}", names.join(", "));
     }
+    if let Some(paused) = update.paused.as_ref() {
+        return format!("{paused}: {} take part", workers(count(WorkerState::Training)));
+    }
     match update.waiting {
         Some(waiting) => {
             format!("waiting: {} of at least {} workers take part", waiting.members, waiting.wanted)

@@ -17,6 +17,7 @@ mod kept;
 mod learn;
 mod memory;
 mod operate;
+mod pause;
 mod places;
 mod recover;
 mod refusal;

@@ -1,4 +1,4 @@
-//! The schedule of faults, drawn from a seed, at given rates.
+//! The schedule of faults, drawn from a seed, at given [`Rates`].
 
 use std::fmt;
 use std::time::Duration;
@@ -6,199 +6,9 @@ use std::time::Duration;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::Lane;
 
-use super::{DrainOrigin, DuplicateKind, Fault, TOLERATED_OUTAGE};
+use super::{DrainOrigin, DuplicateKind, Fault, Rates, TOLERATED_OUTAGE};
 use crate::random::Random;
 use crate::world::Node;
-
-/// How many of each fault happen in a virtual minute, on average, and how long they last.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Rates {
-    /// Crashes of a worker, in a virtual minute.
-    pub worker_crashes: f64,
-    /// Several workers that crash at once.
-    pub joint_crashes: f64,
-    /// Workers that join, in a virtual minute.
-    pub joins: f64,
-    /// Workers that are to leave.
-    pub drains: f64,
-    /// The longest grace of a worker that is to leave, if it has a limit.
-    pub grace: Duration,
-    /// Coordinators that crash, the leader more often than not.
-    pub coordinator_crashes: f64,
-    /// Crashes of all coordinators at once.
-    pub cluster_crashes: f64,
-    /// Coordinators that crash in the middle of a change.
-    pub proposing_crashes: f64,
-    /// Coordinators that stop on request, and start again.
-    pub coordinator_stops: f64,
-    /// Coordinators that crash when they shut another one out.
-    pub expelling_crashes: f64,
-    /// Coordinators whose disks are lost.
-    pub coordinator_wipes: f64,
-    /// Coordinators whose logs are damaged.
-    pub damages: f64,
-    /// Coordinators whose disks are full.
-    pub full_disks: f64,
-    /// Coordinators that the operator removes.
-    pub coordinator_removals: f64,
-    /// Further machines that become coordinators.
-    pub coordinator_joins: f64,
-    /// Coordinators whose disks write nothing for a while.
-    pub disk_stalls: f64,
-    /// The share of crashed processes that start again.
-    pub restarts: f64,
-    /// The longest time until they do.
-    pub restart_within: Duration,
-    /// Processes that stand still.
-    pub pauses: f64,
-    /// Clocks that change their speed, by a tenth at most.
-    pub drifts: f64,
-    /// Connections that are lost.
-    pub disconnects: f64,
-    /// Links that become slow.
-    pub slow_links: f64,
-    /// Paths that deliver nothing for a while.
-    pub clogs: f64,
-    /// Groups of nodes that are cut off.
-    pub partitions: f64,
-    /// Times in which no coordinator reaches any worker. Workers reach each other.
-    pub isolations: f64,
-    /// Groups of workers that stand still together.
-    pub standstills: f64,
-    /// Groups of nodes that the others do not hear.
-    pub one_way_partitions: f64,
-    /// Pairs of nodes that do not reach each other.
-    pub bridges: f64,
-    /// Workers that a firewall refuses to the coordinators.
-    pub refusals: f64,
-    /// Coordinators that no worker reaches.
-    pub deaf_coordinators: f64,
-    /// Workers of a machine that state the address of another machine.
-    pub misstatements: f64,
-    /// Items that arrive twice.
-    pub duplicates: f64,
-    /// Lanes that fall behind.
-    pub reorders: f64,
-    /// Devices that hang while their workers live.
-    pub hangs: f64,
-    /// Stores that take no model for a while.
-    pub full_stores: f64,
-    /// Flipped bits that their device finds.
-    pub flips: f64,
-    /// Garbled gradients that their device finds.
-    pub garbles: f64,
-    /// Mistakes in an update, which end the run.
-    pub mistakes: f64,
-    /// The share of interruptions that are longer than a cluster must bear ([`TOLERATED_OUTAGE`]).
-    pub long: f64,
-    /// The longest interruption.
-    pub longest: Duration,
-    /// The most that a slow link or lane adds to a delay.
-    pub slowest: Duration,
-    /// How long links and lanes stay slow, at most.
-    pub slow_for: Duration,
-}
-
-impl Default for Rates {
-    /// A very bad day: a fault every second and a half, a third of them a change of members.
-    fn default() -> Self {
-        Self {
-            worker_crashes: 3.0,
-            joint_crashes: 0.7,
-            joins: 4.0,
-            drains: 1.5,
-            grace: Duration::from_secs(5),
-            coordinator_crashes: 1.5,
-            cluster_crashes: 0.3,
-            proposing_crashes: 0.5,
-            coordinator_stops: 1.0,
-            expelling_crashes: 0.5,
-            coordinator_wipes: 1.0,
-            damages: 0.5,
-            full_disks: 0.7,
-            coordinator_removals: 0.7,
-            coordinator_joins: 0.7,
-            disk_stalls: 1.0,
-            restarts: 0.5,
-            restart_within: Duration::from_secs(4),
-            pauses: 2.5,
-            drifts: 3.0,
-            disconnects: 2.0,
-            slow_links: 3.0,
-            clogs: 3.0,
-            partitions: 1.5,
-            isolations: 0.3,
-            standstills: 0.3,
-            one_way_partitions: 1.0,
-            bridges: 1.5,
-            refusals: 0.7,
-            deaf_coordinators: 0.5,
-            misstatements: 0.5,
-            duplicates: 8.0,
-            reorders: 4.0,
-            hangs: 0.3,
-            full_stores: 2.0,
-            flips: 0.5,
-            garbles: 0.5,
-            mistakes: 0.0,
-            long: 0.3,
-            longest: Duration::from_secs(10),
-            slowest: Duration::from_millis(60),
-            slow_for: Duration::from_secs(5),
-        }
-    }
-}
-
-impl Rates {
-    /// Only faults that a cluster must bear without the loss of a worker.
-    pub fn tolerated() -> Self {
-        Self {
-            worker_crashes: 0.0,
-            joint_crashes: 0.0,
-            joins: 0.0,
-            drains: 0.0,
-            coordinator_crashes: 0.0,
-            cluster_crashes: 0.0,
-            proposing_crashes: 0.0,
-            coordinator_stops: 0.0,
-            expelling_crashes: 0.0,
-            coordinator_wipes: 0.0,
-            damages: 0.0,
-            full_disks: 0.0,
-            coordinator_removals: 0.0,
-            coordinator_joins: 0.0,
-            disconnects: 0.0,
-            isolations: 0.0,
-            refusals: 0.0,
-            deaf_coordinators: 0.0,
-            misstatements: 0.0,
-            standstills: 0.0,
-            hangs: 0.0,
-            full_stores: 0.0,
-            flips: 0.0,
-            garbles: 0.0,
-            long: 0.0,
-            ..Self::default()
-        }
-    }
-
-    /// Rates at which nothing ever happens.
-    pub fn none() -> Self {
-        Self {
-            disk_stalls: 0.0,
-            pauses: 0.0,
-            drifts: 0.0,
-            slow_links: 0.0,
-            clogs: 0.0,
-            partitions: 0.0,
-            one_way_partitions: 0.0,
-            bridges: 0.0,
-            duplicates: 0.0,
-            reorders: 0.0,
-            ..Self::tolerated()
-        }
-    }
-}
 
 /// Spare machines: a worker that comes later may run there.
 pub const SPARE_MACHINES: u32 = 2;
@@ -259,7 +69,7 @@ impl Draw<'_> {
         let all = self.of_processes_and_ways().into_iter().chain(self.of_coordinators());
         let full: Make = |draw| Fault::FullStore { node: draw.worker(), span: draw.outage() };
         let all = all.chain([(self.rates.hangs, hang), (self.rates.full_stores, full)]);
-        all.chain(self.of_evidence()).collect()
+        all.chain(self.of_evidence()).chain(self.of_operators()).collect()
     }
 
     fn of_processes_and_ways(&self) -> [(f64, Make); 23] {
@@ -336,6 +146,17 @@ impl Draw<'_> {
                 node: draw.worker(),
                 of: draw.worker(),
             }),
+        ]
+    }
+
+    /// What operators ask of a run.
+    fn of_operators(&self) -> [(f64, Make); 3] {
+        let rates = self.rates;
+        let rest: Make = |draw| Fault::Rest { span: draw.up_to(draw.rates.longest) };
+        [
+            (rates.joint_drains, |draw| Fault::DrainAll { restart: draw.outage() }),
+            (rates.rests, rest),
+            (rates.saves, |_| Fault::Save),
         ]
     }
 

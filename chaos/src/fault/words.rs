@@ -37,6 +37,7 @@ impl fmt::Display for Fault {
             | Self::Damage { .. }
             | Self::FullDisk { .. }
             | Self::Remove { .. } => self.tell_of_a_coordinator(f),
+            Self::DrainAll { .. } | Self::Rest { .. } | Self::Save => self.tell_of_a_run(f),
             Self::Drain { .. } | Self::Pause { .. } | Self::Stall { .. } => {
                 self.tell_of_a_machine(f)
             }
@@ -105,6 +106,18 @@ impl Fault {
             Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
             Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
             Self::Mistake { node } => write!(f, "{node} errs in an update"),
+            other => f.write_str(other.kind()),
+        }
+    }
+
+    /// Describes what all workers are asked, or an operator's word.
+    fn tell_of_a_run(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DrainAll { restart } => {
+                write!(f, "all workers are to leave; others start after {restart:?}")
+            }
+            Self::Rest { span } => write!(f, "the operator pauses the run for {span:?}"),
+            Self::Save => f.write_str("the operator asks for a checkpoint"),
             other => f.write_str(other.kind()),
         }
     }

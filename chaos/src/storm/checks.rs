@@ -229,6 +229,7 @@ mod tests {
             unable: Vec::new(),
             unreachable: Vec::new(),
             outcome: Outcome::Running,
+            paused: None,
         }
     }
 

@@ -19,6 +19,10 @@ use crate::fault::{DrainOrigin, DuplicateKind, Fault};
 const COORDINATOR_LATE_AFTER: Duration = Duration::from_secs(1);
 /// The longest time until a process starts again that crashes before the run has begun.
 const MAX_EARLY_RESTART_DELAY: Duration = Duration::from_secs(1);
+/// How often the world tries to start a process in place of one that leaves.
+const LEAVER_REPLACEMENTS: u32 = 4;
+/// How soon a process starts in place of one that leaves when the faults end.
+const LEAVER_REPLACED_AFTER: Duration = Duration::from_secs(4);
 
 impl World {
     /// Inflicts a fault now.
@@ -105,7 +109,8 @@ impl World {
         let members = self.scenario.coordinators as usize;
         let known = (0..self.coordinators.len())
             .filter(|place| *place < members || self.coordinators[*place].directory.id.is_some());
-        let missing: Vec<Node> = first.chain(known.map(Node::Coordinator)).collect();
+        let missing: Vec<Node> = first.clone().chain(known.map(Node::Coordinator)).collect();
+        first.for_each(|machine| self.restart_later(machine, LEAVER_REPLACED_AFTER));
         missing.into_iter().try_for_each(|node| self.start_again(node))
     }
 
@@ -204,6 +209,22 @@ impl World {
         }
     }
 
+    /// Asks all workers to leave. Where they have left, others start.
+    fn drain_all(&mut self, restart: Duration) {
+        let machines: Vec<Node> = self.running_workers();
+        for machine in machines {
+            self.drain(machine, DrainOrigin::Machine, None);
+            self.restart_later(machine, restart);
+        }
+    }
+
+    /// A process starts on a machine where one leaves, at one of these moments.
+    fn restart_later(&mut self, machine: Node, after: Duration) {
+        for times in 1..=LEAVER_REPLACEMENTS {
+            self.queue.put(self.now + after * times, Event::Restart(machine));
+        }
+    }
+
     fn pause(&mut self, machine: Node, until: Time) {
         let node = self.workers.process(machine);
         if !self.is_alive(node) {
@@ -271,12 +292,15 @@ impl World {
         self.shut(&workers, &others, until);
     }
 
-    /// Inflicts a fault that looks like the end of a worker, but is none.
+    /// Inflicts a fault that looks like the end of a worker, but is none, or asks all workers or
+    /// the coordinators for something.
     fn mislead(&mut self, fault: &Fault, all: &[Node], until: Time) {
         match fault {
             Fault::Deafen { node, .. } => self.deafen(*node, all, until),
             Fault::Refuse { node, .. } => self.firewall(*node, all, until),
             Fault::Misstate { node, of } => self.faults.misstate(*node, *of),
+            Fault::DrainAll { restart } => self.drain_all(*restart),
+            Fault::Rest { .. } | Fault::Save => self.direct(fault),
             _ => {} // of machines that have no such process
         }
     }

@@ -170,6 +170,12 @@ impl World {
             {
                 self.witness_listing(checkpoint.id())
             }
+            Some(Command::LeaveAll { .. }) => {
+                let record = self.checkers.invariants.current_record();
+                let members = record.iter().flat_map(|record| &record.members);
+                let mut members = members.map(|member| member.worker);
+                members.try_for_each(|worker| self.judge_leave(worker))
+            }
             Some(Command::End { .. }) => {
                 self.checkers.invariants.over();
                 Ok(())

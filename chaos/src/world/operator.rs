@@ -12,13 +12,15 @@ use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
-    CoordinatorId, Message, MetricsLine, NodeName, OperatorCommand, Question, RequestId, Step, Term,
+    CoordinatorId, Message, MetricsLine, NodeName, OperatorCommand, Question, RequestId, RunId,
+    Step, Term,
 };
 use everstep_transport::time::Time;
 
 use super::types::Event;
 use super::{Exits, Node, World};
 use crate::check::{Invariant, Observation, Violation};
+use crate::fault::Fault;
 
 /// The pause between an answer and the next question.
 const WATCH_INTERVAL: Duration = Duration::from_millis(100);
@@ -53,6 +55,10 @@ pub struct SimOperator {
     exits: Vec<(NodeName, String)>,
     /// When the world last looked for processes that have ended.
     looked: Time,
+    /// The operator has asked for a pause, and has not been told that it is over.
+    rests: bool,
+    /// The run of the newest pause that was answered.
+    paused: Option<RunId>,
 }
 
 impl Default for SimOperator {
@@ -69,6 +75,8 @@ impl Default for SimOperator {
             outcome: Outcome::Running,
             exits: Vec::new(),
             looked: Time(0),
+            rests: false,
+            paused: None,
         }
     }
 }
@@ -87,6 +95,11 @@ impl SimOperator {
     /// Whether the operator wants to remove a coordinator.
     pub fn wishes_a_removal(&self) -> bool {
         self.commands.iter().any(|(_, command)| matches!(command, OperatorCommand::Remove(_)))
+    }
+
+    /// Whether the run may be paused.
+    pub fn rests(&self) -> bool {
+        self.rests
     }
 
     /// Notes that a launcher has seen the end of a process.
@@ -132,6 +145,33 @@ impl World {
         let step = self.operator.lines.last().map_or(Step(0), |line| line.step);
         let event = self.operator.event;
         self.say(own, peer, Message::Watch { run: None, step, event });
+    }
+
+    /// The operator gives a word about the run that goes on, if it knows one.
+    pub(super) fn direct(&mut self, fault: &Fault) {
+        let leader = self.leader().and_then(|place| self.coordinators[place].node());
+        let Some(run) = leader.map(|node| node.core().state().run_id()) else { return };
+        match fault {
+            Fault::Rest { span } if !self.operator.rests => {
+                self.operator.rests = true;
+                self.operator.command(OperatorCommand::Pause(run));
+                self.queue.put((self.now + *span).min(self.faults.end()), Event::ResumeRun);
+            }
+            Fault::Save => self.operator.command(OperatorCommand::Checkpoint(run)),
+            _ => {}
+        }
+    }
+
+    /// The operator lets the run go on.
+    pub(super) fn resume_run(&mut self) {
+        let paused = |(_, command): &(u64, OperatorCommand)| match command {
+            OperatorCommand::Pause(run) => Some(*run),
+            _ => None,
+        };
+        let asked = self.operator.commands.iter().find_map(paused);
+        if let Some(run) = asked.or(self.operator.paused).filter(|_| self.operator.rests) {
+            self.operator.command(OperatorCommand::Resume(run));
+        }
     }
 
     /// Tells the leader of processes that have ended, in the scenario's way.
@@ -228,6 +268,11 @@ impl World {
         }
         let submission = matches!(command, OperatorCommand::Submit(_));
         let removal = if let OperatorCommand::Remove(id) = command { Some(*id) } else { None };
+        let (paused, resumed) = match command {
+            OperatorCommand::Pause(run) => (Some(*run), false),
+            OperatorCommand::Resume(_) => (None, true),
+            _ => (None, false),
+        };
         let first = self.operator.answer.is_none();
         match removal.filter(|_| first && refusal.is_some()) {
             // The leader may hear too few of the others at this moment. The operator asks again.
@@ -243,6 +288,8 @@ impl World {
             return Ok(());
         };
         self.operator.commands.pop_front();
+        self.operator.paused = paused.or(self.operator.paused);
+        self.operator.rests &= !resumed;
         removal.into_iter().for_each(|id| self.has_removed(id));
         if first == refusal && !(submission && refusal.is_some()) {
             return Ok(());

@@ -30,8 +30,9 @@ const LONGEST_AWAY: Duration = Duration::from_secs(3);
 
 /// The parts and manifests in the store.
 pub(super) struct SimStore {
-    parts: BTreeMap<(CheckpointId, WorkerId), Vec<ShardToSave>>,
-    manifests: BTreeMap<CheckpointId, Vec<WorkerId>>,
+    /// By checkpoint, worker, and the generation in which the part was written.
+    parts: BTreeMap<(CheckpointId, WorkerId, Generation), Vec<ShardToSave>>,
+    manifests: BTreeMap<CheckpointId, Vec<(WorkerId, Generation)>>,
     /// Where the trained model goes.
     model_place: ModelPlace,
     away_until: Time,
@@ -65,18 +66,19 @@ impl SimStore {
     }
 
     fn save(&mut self, part: PartToSave) -> SavedPart {
-        let PartToSave { worker, commit, shards } = part;
+        let PartToSave { worker, generation, commit, shards } = part;
         let digests = shards.iter().map(|of| (of.shard, wide(of.digest))).collect();
-        self.parts.insert((CheckpointId::of(&commit), worker), shards);
+        self.parts.insert((CheckpointId::of(&commit), worker, generation), shards);
         let (head_digest, shards) = ([0; 32], digests);
-        SavedPart { commit, bytes: 90, head_bytes: 10, head_digest, shards, write_ms: 1 }
+        let (bytes, head_bytes, write_ms) = (90, 10, 1);
+        SavedPart { commit, generation, bytes, head_bytes, head_digest, shards, write_ms }
     }
 
     fn complete(&mut self, order: ManifestToWrite) -> StoreReport {
         let ManifestToWrite { parts, delete, sweep, .. } = order;
         for id in &delete {
             self.manifests.remove(id);
-            self.parts.retain(|(of, _), _| of != id);
+            self.parts.retain(|(of, ..), _| of != id);
         }
         let id = parts.first().map(|of| CheckpointId::of(&of.part.commit)).unwrap_or_default();
         let mut hasher = blake3::Hasher::new();
@@ -86,9 +88,10 @@ impl SimStore {
         for digest in digests.values() {
             hasher.update(digest);
         }
-        self.manifests.insert(id, parts.iter().map(|of| of.worker).collect());
+        let files = parts.iter().map(|of| (of.worker, of.part.generation));
+        self.manifests.insert(id, files.collect());
         let steps: BTreeSet<Step> = self.manifests.keys().map(|id| id.step).collect();
-        self.parts.retain(|(of, _), _| of.step > sweep || steps.contains(&of.step));
+        self.parts.retain(|(of, ..), _| of.step > sweep || steps.contains(&of.step));
         let (bytes, state_hash) = (90 * parts.len() as u64, *hasher.finalize().as_bytes());
         StoreReport::Manifest(WrittenManifest { id, bytes, state_hash, deleted: delete })
     }
@@ -100,12 +103,12 @@ impl SimStore {
         shards: &[Shard],
     ) -> Vec<StoreReport> {
         let damaged = |reason: String| vec![StoreReport::Damaged { generation, id, reason }];
-        let Some(writers) = self.manifests.get(&id) else {
+        let Some(files) = self.manifests.get(&id) else {
             return damaged("the manifest is gone".into());
         };
         let mut restored = Vec::new();
         for shard in shards {
-            let parts = writers.iter().filter_map(|writer| self.parts.get(&(id, *writer)));
+            let parts = files.iter().filter_map(|(by, of)| self.parts.get(&(id, *by, *of)));
             let Some(of) = parts.flatten().find(|of| of.shard == *shard) else {
                 return damaged(format!("parameter shard {shard} is gone"));
             };
@@ -119,9 +122,9 @@ impl SimStore {
 
     /// The shards that a whole checkpoint has. None if a file of it is missing.
     fn shards_of(&self, id: CheckpointId) -> Option<BTreeSet<Shard>> {
-        let writers = self.manifests.get(&id)?;
+        let files = self.manifests.get(&id)?;
         let parts: Option<Vec<_>> =
-            writers.iter().map(|writer| self.parts.get(&(id, *writer))).collect();
+            files.iter().map(|(by, of)| self.parts.get(&(id, *by, *of))).collect();
         Some(parts?.into_iter().flatten().map(|of| of.shard).collect())
     }
 }

@@ -318,6 +318,8 @@ pub enum Event {
     Removed(usize),
     /// A node starts again after a crash.
     Restart(Node),
+    /// The operator lets the paused run go on.
+    ResumeRun,
     /// The checkers hear that time passes.
     Check,
     /// The phase of faults ends, and that of liveness begins.
@@ -415,6 +417,7 @@ impl Event {
             Self::Operator(_) => [6, 0, 1],
             Self::Ask { client, .. } => [6, *client as u64, 3],
             Self::Check => [6, 0, 2],
+            Self::ResumeRun => [6, 0, 4],
         }
     }
 

@@ -13,6 +13,7 @@
 
 mod awaiting;
 mod holding;
+mod parting;
 mod pausing;
 mod steady;
 
@@ -25,14 +26,15 @@ use everstep_transport::time::Time;
 use self::holding::Holding;
 use self::pausing::Pausing;
 use super::catch_up::CatchUp;
-use super::failure_detector::{SignOfLife, Suspicion};
+use super::directives::Asked;
+use super::failure_detector::{Certainty, SignOfLife, Suspicion, WORKER_SUSPECT_AFTER};
 use super::feeds::Feeds;
 use super::links;
 use super::partition::Partition;
 use super::plan::{Plan, PlanInputs, Wait, plan};
 use super::roster::Roster;
 use super::{Core, LinkId, Parts};
-use crate::state::{Change, Command, EntryOutcome, Loss, State, WorkerPhase};
+use crate::state::{Change, Command, Loss, State};
 
 /// What the leader knows of the change of generation under way, and of the next one.
 #[derive(Debug, Default)]
@@ -197,12 +199,11 @@ impl GenerationChange {
     }
 
     /// The plan of the next generation, once all expected answers are there, or late. `written` is
-    /// the newest step with a line here.
+    /// the newest step with a line here, and `asked` what operators want.
     fn plan(
         &self,
         roster: Roster<'_>,
-        term: Term,
-        written: Step,
+        (term, written, asked): (Term, Step, Asked),
         partition: &Partition,
     ) -> Option<Plan> {
         let ChangePhase::Pausing(pausing) = &self.phase else { return None };
@@ -229,6 +230,7 @@ impl GenerationChange {
             written,
             reached: self.reached,
             checkpoints: state.checkpoints(),
+            asked,
             give_up: give_up.as_ref(),
             is_exempt: state.is_exempt(),
             #[cfg(feature = "planted")]
@@ -338,6 +340,7 @@ impl Core {
         self.judge_unable(now);
         self.see_to_model(now);
         self.see_to_checkpoints(now);
+        self.see_to_departures(now);
         match &self.change.phase {
             ChangePhase::Steady => self.consider(now),
             ChangePhase::Holding(_) => self.keep_holding(now),
@@ -399,7 +402,8 @@ impl Core {
     fn advance(&mut self, now: Time) {
         let Some(term) = self.leader() else { return };
         let (roster, written) = (self.roster(now), self.newest_step());
-        match self.change.plan(roster, term, written, &self.health.partition) {
+        let known = (term, written, self.asked(now));
+        match self.change.plan(roster, known, &self.health.partition) {
             None => {}
             Some(Plan::Wait(wait)) => self.change.wait_for(now, wait, &self.state),
             Some(Plan::Change(change)) => {
@@ -447,53 +451,5 @@ impl Core {
         if self.change.not_begun(number) {
             self.pause(now);
         }
-    }
-
-    /// Forgets a worker that was no member. If the worker has become a member meanwhile, it is
-    /// still suspected, and that is a reason to change.
-    pub(super) fn lost(&mut self, now: Time, worker: WorkerId, verdict: &EntryOutcome) {
-        if *verdict == EntryOutcome::Accepted || !self.state.is_present(worker) {
-            self.forget(worker);
-        }
-        if self.change.is_steady() {
-            self.consider(now);
-        }
-    }
-
-    /// A worker is to leave, or has left.
-    pub(super) fn drained(&mut self, now: Time, worker: WorkerId) {
-        let known = self.state.workers().get(&worker);
-        if known.is_some_and(|known| known.phase == WorkerPhase::Left) {
-            self.let_go(worker);
-        }
-        if self.change.is_steady() {
-            self.consider(now);
-        }
-    }
-
-    /// The worker is lost. If it lives, the leader tells it so.
-    fn forget(&mut self, worker: WorkerId) {
-        self.expect_nothing_of(worker);
-        if let Some(link) = self.links.of_registered(worker) {
-            self.evict(link, worker);
-        }
-    }
-
-    /// The worker has left: the leader lets it go.
-    fn let_go(&mut self, worker: WorkerId) {
-        self.expect_nothing_of(worker);
-        if let Some(link) = self.links.of_registered(worker) {
-            self.send_drained(link, worker);
-        }
-    }
-
-    /// Tells a drained worker that it may go, no matter which side asked for the drain.
-    pub(super) fn send_drained(&mut self, link: LinkId, worker: WorkerId) {
-        self.release(link, Message::Drain { worker });
-    }
-
-    fn expect_nothing_of(&mut self, worker: WorkerId) {
-        self.health.forget(worker);
-        self.change.forget(worker);
     }
 }

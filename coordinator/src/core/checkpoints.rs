@@ -18,7 +18,8 @@ use std::time::Duration;
 
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{
-    CheckpointId, ListedCheckpoint, Message, SavedPart, Step, WorkerId, WorkerPart, WrittenManifest,
+    CheckpointId, ListedCheckpoint, Message, Record, SavedPart, Step, WorkerId, WorkerPart,
+    WrittenManifest,
 };
 use everstep_transport::time::Time;
 
@@ -56,9 +57,15 @@ impl CheckpointWriting {
         Self { renewed: now, ..Self::default() }
     }
 
-    /// A generation begins.
-    pub(super) fn renew(&mut self, now: Time) {
+    /// A generation begins. If it saves the state that it begins with, the primaries tell of their
+    /// parts anew.
+    pub(super) fn renew(&mut self, now: Time, record: &Record) {
         self.renewed = now;
+        let saved = record.commit.as_ref().map(CheckpointId::of).filter(|_| record.saves());
+        if let Some(id) = saved {
+            self.drop_pending(id);
+            self.failed.remove(&id);
+        }
     }
 
     /// The workers that the store has failed for so long.
@@ -172,14 +179,16 @@ impl Core {
         self.propose(now, Command::ListCheckpoint { run, checkpoint, deleted });
     }
 
-    /// Whether a worker has a word in a checkpoint: a member, and a due step of the run's history.
+    /// Whether a worker has a word in a checkpoint: a member, or a worker that has just left, and a
+    /// step of the run's history that is due or was asked for.
     fn may_save(&self, worker: WorkerId, id: CheckpointId) -> bool {
         let Some(run) = self.state.run() else { return false };
         let is_due = |step| run.checkpoint.as_ref().is_some_and(|it| it.is_due(step, run.steps));
+        let is_asked = self.state.asked_checkpoint().is_some_and(|asked| asked.id == id);
         self.running()
-            && self.state.is_member(worker)
+            && (self.state.is_member(worker) || self.state.has_left(worker))
             && id.step <= Step(run.steps)
-            && is_due(id.step)
+            && (is_due(id.step) || is_asked)
             && self.state.is_of_history(id)
     }
 }
@@ -196,6 +205,7 @@ impl Core {
             self.order_manifest(now);
         }
         self.give_last_checkpoint_up(now);
+        self.give_asked_checkpoint_up(now);
     }
 
     fn order_manifest(&mut self, now: Time) {
@@ -258,7 +268,7 @@ impl Core {
     }
 
     /// The parts of a checkpoint do not have all shards, and none will come.
-    fn fail_incomplete(&mut self, now: Time, id: CheckpointId) {
+    pub(super) fn fail_incomplete(&mut self, now: Time, id: CheckpointId) {
         let shards = self.state.shards().unwrap_or(0);
         let lacks = self.checkpoints.pending.get(&id).map(|pending| pending.cover(shards));
         let reason = match lacks {
@@ -273,6 +283,7 @@ impl Core {
     /// the run's last. The listing of a later one tells of those in between.
     fn fail_checkpoint(&mut self, now: Time, id: CheckpointId, reason: String) {
         let is_known = self.has_failed(id.step);
+        self.departures.save_failed(now);
         let last = self.state.run().map_or(Step(0), |run| Step(run.steps));
         let is_told = id.step == last || !self.fails_since(id);
         if self.checkpoints.fail(id) && !is_known && is_told {

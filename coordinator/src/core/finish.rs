@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
+use everstep_transport::protocol::outcome::{Outcome, PausedBy, RunPause, WorkerResult};
 use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::{Message, Record, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
@@ -100,11 +100,17 @@ impl Core {
         if !is_durable || self.written() < Step(run.steps) || !self.running() {
             return;
         }
-        if self.lacks_last_checkpoint() {
+        // A run whose last checkpoint has failed may ask for an operator first.
+        let is_held = |pause: &RunPause| pause.by == PausedBy::FailedCheckpoint;
+        if self.lacks_last_checkpoint() || self.state.pause().is_some_and(is_held) {
             return;
         }
-        if let Some(outcome) = self.completion.outcome(record) {
-            self.propose_end(now, outcome);
+        // An earlier checkpoint that was asked for comes no more.
+        let Some(outcome) = self.completion.outcome(record) else { return };
+        match self.state.asked_checkpoint() {
+            None => self.propose_end(now, outcome),
+            Some(asked) if self.has_failed(asked.id.step) => {}
+            Some(asked) => self.fail_incomplete(now, asked.id),
         }
     }
 

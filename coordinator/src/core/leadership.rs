@@ -9,7 +9,7 @@ use everstep_transport::protocol::{CoordinatorId, Message, Step, Term};
 use everstep_transport::time::Time;
 
 use super::confirm::Confirmations;
-use super::{CheckpointWriting, Completion, Core, LinkId};
+use super::{CheckpointWriting, Completion, Core, Departures, LinkId};
 use crate::state::{Command, CoordinatorInfo, State};
 
 /// Which coordinator leads, as this one knows it, and the questions whether it still does.
@@ -142,6 +142,7 @@ impl Core {
         self.change.reset();
         self.completion = Completion::default();
         self.checkpoints = CheckpointWriting::new(now);
+        self.departures = Departures::default();
         self.leadership.confirmations.forget_workers();
     }
 

@@ -42,6 +42,8 @@ pub(super) enum PeerPhase {
     /// A former member that knows that it is none any more. Only one of its messages still counts:
     /// that the history is broken of which it was a part.
     Evicted(WorkerId),
+    /// A worker that has left, and may go. Only its words about its part of a checkpoint count.
+    Left(WorkerId),
     /// A peer that was refused, lost or dismissed: its messages no longer count.
     Released,
     /// An operator.
@@ -151,7 +153,7 @@ impl Links {
                 PeerPhase::Welcomed | PeerPhase::Registering(_) | PeerPhase::Unable => {
                     link.phase = PeerPhase::Greeted(None);
                 }
-                PeerPhase::Evicted(_) => link.phase = PeerPhase::Connected,
+                PeerPhase::Evicted(_) | PeerPhase::Left(_) => link.phase = PeerPhase::Connected,
                 _ => {}
             }
         }

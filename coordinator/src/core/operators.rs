@@ -119,6 +119,9 @@ impl Core {
             OperatorCommand::Rollback { .. } if *verdict == EntryOutcome::Accepted => {
                 self.go_back(now)
             }
+            OperatorCommand::Pause(_)
+            | OperatorCommand::Resume(_)
+            | OperatorCommand::Checkpoint(_) => self.directed(now),
             OperatorCommand::Revoke(node) if *verdict == EntryOutcome::Accepted => {
                 self.revoked(now, node)
             }

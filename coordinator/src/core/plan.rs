@@ -37,6 +37,7 @@ use self::planned_members::PlannedMembers;
 use self::resume_point::ResumePoint;
 use self::shard_holders::ShardHolders;
 pub(super) use self::target::{Target, candidates};
+use super::directives::Asked;
 use super::failure_detector::FailureDetector;
 use super::partition::Pair;
 use crate::assign::Occasion;
@@ -76,6 +77,8 @@ pub(super) struct PlanInputs<'a> {
     pub(super) reached: Step,
     /// The checkpoints that the log lists.
     pub(super) checkpoints: &'a Checkpoints,
+    /// What operators ask of the next generation, and workers that are to leave.
+    pub(super) asked: Asked,
     /// Why the leader gives up the state of silent owners, or why the run is to go back although
     /// nothing is lost.
     pub(super) give_up: Option<&'a GiveUp>,
@@ -193,8 +196,9 @@ impl GenerationBasis<'_> {
         let Self { resume_point, shard_holders, planned } = self;
         let (run, resume) = (inputs.run, resume_point.step());
         let stay = inputs.staying(&planned.members);
-        // A run that is over waits for no more workers.
-        let waiting = stay.len() < run.min_workers as usize && resume < Step(run.steps);
+        // A run that is over waits for nothing.
+        let few = stay.len() < run.min_workers as usize;
+        let waiting = (few || inputs.asked.rests()) && resume < Step(run.steps);
         let candidates = candidates(inputs.workers, stay.iter().copied());
         let occasion = self.occasion(inputs);
         let target = Target::new(run, inputs.shards, inputs.current, &candidates, occasion);
@@ -235,8 +239,9 @@ impl GenerationBasis<'_> {
         if lost && !anew { Occasion::Loss } else { Occasion::Planned }
     }
 
-    /// Why the generation begins. One with the same members and other shards evens the shards out.
-    /// One with the same members and shards became necessary because members lost a connection.
+    /// Why the generation begins. One with the same members may be asked for. Without that, one
+    /// with other shards evens the shards out, and one with the same shards became necessary
+    /// because members lost a connection.
     fn cause(&self, inputs: &PlanInputs, record: &Record) -> Cause {
         let Some(current) = inputs.current else { return Cause::Start };
         let (departed, left) = (self.planned.departed(inputs).count(), self.planned.left.len());
@@ -245,6 +250,9 @@ impl GenerationBasis<'_> {
             () if departed > left => Cause::Lost,
             () if record.members.len() > stayed => Cause::Join,
             () if departed > 0 => Cause::Leave,
+            () if inputs.asked.save && record.commit.is_some() => Cause::Checkpoint,
+            () if inputs.asked.rests() && record.waiting && !current.waiting => Cause::Pause,
+            () if current.waiting && !record.waiting => Cause::Resume,
             () if record.members == current.members && record.owners == current.owners => {
                 Cause::Lost
             }

@@ -4,6 +4,7 @@
 mod checkpoints;
 mod confirm;
 mod cut_off;
+mod departures;
 mod hangs;
 mod joining;
 mod leadership;
@@ -12,6 +13,7 @@ mod losses;
 mod models;
 mod outages;
 mod partitions;
+mod pauses;
 mod planned;
 #[cfg(feature = "planted")]
 mod planted;

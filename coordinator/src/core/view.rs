@@ -8,7 +8,7 @@ mod cluster;
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::outcome::{
-    Outcome, OwnersAwaited, Update, Waiting, WorkerState, WorkerView,
+    Outcome, OwnersAwaited, RunPause, Update, Waiting, WorkerState, WorkerView,
 };
 use everstep_transport::protocol::{NodeName, Rank, Step, WorkerId};
 use everstep_transport::time::Time;
@@ -82,6 +82,7 @@ impl Core {
             unable: self.unable().into_iter().map(|(name, why)| (name, why.words)).collect(),
             unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
+            paused: self.paused(),
         };
         self.outbox.push(ShellEffect::Update { to, after, update: Box::new(update) });
     }
@@ -170,6 +171,7 @@ impl Core {
             WorkerPhase::Lost => WorkerState::Lost,
             WorkerPhase::Left => WorkerState::Left,
             _ if !self.running() => WorkerState::Finished,
+            _ if self.state.has_departed(worker) => WorkerState::Left,
             _ if self.state.is_reported_dead(worker) => WorkerState::Lost,
             WorkerPhase::Member | WorkerPhase::Leaving
                 if self.health.detector.is_suspected(worker) =>
@@ -205,10 +207,25 @@ impl Core {
         Some(OwnersAwaited { shards, owners, since_unix_ms, workers: labels, checkpoint })
     }
 
+    /// Why the run is paused. After the last step no member takes any, so the pause is in force.
+    fn paused(&self) -> Option<RunPause> {
+        let pause = self.state.pause().filter(|_| self.running())?;
+        Some(RunPause { in_force: pause.in_force || self.is_over(), ..pause.clone() })
+    }
+
+    /// Whether the run rests because all of its workers are to leave.
+    fn closes(&self) -> bool {
+        let rests = self.state.record().is_some_and(|record| record.waiting);
+        let has_left = |worker| self.state.has_departed(worker);
+        rests && self.running() && self.state.is_closing() && !self.state.members().any(has_left)
+    }
+
     /// Why a run that has begun starts no step, for want of workers.
     fn waiting(&self) -> Option<Waiting> {
         let (run, record) = (self.state.run()?, self.state.record()?);
-        let of_generation = self.state.waiting_since();
+        let rests = self.state.pause().is_some() || self.closes();
+        let is_enough = record.world_size() >= run.min_workers;
+        let of_generation = self.state.waiting_since().filter(|_| !rests || !is_enough);
         let (members, since_unix_ms) = match self.change.short_of_workers() {
             Some((members, since)) => (members, of_generation.unwrap_or(self.unix_ms(since))),
             None => (record.world_size(), of_generation?),

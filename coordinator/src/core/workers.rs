@@ -120,6 +120,10 @@ impl Core {
             (Some(PeerPhase::Registered(worker)), message) => {
                 self.on_worker_message(now, from, worker, message)
             }
+            (Some(PeerPhase::Left(worker)), Message::Saved(part)) => self.saved(now, worker, part),
+            (Some(PeerPhase::Left(worker)), Message::Unsaved { id, reason }) => {
+                self.unsaved(now, worker, id, &reason);
+            }
             (
                 Some(PeerPhase::Evicted(worker)),
                 Message::Failed { at_fault, fatal: true, reason },

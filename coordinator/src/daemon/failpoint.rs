@@ -271,6 +271,7 @@ fn of_entry(stage: &str, entry: &raft::RaftEntry) -> Option<&'static str> {
         Command::AwaitOwners { .. } => "await_owners",
         Command::ListCheckpoint { .. } => "list_checkpoint",
         Command::DamageCheckpoint { .. } => "damage_checkpoint",
+        Command::LeaveAll { .. } => "leave_all",
     };
     find(stage, kind)
 }

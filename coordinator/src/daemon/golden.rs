@@ -69,6 +69,7 @@ fn entries(format: u64) -> Vec<CommandEntry> {
             deleted: vec![damaged],
         },
         Command::DamageCheckpoint { run: 1, id: damaged, reason: "a bit flipped".into() },
+        Command::LeaveAll { generation: Generation(4) },
     ];
     let later = later.map(|command| CommandEntry { unix_ms: 1_700_000_000_100, command });
     entries.extend(later.into_iter().filter(|_| format >= 2));

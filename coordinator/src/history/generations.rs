@@ -30,7 +30,8 @@ pub struct GenerationReport {
     /// milliseconds: the longest of all lost workers. None if no worker was lost.
     pub detect_ms: Option<f64>,
     /// How long training stood still, in milliseconds: from the last commit before the generation
-    /// to its first, less the median step before, at least 0. None without such a pair of commits.
+    /// to its first, less the median step before, at least 0. None without such a pair of commits,
+    /// and after a pause.
     pub stall_ms: Option<f64>,
 }
 
@@ -100,7 +101,8 @@ impl Generations {
     /// `most`.
     pub fn unmeasured(&self, most: usize) -> Vec<Step> {
         let reports = self.reports[self.earlier..].iter().rev();
-        let unmeasured = reports.filter(|report| report.stall_ms.is_none());
+        let unmeasured =
+            reports.filter(|report| report.stall_ms.is_none() && report.cause != Cause::Resume);
         unmeasured.take(most).map(|report| report.at_step).collect()
     }
 
@@ -126,9 +128,11 @@ impl Generations {
                 let stood = line.unix_ms as f64 - at as f64;
                 (stood - 1e3 * self.median_seconds()).max(0.0)
             });
+        let report = self.reports.iter_mut().rev().find(|r| r.number == line.generation);
+        let rested = report.as_ref().is_some_and(|report| report.cause == Cause::Resume);
+        let stall = stall.filter(|_| !rested); // A pause is no stall.
         if stall.is_some()
-            && let Some(report) =
-                self.reports.iter_mut().rev().find(|r| r.number == line.generation)
+            && let Some(report) = report
         {
             report.stall_ms = stall;
         }

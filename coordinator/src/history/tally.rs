@@ -13,7 +13,8 @@ use everstep_transport::protocol::{Cause, MetricsLine};
 use super::Histogram;
 
 /// The causes of a generation, as events name them.
-const CAUSES: [&str; 6] = ["start", "lost", "join", "leave", "rebalance", "rollback"];
+const CAUSES: [&str; 9] =
+    ["start", "lost", "join", "leave", "rebalance", "rollback", "pause", "resume", "checkpoint"];
 
 /// The classes of reasons for the loss of a worker, each with the beginnings of the sentences that
 /// builds of log format 1 made. A sentence that fits no class is `other`.
@@ -168,5 +169,8 @@ fn name(cause: Cause) -> &'static str {
         Cause::Leave => "leave",
         Cause::Rebalance => "rebalance",
         Cause::Rollback => "rollback",
+        Cause::Pause => "pause",
+        Cause::Resume => "resume",
+        Cause::Checkpoint => "checkpoint",
     }
 }

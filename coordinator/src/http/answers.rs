@@ -54,6 +54,7 @@ pub(super) fn status(overview: &Overview) -> Value {
         "bitwise": view.divergence.is_none(),
         "bitwise_reason": view.divergence,
         "waiting": view.waiting,
+        "paused": view.paused,
         "owners_awaited": view.owners_awaited,
         "model_awaited": view.model_awaited,
         "store_error": view.store_error,

@@ -69,6 +69,52 @@ pub(super) async fn cancel(
     Ok(HttpResponse::Ok().json(json!({ "run": run, "state": "failed", "reason": reason })))
 }
 
+/// The run that a request means. It has to be named, since the newest could be another by then.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RunBody {
+    run: RunId,
+}
+
+/// Carries out a command for the run that the body names, and tells what becomes of it.
+async fn direct(
+    source: &Source,
+    key: IdempotencyKey,
+    body: Payload,
+    (command, state): (impl FnOnce(RunId) -> OperatorCommand, &str),
+) -> ChangeResponse {
+    let next = "send {\"run\": ID}, with the id that /api/v1/runs tells";
+    let RunBody { run } = parse(&read(body).await?, next)?;
+    source.command(key, command(run)).await?;
+    Ok(HttpResponse::Accepted().json(json!({ "run": run, "state": state })))
+}
+
+/// The pause is in force after the step under way.
+pub(super) async fn pause(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    body: Payload,
+) -> ChangeResponse {
+    direct(&source, key, body, (OperatorCommand::Pause, "pausing")).await
+}
+
+pub(super) async fn resume(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    body: Payload,
+) -> ChangeResponse {
+    direct(&source, key, body, (OperatorCommand::Resume, "training")).await
+}
+
+/// Events tell of the checkpoint.
+pub(super) async fn checkpoint(
+    source: Data<Source>,
+    key: IdempotencyKey,
+    body: Payload,
+) -> ChangeResponse {
+    direct(&source, key, body, (OperatorCommand::Checkpoint, "saving")).await
+}
+
 /// The run, and the step to go back to.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]

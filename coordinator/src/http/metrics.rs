@@ -6,7 +6,7 @@
 use std::fmt::Write;
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
+use everstep_transport::protocol::outcome::{PausedBy, WorkerState, WorkerView};
 use everstep_transport::protocol::{Device, GpuId, Telemetry};
 
 use super::Overview;
@@ -62,6 +62,12 @@ fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overv
     let seconds = |span: Option<Duration>| span.unwrap_or_default().as_secs_f64();
     let spans = waits.map(|(what, span)| ("what", what, seconds(span)));
     page.labelled("everstep_waiting_seconds", "gauge", help, &spans);
+    let by = |by| flag(cluster.paused.as_ref().is_some_and(|paused| paused.by == by));
+    let paused = [
+        ("by", "operator", by(PausedBy::Operator)),
+        ("by", "failed_checkpoint", by(PausedBy::FailedCheckpoint)),
+    ];
+    page.labelled("everstep_paused", "gauge", "Whether the run is paused, and by what.", &paused);
     checkpoints(page, cluster);
     let help = "Whether a change of generation is under way.";
     page.gauge("everstep_changing", help, flag(cluster.changing));

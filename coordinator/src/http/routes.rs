@@ -17,7 +17,7 @@ use super::source::Source;
 use super::{Overview, OwnAddress, metrics};
 
 /// Every path, with its purpose.
-pub(super) const PATHS: [(&str, &str); 22] = [
+pub(super) const PATHS: [(&str, &str); 25] = [
     ("GET /livez", "200 while the process answers"),
     ("GET /readyz", "200 while a coordinator is known to lead; else 503"),
     ("GET /metrics", "figures, as Prometheus reads them"),
@@ -33,6 +33,9 @@ pub(super) const PATHS: [(&str, &str); 22] = [
     ("GET /api/v1/tokens", "the tokens that admit nodes, without their secrets"),
     ("POST /api/v1/run", "submits a run, as in run.json; needs the token"),
     ("POST /api/v1/run/cancel", "ends the run, or {\"run\": ID}; needs the token"),
+    ("POST /api/v1/run/pause", "lets the run rest; needs the token"),
+    ("POST /api/v1/run/resume", "lets a paused run go on; needs the token"),
+    ("POST /api/v1/run/checkpoint", "saves a checkpoint; needs the token"),
     ("POST /api/v1/run/rollback", "lets the run go back to a checkpoint; needs the token"),
     ("POST /api/v1/workers/ID/drain", "lets a worker leave; needs the token"),
     ("POST /api/v1/workers/ID/revoke", "lets a worker in no more; needs the token"),
@@ -85,6 +88,9 @@ fn configure_changes(config: &mut ServiceConfig) {
         |path: &str, route: fn(Route) -> Route| resource(path, "POST").route(route(web::post()));
     config
         .service(change("/api/v1/run/cancel", |route| route.to(changes::cancel)))
+        .service(change("/api/v1/run/pause", |route| route.to(changes::pause)))
+        .service(change("/api/v1/run/resume", |route| route.to(changes::resume)))
+        .service(change("/api/v1/run/checkpoint", |route| route.to(changes::checkpoint)))
         .service(change("/api/v1/run/rollback", |route| route.to(changes::rollback)))
         .service(change("/api/v1/workers/{id}/drain", |route| route.to(changes::drain)))
         .service(change("/api/v1/workers/{id}/revoke", |route| route.to(changes::revoke)))

@@ -54,6 +54,8 @@ pub(crate) fn view() -> ClusterView {
         line: Some(line),
         workers: vec![on_gpu(worker(5, 0)), worker(9, 1)],
         waiting: None,
+        paused: None,
+        closes: false,
         owners_awaited: None,
         model_awaited: None,
         store_error: None,

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use everstep_transport::protocol::checkpoint::Retention;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{CheckpointId, ListedCheckpoint, Step};
+use everstep_transport::protocol::{CheckpointId, Commit, ListedCheckpoint, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{EntryOutcome, State};
@@ -111,6 +111,16 @@ impl Checkpoints {
     }
 }
 
+/// Whether two commits are one, however each of them holds. The norm or the loss of a skipped step
+/// may be NaN, which equals nothing.
+pub(crate) fn is_same(one: &Commit, other: &Commit) -> bool {
+    let verdict = |commit: &Commit| {
+        let Commit { norm, loss, decision, updates, loss_scale, .. } = *commit;
+        (CheckpointId::of(commit), norm.to_bits(), loss.to_bits(), decision, updates, loss_scale)
+    };
+    verdict(one) == verdict(other)
+}
+
 impl State {
     /// The checkpoints of the current run.
     pub fn checkpoints(&self) -> &Checkpoints {
@@ -157,6 +167,7 @@ impl State {
         let unwritten = spec.due_between(self.checkpoints.newest_step(), step);
         self.checkpoints.delete(deleted);
         self.checkpoints.list(checkpoint.clone(), retention, self.runs.goes_back);
+        self.end_request(id);
         // A single one that was not written has an event of its own.
         if let Some((from, to, count)) = unwritten.filter(|(.., count)| *count > 1) {
             self.events.note(unix_ms, EventKind::CheckpointsResumed { from, to, count });

@@ -162,6 +162,11 @@ pub enum Command {
         /// The file, the shard, and what is wrong.
         reason: String,
     },
+    /// All members are to leave, and a checkpoint has all that they hold: they leave together.
+    LeaveAll {
+        /// The generation of these members.
+        generation: Generation,
+    },
 }
 
 /// A coordinator, as it tells of itself.

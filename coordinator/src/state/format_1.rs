@@ -31,6 +31,7 @@ use rkyv::{Archive, Deserialize, Serialize, rancor};
 use super::access::{Access, Revocations};
 use super::awaited::{AwaitedOwner, AwaitedOwners};
 use super::coordinators::{CoordinatorMap, Coordinators};
+use super::directives::Directives;
 use super::events::EventLog;
 use super::fingerprint::RunFingerprint;
 use super::generation::CurrentGeneration;
@@ -284,6 +285,7 @@ impl From<StateV1> for super::State {
                 fingerprint: state.run_fingerprint,
                 probes: state.probes,
                 goes_back: state.goes_back.then_some(Step(0)),
+                directives: Directives::default(),
                 outcome: state.outcome.into(),
                 past: state.past_runs.into_iter().map(Into::into).collect(),
             },
@@ -302,6 +304,7 @@ impl From<StateV1> for super::State {
                 unreachable: state.unreachable,
                 waiting_since: state.waiting_since,
                 reported_dead: state.reported_dead,
+                departed: BTreeSet::new(),
                 awaited: state.awaited,
             },
             events: EventLog {

@@ -8,11 +8,11 @@ use std::collections::BTreeSet;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
-    Cause, Commit, Generation, Record, Shard, Step, Term, WorkerId,
+    Cause, CheckpointId, Generation, Record, Shard, Step, Term, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase};
+use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase, is_same};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
 
@@ -29,6 +29,8 @@ pub(super) struct CurrentGeneration {
     pub(super) waiting_since: Option<u64>,
     /// Members with a loss that an event has already told of.
     pub(super) reported_dead: BTreeSet<WorkerId>,
+    /// Those of them that have left in good order, since a checkpoint has all that they held.
+    pub(super) departed: BTreeSet<WorkerId>,
     /// The owners that a change of generation waits for.
     pub(super) awaited: AwaitedOwners,
 }
@@ -124,6 +126,45 @@ impl State {
         self.generation.reported_dead.contains(&worker)
     }
 
+    /// Whether this member has left in good order, though every generation still lists it.
+    pub fn has_departed(&self, worker: WorkerId) -> bool {
+        self.generation.departed.contains(&worker)
+    }
+
+    /// Whether all workers that are there are to leave, and a checkpoint can take what they hold.
+    pub fn is_closing(&self) -> bool {
+        let mut present = self.present().map(|(_, known)| known.phase).peekable();
+        let saves = self.run().is_some_and(|run| run.checkpoint.is_some());
+        saves && present.peek().is_some() && present.all(|phase| phase == WorkerPhase::Leaving)
+    }
+
+    /// Whether a checkpoint has the state that the current generation began with, or the seed has.
+    pub fn is_saved(&self) -> bool {
+        let commit = self.record().and_then(|record| record.commit.as_ref());
+        commit.is_none_or(|commit| self.checkpoints.find_whole(CheckpointId::of(commit)).is_some())
+    }
+
+    /// The members leave together. The generation has begun no step, so the checkpoint of its
+    /// beginning has all that they hold.
+    pub(super) fn leave_all(
+        &mut self,
+        unix_ms: u64,
+        generation: Generation,
+    ) -> Result<EntryOutcome, Rejection> {
+        let rests = self.record().is_some_and(|record| record.waiting);
+        if generation != self.generation() || !rests || !self.is_closing() || !self.is_saved() {
+            return Err(Rejection::StillNeeded(generation));
+        }
+        let members: Vec<WorkerId> = self.members().collect();
+        for worker in members {
+            self.generation.reported_dead.insert(worker);
+            if self.generation.departed.insert(worker) {
+                self.events.note(unix_ms, EventKind::Left { worker });
+            }
+        }
+        Ok(EntryOutcome::Accepted)
+    }
+
     pub(super) fn follow(
         &mut self,
         unix_ms: u64,
@@ -158,6 +199,7 @@ impl State {
         }
         let copies = self.run().map_or(0, |run| run.copies as usize);
         self.events.note(unix_ms, began(change, copies));
+        self.direct(unix_ms, record);
         Ok(EntryOutcome::Accepted)
     }
 
@@ -166,10 +208,12 @@ impl State {
     fn restores(&self, record: &Record) -> Result<(), Rejection> {
         self.can_go_back_to(record.resume)?;
         let listed = self.checkpoints.newest_up_to(record.resume);
-        let listed = listed.map(|listed| Commit { hold: false, ..listed.commit.clone() });
-        match listed.filter(|commit| commit.step == record.resume) == record.commit {
-            true => Ok(()),
-            false => Err(Rejection::OtherCommit { number: record.number, step: record.resume }),
+        let listed = listed.map(|listed| &listed.commit);
+        let listed = listed.filter(|commit| commit.step == record.resume);
+        match (listed, &record.commit) {
+            (None, None) => Ok(()),
+            (Some(listed), Some(commit)) if is_same(listed, commit) => Ok(()),
+            _ => Err(Rejection::OtherCommit { number: record.number, step: record.resume }),
         }
     }
 
@@ -195,7 +239,9 @@ impl State {
 
     fn part_with(&mut self, unix_ms: u64, change: &Change) {
         for loss in &change.lost {
-            self.workers.depart(loss.worker, WorkerPhase::Lost);
+            let has_left = self.generation.departed.remove(&loss.worker);
+            let phase = if has_left { WorkerPhase::Left } else { WorkerPhase::Lost };
+            self.workers.depart(loss.worker, phase);
             if !self.generation.reported_dead.remove(&loss.worker) {
                 self.events.note(unix_ms, lost(loss));
             }
@@ -228,6 +274,7 @@ impl State {
         for worker in record.members.iter().map(|member| member.worker) {
             // A member that was taken for dead, and answers all the same, joins anew.
             let returns = self.generation.reported_dead.remove(&worker);
+            self.generation.departed.remove(&worker);
             let is_member = self.workers.is_member(worker);
             if under_way && (returns || !is_member) {
                 self.events.note(unix_ms, EventKind::Joined { worker });

@@ -140,6 +140,9 @@ impl State {
             OperatorCommand::Rollback { run, step, generation } => {
                 self.want_rollback(*run, *step, *generation)
             }
+            OperatorCommand::Pause(run) => self.pause_run(unix_ms, *run),
+            OperatorCommand::Resume(run) => self.resume_run(unix_ms, *run),
+            OperatorCommand::Checkpoint(run) => self.ask_for_checkpoint(unix_ms, *run),
         }
     }
 }

@@ -13,6 +13,7 @@ use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{Generation, Lineage, NodeName, RunId, RunSpec, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::directives::Directives;
 use super::fingerprint::RunFingerprint;
 use super::probes::{Divergence, Probes};
 use super::{Checkpoints, EntryOutcome, LineHistory, State};
@@ -49,6 +50,7 @@ pub(super) struct Runs {
     pub(super) probes: Probes,
     /// The step to which an operator wants the run to go back.
     pub(super) goes_back: Option<Step>,
+    pub(super) directives: Directives,
     pub(super) outcome: Outcome,
     /// The newest runs that are over, in the order of their ends.
     pub(super) past: VecDeque<PastRun>,
@@ -62,6 +64,7 @@ impl Default for Runs {
             fingerprint: None,
             probes: Probes::default(),
             goes_back: None,
+            directives: Directives::default(),
             outcome: Outcome::Running,
             past: VecDeque::new(),
         }
@@ -122,6 +125,7 @@ impl Runs {
             self.past.pop_front();
         }
         (self.outcome, self.goes_back) = (outcome, None);
+        self.directives = Directives::default();
     }
 }
 

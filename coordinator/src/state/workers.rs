@@ -196,6 +196,11 @@ impl State {
         self.workers.is_present(worker)
     }
 
+    /// Whether the worker has left in good order, as long as the state remembers it.
+    pub fn has_left(&self, worker: WorkerId) -> bool {
+        self.workers.phase(worker) == Some(WorkerPhase::Left)
+    }
+
     /// The newest worker of a node, if it is there.
     pub fn on_node(&self, name: &NodeName) -> Option<WorkerId> {
         self.workers.on_node(name)

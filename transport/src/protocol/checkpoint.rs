@@ -168,6 +168,8 @@ impl CheckpointId {
 pub struct SavedPart {
     /// The commit that made the state.
     pub commit: Commit,
+    /// The generation in which the part was written. It names the file, with the worker.
+    pub generation: Generation,
     /// All bytes of the file.
     pub bytes: u64,
     /// The bytes of its head.
@@ -238,7 +240,7 @@ pub struct CheckpointView {
 /// One worker's part of a checkpoint, in the order to write the manifest.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct WorkerPart {
-    /// The worker that wrote the part. It names the file, with the generation of the commit.
+    /// The worker that wrote the part. It names the file, with the generation of the part.
     pub worker: WorkerId,
     /// The part that the worker has written.
     pub part: SavedPart,

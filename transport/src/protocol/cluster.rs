@@ -71,6 +71,12 @@ pub enum OperatorCommand {
         /// not go back again. 0: whichever generation it is.
         generation: Generation,
     },
+    /// Let this run pause after the step under way, and save a checkpoint if it has a store.
+    Pause(RunId),
+    /// Let this paused run go on.
+    Resume(RunId),
+    /// Save a checkpoint of this run now.
+    Checkpoint(RunId),
 }
 
 /// What one entry of the log brought to the history of the cluster.

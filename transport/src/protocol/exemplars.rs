@@ -23,8 +23,8 @@ use super::ids::{
 use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::outcome::{
-    Event, EventKind, Inability, Outcome, OwnersAwaited, PartEvaluation, Update, Waiting,
-    WorkerResult, WorkerState, WorkerView,
+    Event, EventKind, Inability, Outcome, OwnersAwaited, PartEvaluation, PausedBy, RunPause,
+    Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
 use super::reason::{FailReason, LossReason};
@@ -112,6 +112,7 @@ fn checkpoint() -> CheckpointId {
 fn saved_part() -> SavedPart {
     SavedPart {
         commit: commit(),
+        generation: Generation(4),
         bytes: 900,
         head_bytes: 100,
         head_digest: [6; 32],
@@ -272,6 +273,12 @@ fn event() -> Event {
     Event { number: 1, unix_ms: 2, kind }
 }
 
+/// A pause by a failed checkpoint.
+pub fn pause() -> RunPause {
+    let reason = "the checkpoint of step 5 was not written: no space left".into();
+    RunPause { by: PausedBy::FailedCheckpoint, reason, since_unix_ms: 8, in_force: true }
+}
+
 /// A token as an issuer keeps it.
 pub fn token() -> AcceptedToken {
     let zeros = "A".repeat(43); // 32 bytes
@@ -356,6 +363,7 @@ fn of_operators() -> Vec<Message> {
             unable: vec![(name(), "no such file".into())],
             unreachable: vec![(WorkerId(6), WORKER)],
             outcome: failed(),
+            paused: Some(pause()),
         }),
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
         Message::Request { id, command: OperatorCommand::CreateToken(token()) },

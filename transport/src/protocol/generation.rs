@@ -51,6 +51,12 @@ pub enum Cause {
     Rebalance,
     /// All owners of a shard were lost. The run went back.
     Rollback,
+    /// The run pauses: the generation starts no step.
+    Pause,
+    /// A paused run goes on.
+    Resume,
+    /// A checkpoint was asked for: the primaries save the state that the generation begins with.
+    Checkpoint,
 }
 
 /// A generation, as the log has it: the only entry that changes the members.
@@ -72,7 +78,8 @@ pub struct Record {
     pub resume: Step,
     /// The commit of that step. `None` for the initial state.
     pub commit: Option<Commit>,
-    /// The generation starts no step: it has too few members. Owners serve and learners learn.
+    /// The generation starts no step: it has too few members, the run is paused, or all of its
+    /// workers are to leave. Owners serve and learners learn.
     pub waiting: bool,
 }
 
@@ -134,6 +141,12 @@ impl Record {
     /// Number of members.
     pub fn world_size(&self) -> u32 {
         self.members.len() as u32
+    }
+
+    /// Whether the primaries save the state that the generation begins with, even if its step is
+    /// not due.
+    pub fn saves(&self) -> bool {
+        self.cause == Cause::Checkpoint
     }
 
     /// Number of parameter shards.

@@ -4,13 +4,14 @@
 #![allow(missing_docs)]
 
 mod event_json;
+mod waits;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::waits::{OwnersAwaited, PausedBy, RunPause, Waiting};
 use super::cluster::{CoordinatorId, RunId};
 use super::device::{Device, Telemetry};
 use super::generation::Cause;
@@ -81,7 +82,8 @@ pub enum EventKind {
         at_step: Step,
         /// The change interrupted a step. The new generation does that step again.
         redone: bool,
-        /// The generation starts no step: it has fewer members than the run needs.
+        /// The generation starts no step: it has fewer members than the run needs, the run is
+        /// paused, or all of its workers are to leave.
         waiting: bool,
         /// Runs of parameter shards with fewer owners than the run asks for: the first shard, and
         /// how many.
@@ -193,7 +195,8 @@ pub enum EventKind {
         /// The state hash at its step, hexadecimal.
         state_hash: String,
     },
-    /// A checkpoint that was due was not written. Training went on.
+    /// A checkpoint that was due, or asked for, was not written. Training went on, or the run
+    /// paused: its specification says which.
     CheckpointFailed {
         /// Its step.
         step: Step,
@@ -215,6 +218,21 @@ pub enum EventKind {
         to: Step,
         /// How many were due from the first to the last.
         count: u64,
+    },
+    /// The run is to pause: it starts no step until an operator resumes it.
+    Paused {
+        /// What asked for it.
+        by: PausedBy,
+        /// The reason in words for the user.
+        reason: String,
+    },
+    /// An operator lets a paused run go on.
+    Resumed,
+    /// The state after this step is saved, although the step may not be due: an operator asked for
+    /// it, the run pauses, or its last workers leave.
+    CheckpointRequested {
+        /// The step.
+        step: Step,
     },
 }
 
@@ -398,51 +416,8 @@ pub struct Update {
     pub unreachable: Vec<(WorkerId, WorkerId)>,
     /// How far the run has got.
     pub outcome: Outcome,
-}
-
-/// A run that starts no step, because too few workers take part.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waiting {
-    /// Number of workers that take part, or would.
-    pub members: u32,
-    /// Number of workers that the run needs.
-    pub wanted: u32,
-    /// Since when: wall clock of the coordinator, milliseconds of Unix time.
-    pub since_unix_ms: u64,
-}
-
-/// A run that starts no step: no worker shows some parameter shards, and their owners may live.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
-pub struct OwnersAwaited {
-    /// Number of parameter shards that no worker shows.
-    pub shards: u32,
-    /// The silent owners, by id.
-    pub owners: Vec<WorkerId>,
-    /// Since when: wall clock of the coordinator, milliseconds of Unix time.
-    pub since_unix_ms: u64,
-    /// The silent owners, by the names that people use.
-    pub workers: Vec<WorkerLabel>,
-    /// The step to which the run goes back if an operator gives them up: that of the newest
-    /// checkpoint. 0: the initial state.
-    pub checkpoint: Step,
-}
-
-impl fmt::Display for OwnersAwaited {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let called: Vec<String> = self.workers.iter().map(ToString::to_string).collect();
-        let (is, has, it) = match called.len() {
-            1 => ("is", "has", "it"),
-            _ => ("are", "have", "they"),
-        };
-        let (called, shards, step) = (called.join(", "), self.shards, self.checkpoint);
-        let plural = if shards == 1 { "" } else { "s" };
-        write!(
-            f,
-            "{called} {is} silent, and no other worker holds {shards} parameter \
-             shard{plural}; if {it} {has} ended for good, `everstep run rollback --step {step}` \
-             gives up what {it} held"
-        )
-    }
+    /// Why the run is paused, if it is.
+    pub paused: Option<RunPause>,
 }
 
 /// The state hash of a complete run: BLAKE3 over its last step (u64, little-endian) and the digest

@@ -13,6 +13,7 @@ use super::format::LogFormat;
 use super::generation::RecordProblem;
 use super::ids::{Generation, NodeName, Step, Term, WorkerId, WorkerLabel};
 use super::message::Fingerprint;
+use super::outcome::RunPause;
 
 /// Why an entry of the log, or a request, changes nothing.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -24,7 +25,7 @@ pub enum Rejection {
     NotTheRun(RunId),
     #[error("this cluster already trains {0}, another run; cancel it or wait")]
     OtherRun(String),
-    #[error("there is no run to cancel")]
+    #[error("there is no run under way")]
     NoRun,
     #[error("the run has gone back since, with generation {0}")]
     GoneBack(Generation),
@@ -40,6 +41,14 @@ pub enum Rejection {
     CheckpointDamaged(Step),
     #[error("generation {generation} did not make step {step} of the run's history")]
     OtherHistory { step: Step, generation: Generation },
+    #[error("the run is {0} already; `everstep run resume` lets it go on")]
+    Paused(RunPause),
+    #[error("the run is not paused")]
+    NotPaused,
+    #[error("the run keeps no checkpoints: its configuration has no section [checkpoint]")]
+    NoCheckpoints,
+    #[error("there is nothing to save: the run is paused before its first step")]
+    NothingToSave,
 
     // Of workers.
     #[error("there is no run to register for")]
@@ -91,6 +100,8 @@ pub enum Rejection {
     OtherCommit { number: Generation, step: Step },
     #[error("worker {0} is no member")]
     NoMember(WorkerId),
+    #[error("the members of generation {0} may not leave together: their state is not saved")]
+    StillNeeded(Generation),
     #[error("the change after generation {0} is over")]
     ChangeIsOver(Generation),
 

@@ -122,6 +122,7 @@ impl StoreThread {
                 let shards = summary.shards.iter().map(|(shard, digest)| (*shard, digest.0));
                 reports.give(StoreReport::Saved(SavedPart {
                     commit: part.commit.clone(),
+                    generation: part.generation,
                     bytes: summary.bytes,
                     head_bytes: summary.head_bytes,
                     head_digest: summary.head_blake3.0,

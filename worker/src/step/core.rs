@@ -84,6 +84,8 @@ const LINES_PER_HEARTBEAT: usize = 200;
 struct Departure {
     /// The worker was told to leave the run.
     requested: bool,
+    /// The leader has let the worker go. It ends when its part of a checkpoint is durable.
+    is_free: bool,
     /// The number of parameter shards of which no staying worker has a copy, as the leader last
     /// said.
     retained: u32,
@@ -173,7 +175,7 @@ impl Core {
     /// Some while the worker shall leave and has not left. The value is the number of parameter
     /// shards of which no staying worker has a copy, as the leader last said.
     pub fn leaving(&self) -> Option<u32> {
-        let Departure { requested, retained } = self.departure;
+        let Departure { requested, retained, .. } = self.departure;
         (requested && !matches!(self.phase, Phase::Ended)).then_some(retained)
     }
 
@@ -392,6 +394,20 @@ impl Core {
         match self.worker() {
             Some(_) => self.send_to_leader(Message::Leave),
             None => self.end(Exit::Drained), // It takes no part in anything.
+        }
+    }
+
+    /// The leader lets the worker go. A part of a checkpoint that is being written is told first,
+    /// since no other worker writes it, unless the store fails.
+    fn let_go(&mut self) {
+        (self.departure.requested, self.departure.is_free) = (true, true);
+        self.end_if_free();
+    }
+
+    /// The worker ends, if it may go and writes no part of a checkpoint.
+    fn end_if_free(&mut self) {
+        if self.departure.is_free && !self.checkpoints.is_writing() {
+            self.end(Exit::Drained);
         }
     }
 

@@ -1,18 +1,22 @@
 //! The worker's core with a device that answers at once: its messages to the coordinator.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    DataShard, Generation, Message, NodeName, Record, RunSpec, Shard, Step, Term, WorkerId,
-    exemplars,
+    Cause, CheckpointSpec, Commit, DataShard, Generation, Message, NodeName, OnFailure, Record,
+    RunSpec, SavedPart, Shard, Step, Term, WorkerId, exemplars,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 use everstep_worker::step::core::{Core, WorkerIdentity};
-use everstep_worker::step::event::{Built, Effect, Input, Job, LinkId, Report};
+use everstep_worker::step::event::{
+    Built, Effect, Exit, Input, Job, LinkId, Report, ShardToSave, StoreJob, StoreReport,
+};
 
 use crate::support::{GENERATION, record_of, registration};
 
@@ -26,12 +30,28 @@ struct Lone {
     sampler: Sampler,
     now: Time,
     told: VecDeque<Message>,
+    /// The generations that name the parts that it has its store write.
+    parts: Vec<Generation>,
+    exit: Option<Exit>,
 }
 
 impl Lone {
     /// A worker in training, as far as it gets by itself.
     fn training(steps: u64) -> Self {
-        let run = RunSpec { steps, copies: 1, ..exemplars::run() };
+        Self::training_as(RunSpec { steps, copies: 1, ..exemplars::run() })
+    }
+
+    /// A worker that has trained all of three steps, and has its store write the last one.
+    fn saving() -> Self {
+        let (path, on_failure) = ("/store".into(), OnFailure::Continue);
+        let spec = CheckpointSpec { path, every: 10, keep: 1, keep_every: 0, on_failure };
+        let run = RunSpec { steps: 3, copies: 1, checkpoint: Some(spec), ..exemplars::run() };
+        let lone = Self::training_as(run);
+        assert_eq!((lone.committed(), &lone.parts), (Step(3), &vec![GENERATION]));
+        lone
+    }
+
+    fn training_as(run: RunSpec) -> Self {
         let mut record = record_of(&[&[0, 1, 2, 3]], &[&[0]]);
         record.members[0].worker = WORKER;
         let name = record.members[0].name.clone();
@@ -57,7 +77,8 @@ impl Lone {
         let identity = WorkerIdentity { name, unix_ms_at_zero: 0 };
         let core = Core::new(identity, Pool::new(1 << 20));
         let sampler = Sampler::new(run.seed, SAMPLES, run.batch);
-        Self { core, sampler, now: Time(1), told: VecDeque::new() }
+        let (told, parts, exit) = (VecDeque::new(), Vec::new(), None);
+        Self { core, sampler, now: Time(1), told, parts, exit }
     }
 
     fn hear(&mut self, message: Message) {
@@ -70,6 +91,8 @@ impl Lone {
             match effect {
                 Effect::SendToCoordinator { message, .. } => self.told.push_back(message),
                 Effect::Device(job) => self.compute(job),
+                Effect::Store(StoreJob::Save(part)) => self.parts.push(part.generation),
+                Effect::Exit(exit) => self.exit = Some(exit),
                 _ => {}
             }
         }
@@ -84,10 +107,12 @@ impl Lone {
         };
         let reports = match job {
             Job::Enter { generation, .. } => {
-                vec![Report::Entered { generation, owned: vec![(Shard(0), Step(0), 0)] }]
+                let version = self.committed();
+                vec![Report::Entered { generation, owned: vec![(Shard(0), version, version.0)] }]
             }
             Job::Update { step, .. } => vec![updated(step)],
             Job::Gradient { step, .. } => self.gradient(step),
+            Job::Save { commit, shards } => vec![saving(commit, &shards)],
             _ => Vec::new(),
         };
         for report in reports {
@@ -140,10 +165,84 @@ impl Lone {
         written
     }
 
+    /// The next generation asks for a checkpoint of the last step.
+    fn is_asked(&mut self, number: Generation) {
+        let commit = self.core.member().and_then(|member| member.commit().cloned());
+        let record = record_of(&[&[0, 1, 2, 3]], &[&[0]]);
+        let mut record = Record { cause: Cause::Checkpoint, resume: Step(3), commit, ..record };
+        record.members[0].worker = WORKER;
+        (record.number, record.predecessor) = (number, Generation(number.0 - 1));
+        self.hear(Message::Pause { term: Term(1), number });
+        self.hear(Message::Announce(record));
+    }
+
+    /// The newest part is durable.
+    fn is_saved(&mut self) {
+        let commit = self.core.member().and_then(|member| member.commit().cloned());
+        let generation = *self.parts.last().expect("a part");
+        let shards = vec![(Shard(0), [0; 32])];
+        let part = SavedPart {
+            commit: commit.expect("a commit"),
+            generation,
+            bytes: 9,
+            head_bytes: 1,
+            head_digest: [0; 32],
+            shards,
+            write_ms: 1,
+        };
+        self.give(Input::Store(StoreReport::Saved(part)));
+    }
+
+    /// How many durable parts it has told of since the last look.
+    fn parts_told(&mut self) -> usize {
+        let before = self.told.len();
+        self.told.retain(|message| !matches!(message, Message::Saved(_)));
+        before - self.told.len()
+    }
+
     fn beat(&mut self) {
         self.now = Time(self.now.0 + 250_000_000);
         self.give(Input::Tick);
     }
+}
+
+fn saving(commit: Box<Commit>, shards: &[Shard]) -> Report {
+    let state = || Arc::new(ShardState { master: Vec::new(), moments: Vec::new() });
+    let shards =
+        shards.iter().map(|shard| ShardToSave { shard: *shard, state: state(), digest: 0 });
+    Report::Saving { commit, shards: shards.collect() }
+}
+
+#[test]
+fn a_checkpoint_that_is_asked_for_is_written_once_for_each_generation_that_asks() {
+    let mut lone = Lone::saving();
+    lone.is_asked(Generation(5));
+    assert_eq!(lone.parts, [GENERATION, Generation(5)], "the earlier part may yet fail");
+    lone.is_saved();
+    assert_eq!(lone.parts_told(), 1);
+    lone.is_asked(Generation(6));
+    assert_eq!((lone.parts.len(), lone.parts_told()), (2, 1), "a durable part is told again");
+}
+
+#[test]
+fn a_worker_that_may_go_tells_of_its_part_first() {
+    let mut lone = Lone::saving();
+    lone.hear(Message::Drain { worker: WORKER });
+    assert_eq!((lone.parts_told(), lone.exit.as_ref()), (0, None));
+    lone.is_saved();
+    assert_eq!((lone.parts_told(), lone.exit.as_ref()), (1, Some(&Exit::Drained)));
+}
+
+#[test]
+fn a_worker_that_may_go_does_not_wait_for_a_store_that_fails_or_beyond_its_grace() {
+    let mut lone = Lone::saving();
+    lone.hear(Message::Drain { worker: WORKER });
+    lone.give(Input::Store(StoreReport::Failing(Some("no space left".into()))));
+    assert_eq!(lone.exit, Some(Exit::Drained));
+    let mut lone = Lone::saving();
+    lone.hear(Message::Drain { worker: WORKER });
+    lone.give(Input::DrainOverdue);
+    assert_eq!(lone.exit, Some(Exit::Drained));
 }
 
 /// Invariant I18: the worker does not refuse the record that it asked for. Found by a simulation in

@@ -121,7 +121,7 @@ impl GenerationChange {
 
 impl Core {
     /// Looks for a reason to change, and takes the first.
-    pub(super) fn consider(&mut self, now: Time) {
+    pub(in crate::core) fn consider(&mut self, now: Time) {
         if !self.running() {
             return;
         }
@@ -131,7 +131,8 @@ impl Core {
         }
         self.start(now);
         let over = self.is_over();
-        let finishes = over && self.model_awaited().is_none();
+        let (asked, is_asked) = (self.asked(now), self.is_to_be_changed(now));
+        let finishes = over && self.model_awaited().is_none() && !is_asked;
         if !self.change.is_steady() || finishes {
             return;
         }
@@ -139,11 +140,14 @@ impl Core {
         let is_trained = record.resume >= Step(run.steps);
         let rests = record.waiting || is_trained;
         let Parts { change, roster, .. } = self.parts(now);
-        let ChangeCheck { feed, is_due } = change.check_feeds(roster, over, is_trained);
+        let ChangeCheck { feed, is_due } = match asked.closing && !over {
+            true => ChangeCheck { feed: Vec::new(), is_due: false },
+            false => change.check_feeds(roster, over, is_trained),
+        };
         for joiner in feed {
             self.send_feed(now, joiner);
         }
-        if is_due {
+        if is_due || is_asked && self.roster(now).all_members_are_linked() {
             if rests || over { self.pause(now) } else { self.hold(now) }
         } else if !rests {
             self.hold_back(now);

@@ -24,7 +24,11 @@ impl Core {
             return false;
         };
         let last = Step(run.steps);
-        self.state.checkpoints().newest_step() < last && !self.has_failed(last)
+        let pauses =
+            run.checkpoint.as_ref().is_some_and(|spec| spec.on_failure == OnFailure::Pause);
+        // Such a run pauses with the event, and an operator decides.
+        let has_failed = if pauses { self.is_told_failed(last) } else { self.has_failed(last) };
+        self.state.checkpoints().newest_step() < last && !has_failed
     }
 
     /// Whether the run has nothing left to do but its last checkpoint, or its model.
@@ -33,18 +37,46 @@ impl Core {
     }
 
     /// Whether the checkpoint of a step was not written. An earlier leader's word counts, too.
-    pub(super) fn has_failed(&self, step: Step) -> bool {
+    pub(in crate::core) fn has_failed(&self, step: Step) -> bool {
+        let is_own = |id: &CheckpointId| id.step == step && self.state.is_of_history(*id);
+        self.checkpoints.failed.iter().any(is_own) || self.is_told_failed(step)
+    }
+
+    /// Whether an event has told that the checkpoint of a step was not written, and none since that
+    /// it is asked for anew.
+    fn is_told_failed(&self, step: Step) -> bool {
         let told = self.state.events().iter().rev().map(|event| &event.kind);
         let mut of_history = told.take_while(|kind| {
             !matches!(kind, EventKind::Rollback { to, .. } if *to < step)
                 && !matches!(kind, EventKind::Submitted { .. })
+                && **kind != EventKind::CheckpointRequested { step }
         });
         let is_it = |kind: &EventKind| match kind {
             EventKind::CheckpointFailed { step: failed, .. } => *failed == step,
             _ => false,
         };
-        let is_own = |id: &CheckpointId| id.step == step && self.state.is_of_history(*id);
-        self.checkpoints.failed.iter().any(is_own) || of_history.any(is_it)
+        of_history.any(is_it)
+    }
+
+    /// Gives a checkpoint up that an earlier generation was asked for, if steps go on and its parts
+    /// do not come.
+    pub(super) fn give_asked_checkpoint_up(&mut self, now: Time) {
+        let (Some(asked), Some(record)) = (self.state.asked_checkpoint(), self.state.record())
+        else {
+            return;
+        };
+        if asked.generation == record.number {
+            return;
+        }
+        let pending = self.checkpoints.pending.get(&asked.id);
+        let is_whole =
+            pending.is_some_and(|pending| pending.cover(self.state.shards().unwrap_or(0)).is_ok());
+        let heard = pending.map_or(Time(0), |pending| pending.heard());
+        let since = self.checkpoints.renewed.max(heard);
+        let is_over = now.since(since) >= LAST_CHECKPOINT_GIVEN_UP_AFTER;
+        if !is_whole && is_over && !self.checkpoints.failed.contains(&asked.id) {
+            self.fail_incomplete(now, asked.id);
+        }
     }
 
     /// Gives the last checkpoint up if a member that had to save a part of it is gone, or if the

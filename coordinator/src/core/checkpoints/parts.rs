@@ -8,6 +8,8 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+use crate::state::is_same;
+
 /// See the module. A worker that is gone leaves its part: the file is durable.
 #[derive(Debug)]
 pub(super) struct PendingCheckpoint {
@@ -34,7 +36,7 @@ impl PendingCheckpoint {
 
     /// Whether a part is of the same commit as the others.
     pub(super) fn agrees_with(&self, part: &SavedPart) -> bool {
-        self.commit().is_none_or(|commit| commit == unheld(&part.commit))
+        self.commit().is_none_or(|commit| is_same(&commit, &part.commit))
     }
 
     /// Takes a part. A repetition is no news.

@@ -12,7 +12,7 @@ use crate::state::{Command, EntryOutcome};
 
 impl Core {
     /// The checkpoint that the members restore: no step was committed since.
-    pub(super) fn restores(&self) -> Option<CheckpointId> {
+    pub(in crate::core) fn restores(&self) -> Option<CheckpointId> {
         let record = self.state.record().filter(|record| record.cause == Cause::Rollback)?;
         let commit = record.commit.as_ref()?;
         (self.change.reached() <= commit.step).then(|| CheckpointId::of(commit))

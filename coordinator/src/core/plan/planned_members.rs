@@ -63,8 +63,12 @@ impl PlannedMembers {
         LossReason::Unreachable(NamedWorker::of(other, label))
     }
 
-    /// Members that want to leave do so, one after the other, while the rest holds everything.
+    /// Members that want to leave do so, one after the other, while the rest holds everything. If
+    /// all workers are to leave, none goes before the others.
     fn let_go(&mut self, inputs: &PlanInputs, shard_holders: &ShardHolders) {
+        if inputs.asked.closing {
+            return;
+        }
         let leaving: Vec<WorkerId> =
             self.members.iter().copied().filter(|id| inputs.is_leaving(*id)).collect();
         for worker in leaving {

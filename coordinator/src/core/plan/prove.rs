@@ -14,7 +14,7 @@ use crate::assign::{Occasion, sums};
 
 impl GenerationBasis<'_> {
     /// I15: every member has promised the number. I16: every owner can reach the resume step. I24:
-    /// a planned change leaves the data shards in blocks.
+    /// a planned change leaves the data shards in blocks. I26: a paused run starts no step.
     pub(super) fn prove(
         &self,
         inputs: &PlanInputs,
@@ -38,6 +38,8 @@ impl GenerationBasis<'_> {
                 assert!(holds, "I16: worker {worker} does not hold parameter shard {shard}");
             }
         }
+        let rests = record.waiting || record.resume.0 >= inputs.run.steps;
+        assert!(rests || !inputs.asked.rests(), "I26: generation {number} ends a pause by itself");
         if self.occasion(inputs) == Occasion::Planned {
             prove_blocks(record, inputs.run.batch.data_shards);
         }

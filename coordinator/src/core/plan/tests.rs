@@ -8,6 +8,7 @@ use everstep_transport::protocol::{
 };
 use proptest::prelude::*;
 
+use super::super::directives::Asked;
 use super::super::failure_detector::{Certainty, Suspicion};
 use super::super::feeds::{FeedTargets, Feeds};
 use super::*;
@@ -27,6 +28,7 @@ struct Cluster {
     give_up: Option<GiveUp>,
     checkpoints: Checkpoints,
     written: Step,
+    asked: Asked,
 }
 
 impl Cluster {
@@ -45,6 +47,7 @@ impl Cluster {
             give_up: None,
             checkpoints: Checkpoints::default(),
             written: Step(0),
+            asked: Asked::default(),
         };
         ids.for_each(|id| cluster.add(WorkerId(id)));
         cluster
@@ -90,6 +93,7 @@ impl Cluster {
             written: self.written,
             reached: Step(0),
             checkpoints: &self.checkpoints,
+            asked: self.asked,
             give_up: self.give_up.as_ref(),
             is_exempt: false,
             #[cfg(feature = "planted")]

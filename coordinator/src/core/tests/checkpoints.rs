@@ -28,12 +28,13 @@ pub(super) fn id(step: u64, generation: u64) -> CheckpointId {
 }
 
 /// A worker's part of a checkpoint: the shards of which it is primary now.
-fn part(world: &World, link: LinkId, id: CheckpointId) -> SavedPart {
+pub(super) fn part(world: &World, link: LinkId, id: CheckpointId) -> SavedPart {
     let record = world.record();
     let rank = record.rank(world.id(link)).expect("a member");
     let owned = record.owned_by(rank).into_iter().filter(|(_, primary)| *primary);
     SavedPart {
         commit: commit(id.generation, id.step),
+        generation: record.number,
         bytes: 900,
         head_bytes: 100,
         head_digest: [6; 32],
@@ -81,7 +82,7 @@ pub(super) fn listed(world: &World) -> Vec<u64> {
 }
 
 /// The steps and reasons of checkpoints that failed.
-fn failures(world: &World) -> Vec<(u64, String)> {
+pub(super) fn failures(world: &World) -> Vec<(u64, String)> {
     let failure = |kind| match kind {
         EventKind::CheckpointFailed { step, reason } => Some((step.0, reason)),
         _ => None,
@@ -89,12 +90,12 @@ fn failures(world: &World) -> Vec<(u64, String)> {
     world.events().into_iter().filter_map(failure).collect()
 }
 
-fn unsaved(id: CheckpointId) -> Message {
+pub(super) fn unsaved(id: CheckpointId) -> Message {
     Message::Unsaved { id, reason: "no space left".into() }
 }
 
 /// All members are done with all steps, and their model is durable.
-fn finish_all(world: &mut World, links: &[LinkId]) {
+pub(super) fn finish_all(world: &mut World, links: &[LinkId]) {
     for link in links {
         super::results::finish(world, *link, [1; 32]);
     }

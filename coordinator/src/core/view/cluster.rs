@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::{Outcome, OwnersAwaited, Waiting, WorkerView};
+use everstep_transport::protocol::outcome::{
+    Outcome, OwnersAwaited, RunPause, Waiting, WorkerView,
+};
 use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::{
@@ -34,6 +36,10 @@ pub struct ClusterView {
     pub workers: Vec<WorkerView>,
     /// What the run waits for, where it waits.
     pub waiting: Option<Waiting>,
+    /// Why the run is paused, if it is.
+    pub paused: Option<RunPause>,
+    /// Whether the run rests because all of its workers are to leave.
+    pub closes: bool,
     /// The owners that the run waits for, since no other worker holds their parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
     /// Why the model of a trained run waits.
@@ -83,7 +89,8 @@ impl ClusterView {
         Duration::from_millis(self.now_unix_ms.saturating_sub(unix_ms))
     }
 
-    /// Each thing that the run may wait for, by name, and for how long it has waited.
+    /// Each thing that the run may wait for, by name, and for how long it has waited. A pause is no
+    /// wait: no alert is to fire.
     pub fn waits(&self) -> [(&'static str, Option<Duration>); 5] {
         let passed = |since: u64| self.since(since);
         let owners = self.owners_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
@@ -113,6 +120,8 @@ impl Core {
             line: self.lines.recent().next_back().cloned(),
             workers: self.views(),
             waiting: self.waiting(),
+            paused: self.paused(),
+            closes: self.closes(),
             owners_awaited: self.owners_awaited(),
             model_awaited: self.model_awaited(),
             store_error: self.store_error(),

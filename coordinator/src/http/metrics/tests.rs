@@ -49,7 +49,7 @@ fn only_device_metrics_have_a_worker_label() {
     let labels = text.lines().filter(|line| !named(line));
     let labels = labels.filter_map(|line| Some(line.split_once('{')?.1.split_once('=')?.0));
     let labels: BTreeSet<&str> = labels.collect();
-    assert_eq!(labels, BTreeSet::from(["cause", "le", "role", "state", "version", "what"]));
+    assert_eq!(labels, BTreeSet::from(["by", "cause", "le", "role", "state", "version", "what"]));
     let families = text.lines().filter(|line| named(line)).filter_map(|line| line.split_once('{'));
     for (family, _) in families {
         let of_device = family.starts_with("everstep_gpu_");

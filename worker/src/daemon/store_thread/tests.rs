@@ -65,7 +65,8 @@ fn part(worker: u64, commit: &Commit, shards: std::ops::Range<u32>) -> PartToSav
         ShardToSave { shard: Shard(shard), digest: state.digest(commit.step.0), state }
     };
     let shards = shards.map(to_save).collect();
-    PartToSave { worker: WorkerId(worker), commit: commit.clone(), shards }
+    let (worker, generation) = (WorkerId(worker), commit.generation);
+    PartToSave { worker, generation, commit: commit.clone(), shards }
 }
 
 fn cluster(name: &str) -> ClusterIdentity {

@@ -10,7 +10,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::{
-    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term,
+    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term, WorkerId,
     WrittenManifest,
 };
 
@@ -25,6 +25,8 @@ use crate::step::member::Member;
 pub(super) struct Checkpoints {
     /// The newest due step that this worker has seen to: the worker saves it once.
     seen: Option<CheckpointId>,
+    /// The newest generation that asked for a checkpoint, and was seen to.
+    asked: Generation,
     /// The part that the store's thread writes.
     writing: Option<CheckpointId>,
     /// The newest durable part.
@@ -52,6 +54,11 @@ impl Checkpoints {
         self.damaged = None;
     }
 
+    /// Whether a part is being written, by a store that does what is asked.
+    pub(super) fn is_writing(&self) -> bool {
+        self.writing.is_some() && self.error.is_none()
+    }
+
     /// Why the store does not do what this worker wants. None while it does.
     pub(super) fn error(&self) -> Option<String> {
         self.error.clone()
@@ -73,11 +80,18 @@ impl Core {
         None
     }
 
-    /// Has a due step saved, unless a part of an earlier one is still being written.
+    /// Has a due step saved, unless a part of an earlier one is still being written. A generation
+    /// that asks for a checkpoint does not skip it: its part follows the earlier one.
     fn save(&mut self, commit: Commit, shards: Vec<ShardToSave>) {
         let (id, Some(worker)) = (CheckpointId::of(&commit), self.worker()) else { return };
-        let is_current = self.record().is_some_and(|record| is_history(record, &commit));
-        if self.checkpoints.seen.replace(id) == Some(id) || !is_current {
+        let Some(record) = self.record() else { return };
+        let (number, is_current) = (record.number, is_history(record, &commit));
+        let is_asked = record.saves() && record.commit.as_ref().map(CheckpointId::of) == Some(id);
+        let was_seen = self.checkpoints.seen.replace(id) == Some(id);
+        if is_asked {
+            return self.save_anew((number, worker), commit, shards);
+        }
+        if was_seen || !is_current {
             return;
         }
         // A part that waits for a store that fails gives way to this one.
@@ -86,8 +100,34 @@ impl Core {
             let reason = format!("the checkpoint of step {} is still being written", earlier.step);
             return self.give_up(id, reason);
         }
-        self.checkpoints.writing = Some(id);
-        let part = PartToSave { worker, commit, shards };
+        self.write_part(PartToSave { worker, generation: commit.generation, commit, shards });
+    }
+
+    /// Has the state saved that a generation begins with, once, under a name of that generation: an
+    /// earlier try at the same step may have failed, or may have had other primaries. A durable
+    /// part with just these shards is told again instead.
+    fn save_anew(
+        &mut self,
+        (generation, worker): (Generation, WorkerId),
+        commit: Commit,
+        shards: Vec<ShardToSave>,
+    ) {
+        if std::mem::replace(&mut self.checkpoints.asked, generation) == generation {
+            return;
+        }
+        let own = shards.iter().map(|of| of.shard);
+        let is_this = |part: &SavedPart| {
+            CheckpointId::of(&part.commit) == CheckpointId::of(&commit)
+                && part.shards.iter().map(|(shard, _)| *shard).eq(own)
+        };
+        match self.checkpoints.saved.as_ref().is_some_and(is_this) {
+            true => self.report_saved(),
+            false => self.write_part(PartToSave { worker, generation, commit, shards }),
+        }
+    }
+
+    fn write_part(&mut self, part: PartToSave) {
+        self.checkpoints.writing = Some(CheckpointId::of(&part.commit));
         self.out.push_back(Effect::Store(StoreJob::Save(part)));
     }
 
@@ -136,6 +176,7 @@ impl Core {
             StoreReport::Stored { generation, place } => self.stored(generation, place),
             StoreReport::Failing(error) => self.checkpoints.error = error,
         }
+        self.end_if_free();
     }
 
     fn saved(&mut self, part: SavedPart) {

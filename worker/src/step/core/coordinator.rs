@@ -69,7 +69,7 @@ impl Core {
                 self.write_manifest((term, generation), order);
             }
             Message::Evicted { worker } if self.membership.is(worker) => self.evicted(),
-            Message::Drain { worker } if self.membership.is(worker) => self.end(Exit::Drained),
+            Message::Drain { worker } if self.membership.is(worker) => self.let_go(),
             Message::Released { term } if self.leader.hear(term) => self.released(),
             Message::Evicted { .. } | Message::Drain { .. } | Message::Released { .. } => {
                 self.greet(link);

@@ -53,8 +53,11 @@ pub struct ManifestToWrite {
 /// This worker's part of a checkpoint.
 #[derive(Debug)]
 pub struct PartToSave {
-    /// The worker. It names the file, with the generation of the commit.
+    /// The worker.
     pub worker: WorkerId,
+    /// The generation that names the file, with the worker. It is that of the commit if the step is
+    /// due.
+    pub generation: Generation,
     /// The commit that made the states.
     pub commit: Commit,
     /// The states, ascending by shard.

@@ -62,15 +62,18 @@ pub(in crate::step) fn is_from_checkpoint(record: &Record) -> bool {
 }
 
 impl Member {
-    /// Asks the device for the states to save, once all owned shards have reached a due step. The
-    /// next step cannot commit before that, so its updates come after this job.
+    /// Asks the device for the states to save, once all owned shards have reached a due step, or
+    /// the step that this generation begins with, if the record asks for that. The next step cannot
+    /// commit before that, so its updates come after this job.
     pub(super) fn save_if_due(&mut self) {
         let (Some(spec), Some(commit)) = (&self.setup.run.checkpoint, self.commit()) else {
             return;
         };
         let is_here = self.replica.device.entering.is_none() && self.all_gather.is_updated();
-        if !is_here || self.control.is_promised() || !spec.is_due(commit.step, self.setup.run.steps)
-        {
+        let record = self.plan.record();
+        let is_due = spec.is_due(commit.step, self.setup.run.steps)
+            || record.saves() && commit.step == record.resume;
+        if !is_here || self.control.is_promised() || !is_due {
             return;
         }
         let primaries = self.plan.owned().iter().filter(|(_, primary)| **primary);

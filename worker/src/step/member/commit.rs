@@ -235,6 +235,7 @@ impl Member {
         let voted = self.round.voted.expect("I19: nobody commits without this member's vote");
         self.voting.commit_seconds = now.since(voted).as_secs_f64();
         assert!(self.keeps_promise(), "I15: nothing is committed after a promise");
+        assert!(!self.plan.record().waiting, "I26: a generation that waits takes no step");
         self.check_round();
         self.round = Round::default();
         let reduced = std::mem::take(&mut self.replica.prepared);

@@ -26,13 +26,21 @@ pub struct ToyStore {
 impl ToyStore {
     pub fn take(&mut self, worker: WorkerId, job: StoreJob) {
         match job {
-            StoreJob::Save(PartToSave { commit, shards, .. }) => {
+            StoreJob::Save(PartToSave { commit, generation, shards, .. }) => {
                 let id = CheckpointId::of(&commit);
                 let digests = shards.iter().map(|of| (of.shard, [0; 32])).collect();
                 self.states.extend(shards.into_iter().map(|of| ((id, of.shard), of)));
                 let (bytes, head_bytes, head_digest, write_ms) = (9, 1, [0; 32], 1);
                 let shards = digests;
-                let part = SavedPart { commit, bytes, head_bytes, head_digest, shards, write_ms };
+                let part = SavedPart {
+                    commit,
+                    generation,
+                    bytes,
+                    head_bytes,
+                    head_digest,
+                    shards,
+                    write_ms,
+                };
                 self.coming.push_back((worker, StoreReport::Saved(part)));
             }
             StoreJob::Restore { generation, id, shards } => {

@@ -1,0 +1,127 @@
+//! All workers of a run are to leave: they save a checkpoint, and leave together.
+
+use super::checkpoints::{complete, failures, id, listed, save, saving, settle, unsaved};
+use super::*;
+
+/// A run of two workers that are both to leave after step 7.
+fn closing() -> (World, Vec<LinkId>) {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=7);
+    links.iter().for_each(|link| world.say(*link, Message::Leave));
+    world.hold_all();
+    let record = world.record();
+    assert_eq!((record.cause, record.resume, record.waiting), (Cause::Checkpoint, Step(7), true));
+    assert_eq!(record.members.len(), 2, "none goes before the others");
+    links.iter().for_each(|link| drop(world.hear(*link)));
+    (world, links)
+}
+
+#[test]
+fn the_last_workers_leave_when_a_checkpoint_has_what_they_hold() {
+    let (mut world, links) = closing();
+    world.pass(1_000, &links);
+    assert!(links.iter().all(|link| !world.words(*link).contains(&"drain")));
+    complete(&mut world, &links, id(7, 1));
+    world.pass(100, &links);
+    assert_eq!(listed(&world), [7]);
+    let ids: Vec<WorkerId> = links.iter().map(|link| world.id(*link)).collect();
+    for link in &links {
+        assert!(world.words(*link).contains(&"drain"));
+        world.kill(*link);
+    }
+    let left: Vec<String> = ids.iter().map(|id| format!("left {id}")).collect();
+    assert_eq!(world.comings_and_goings(), left, "none is lost");
+    let views = world.seen();
+    assert!(views.iter().all(|view| view.state == WorkerState::Left), "{views:?}");
+}
+
+#[test]
+fn the_next_worker_goes_on_from_the_step_of_the_last_ones() {
+    for restarts in [false, true] {
+        let (mut world, links) = closing();
+        complete(&mut world, &links, id(7, 1));
+        world.pass(100, &links);
+        let before: Vec<WorkerId> = links.iter().map(|link| world.id(*link)).collect();
+        links.iter().for_each(|link| world.kill(*link));
+        if restarts {
+            world.restart();
+        }
+        world.pass(5_000, &[]);
+        let next = world.worker("worker-9");
+        world.pass(1_000, &[next]);
+        let record = world.record();
+        assert_eq!((record.cause, record.resume), (Cause::Rollback, Step(7)));
+        assert!(!record.waiting);
+        assert_eq!(world.members(), [world.id(next)]);
+        let told = world.comings_and_goings();
+        assert_eq!(told.last().map(String::as_str), Some("back from 7 to 7"));
+        assert!(!told.iter().any(|word| word.starts_with("lost")), "{told:?}");
+        assert!(before.iter().all(|id| world.core.state().has_left(*id)), "{told:?}");
+    }
+}
+
+#[test]
+fn the_last_workers_save_again_until_the_store_takes_it() {
+    let (mut world, links) = closing();
+    world.say(links[1], unsaved(id(7, 1)));
+    assert_eq!(failures(&world).len(), 1);
+    world.pass(1_000, &links);
+    assert_eq!(world.generation(), Generation(2));
+    world.pass(2_000, &links);
+    assert_eq!((world.generation(), world.cause()), (Generation(3), Cause::Checkpoint));
+    links.iter().for_each(|link| drop(world.hear(*link)));
+    complete(&mut world, &links, id(7, 1));
+    world.pass(100, &links);
+    assert!(world.words(links[0]).contains(&"drain"));
+}
+
+#[test]
+fn a_worker_that_comes_meanwhile_takes_over() {
+    let (mut world, links) = closing();
+    let other = world.worker("worker-9");
+    world.pass(100, &[links[0], links[1], other]);
+    assert!(!world.record().waiting, "the members train on while the new one learns");
+    world.sync_shards(other);
+    world.pass(100, &[links[0], links[1], other]);
+    world.hold_all();
+    world.pass(100, &[links[0], links[1], other]);
+    assert_eq!(world.members(), [world.id(other)]);
+}
+
+#[test]
+fn a_worker_that_has_left_still_tells_of_its_part() {
+    let (mut world, links) = World::training_as(saving(3));
+    settle(&mut world, links[0], 1..=5);
+    save(&mut world, links[0], id(5, 1));
+    save(&mut world, links[1], id(5, 1));
+    let late = super::checkpoints::part(&world, links[2], id(5, 1));
+    world.say(links[2], Message::Leave);
+    world.hold_all();
+    assert_eq!(world.members().len(), 2);
+    assert!(world.words(links[2]).contains(&"drain"));
+    world.hear(links[0]);
+    world.say(links[2], Message::Saved(late));
+    assert_eq!(super::checkpoints::orders(&mut world, links[0]), [(5, vec![])]);
+}
+
+/// Invariant I20. Found by a simulation: NaN does not equal itself.
+#[test]
+fn a_checkpoint_of_a_skipped_step_is_gone_back_to() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=5);
+    for link in &links {
+        let actor = world.actor(*link);
+        actor.commit.iter_mut().for_each(|commit| commit.norm = f64::NAN);
+        let mut part = super::checkpoints::part(&world, *link, id(5, 1));
+        part.commit.norm = f64::NAN;
+        world.say(*link, Message::Saved(part));
+    }
+    let ordered = super::checkpoints::orders(&mut world, links[0]);
+    assert_eq!(ordered.len(), 1, "the parts agree");
+    super::checkpoints::write(&mut world, links[0], id(5, 1), vec![]);
+    links.iter().for_each(|link| world.kill(*link));
+    let next = world.worker("worker-9");
+    world.pass(1_000, &[next]);
+    let record = world.record();
+    assert_eq!((record.cause, record.resume), (Cause::Rollback, Step(5)));
+}

@@ -1,0 +1,141 @@
+//! Real processes whose run is paused, saved at a word, or left by all of its workers.
+
+use serde_json::Value;
+
+use crate::world::{CoordinatorGroup, Ended, Launched, Program, Run, Signal, World, show, until};
+
+/// The small run with so many steps, and a checkpoint after the last one alone.
+fn saved_at_the_end(steps: i64) -> World {
+    World::new().with("run.steps", steps).with("checkpoint.every", 1_000_000)
+}
+
+/// Runs a verb for a run under way.
+fn ask(world: &World, run: &Launched, verb: &[&str]) -> Ended {
+    world.start(&[verb, &["--dir", show(&run.dir), "--json"]].concat()).end()
+}
+
+/// The answer of a verb, which must succeed.
+fn told(world: &World, run: &Launched, verb: &[&str]) -> Value {
+    let ended = ask(world, run, verb);
+    assert_eq!(ended.code, Some(0), "{verb:?}: {ended:?}");
+    serde_json::from_str(&ended.stdout).expect("JSON")
+}
+
+/// The steps of each rollback: the last one before, and the one that the run went back to.
+fn rollbacks(events: &[Value]) -> Vec<(u64, u64)> {
+    let rollbacks = events.iter().filter(|event| event["event"] == "rollback");
+    let step = |event: &Value, key: &str| event[key].as_u64().expect("a step");
+    rollbacks.map(|event| (step(event, "from"), step(event, "to"))).collect()
+}
+
+/// Invariant I26.
+#[test]
+fn i26_a_run_rests_as_long_as_an_operator_says_and_keeps_its_bits() {
+    const STEPS: i64 = 300;
+    let world = saved_at_the_end(STEPS);
+    let wanted = world.undisturbed();
+    let run = world.launch(&["--workers", "3"]);
+    run.until_step(5);
+    let paused = told(&world, &run, &["run", "pause"]);
+    assert_eq!(paused["state"], "paused", "{paused}");
+    let words = paused["status"].as_str().expect("words");
+    assert!(words.starts_with("paused by an operator: step"), "{words}");
+    let again = ask(&world, &run, &["run", "pause"]);
+    assert!(again.block().contains("paused by an operator already"), "{again:?}");
+
+    // A worker dies meanwhile, and the others repair the copies.
+    run.cluster().expect("a cluster").member(2).signal(Signal::KILL);
+    run.until_protected(1);
+    let step = run.lines("metrics.jsonl").len();
+    let saved = told(&world, &run, &["checkpoint", "now"]);
+    assert_eq!((&saved["step"], &saved["complete"]), (&step.into(), &true.into()));
+    let still = told(&world, &run, &["run", "status"]);
+    assert_eq!((&still["state"], &still["step"]), (&"paused".into(), &step.into()));
+
+    let resumed = told(&world, &run, &["run", "resume"]);
+    assert_ne!(resumed["state"], "paused");
+    let again = ask(&world, &run, &["run", "resume"]);
+    assert!(again.block().contains("the run is not paused"), "{again:?}");
+    run.until_step(step + 1);
+    let saved = told(&world, &run, &["checkpoint", "now"]);
+    assert!(saved["step"].as_u64() > Some(step as u64), "{saved}");
+    let run = run.complete();
+    assert_eq!(run.hash(), wanted);
+    run.assert_survived(STEPS as u64);
+    let events = run.lines("events.jsonl");
+    for event in ["paused", "resumed"] {
+        assert_eq!(events.iter().filter(|it| it["event"] == event).count(), 1, "{event}");
+    }
+    assert_eq!(run.generations("resume")[0]["stall_ms"], Value::Null, "a pause is no stall");
+}
+
+#[test]
+fn a_run_without_checkpoints_saves_none_and_says_so() {
+    let world = World::new().with("run.steps", 100_000);
+    let run = world.launch(&["--workers", "1"]);
+    run.until_step(1);
+    let ended = ask(&world, &run, &["checkpoint", "now"]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.block().contains("no section [checkpoint]"), "{ended:?}");
+}
+
+#[test]
+fn the_last_workers_of_a_local_cluster_leave_nothing_behind() {
+    const STEPS: i64 = 300;
+    let world = saved_at_the_end(STEPS);
+    let wanted = world.undisturbed();
+    let run = world.launch(&["--workers", "2"]);
+    let cluster = run.until_step(7);
+    cluster.members().iter().for_each(|worker| worker.signal(Signal::TERM));
+    run.until("all have left", || (run.count("left") == 2).then_some(()));
+    assert_eq!(run.count("checkpoint"), 1);
+    run.program.signal(Signal::KILL);
+    run.program.end();
+    let report = world.path("resumed.json");
+    let resume = ["resume", show(&run.dir), "--workers", "3", "--report", show(&report)];
+    let ended = world.start(&resume).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let run = Run::read(run.dir, &report, ended.stdout);
+    assert_eq!(run.hash(), wanted);
+    run.assert_one_history(STEPS as u64);
+    let back = rollbacks(&run.lines("events.jsonl"));
+    assert!(back.len() == 1 && back[0].0 == back[0].1 && back[0].1 >= 7, "{back:?}");
+}
+
+#[test]
+fn the_last_daemons_leave_a_checkpoint_from_which_the_next_ones_go_on() {
+    const STEPS: i64 = 200;
+    let world = saved_at_the_end(STEPS);
+    let wanted = world.undisturbed();
+    let store = world.path("store");
+    let world = world.with("checkpoint.path", show(&store)).with("run.start_workers", 2);
+    let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let dir = group.members[0].dir.clone();
+    let (addresses, token) = (group.addresses(), format!("@{}", show(&dir.join("join.token"))));
+    let join = ["worker", "--coordinators", &addresses, "--join", &token, "--dir", "models"];
+    let start = || -> Vec<Program> { (0..2).map(|_| world.start(&join)).collect() };
+    let workers = start();
+    let config = world.config();
+    let status = || -> Value {
+        let ended = world.start(&["run", "status", "--dir", show(&dir), "--json"]).end();
+        serde_json::from_str(&ended.stdout).unwrap_or_default()
+    };
+    let submitted = world.start(&["run", "submit", show(&config), "--dir", show(&dir)]).end();
+    assert_eq!(submitted.code, Some(0), "{submitted:?}");
+    until("some steps", || (status()["step"].as_u64() >= Some(5)).then_some(()));
+    workers.iter().for_each(|worker| worker.signal(Signal::TERM));
+    for worker in workers {
+        let ended = worker.end();
+        assert_eq!(ended.code, Some(143), "{ended:?}");
+    }
+    let [events, _] = group.members[0].history().expect("a history");
+    let saved = events.iter().find(|event| event["event"] == "checkpoint").expect("a checkpoint");
+    assert!(!events.iter().any(|event| event["event"] == "lost"), "{events:?}");
+    let workers = start();
+    let over = until("the end", || Some(status()).filter(|run| run["state"] == "complete"));
+    assert_eq!(over["hash"], wanted);
+    let [events, _] = group.members[0].history().expect("a history");
+    let step = saved["step"].as_u64().expect("a step");
+    assert_eq!(rollbacks(&events), [(step, step)], "nothing is lost");
+    drop(workers);
+}
