@@ -16,6 +16,7 @@ use everstep_checkpoint::store::{ErrorKind, StoreError};
 use crate::cli::CheckpointTask;
 use crate::failure::{Exit, Failure};
 use crate::logging;
+pub(crate) use source::{open, place_of_run};
 
 pub(crate) fn run(task: &CheckpointTask) -> Result<(), Failure> {
     logging::start("warn")?;
@@ -28,7 +29,7 @@ pub(crate) fn run(task: &CheckpointTask) -> Result<(), Failure> {
 }
 
 /// An error of a store in words for the user.
-fn store_failure(error: StoreError) -> Failure {
+pub(crate) fn store_failure(error: StoreError) -> Failure {
     let (exit, next) = match error.kind {
         ErrorKind::Retry => (Exit::Failed, "see that the store can be reached, and try again"),
         ErrorKind::Refuse => (Exit::Usage, "change what it names, and try again"),
@@ -44,7 +45,7 @@ fn store_failure(error: StoreError) -> Failure {
 }
 
 /// Why no checkpoint was chosen, in words for the user.
-fn choose_failure(error: ChooseError) -> Failure {
+pub(crate) fn choose_failure(error: ChooseError) -> Failure {
     let unusable = Failure::new(Exit::Failed, "the checkpoint cannot be used");
     match error {
         ChooseError::Store(error) => store_failure(error),

@@ -264,7 +264,7 @@ impl Resolved {
 }
 
 /// The absolute form of a data path. A path that begins with `@` names a list of paths.
-fn locate(path: &str) -> Result<String, String> {
+pub(crate) fn locate(path: &str) -> Result<String, String> {
     let (list, path) = path.strip_prefix('@').map_or(("", path), |path| ("@", path));
     let absolute = std::path::absolute(path)
         .and_then(|absolute| std::fs::metadata(&absolute).map(|_| absolute))

@@ -92,5 +92,8 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::CheckpointDamaged { step, reason } => {
             format!("the checkpoint of step {step} is damaged, and cannot be restored: {reason}")
         }
+        EventKind::Resumed { step } => {
+            format!("the run goes on from the checkpoint of step {step} of another cluster")
+        }
     }
 }

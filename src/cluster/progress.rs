@@ -98,7 +98,7 @@ impl Progress {
         let mut known = BTreeSet::new();
         for event in &self.events {
             match &event.kind {
-                EventKind::Checkpoint { step, .. } => {
+                EventKind::Checkpoint { step, .. } | EventKind::Resumed { step } => {
                     known.insert(*step);
                 }
                 EventKind::CheckpointDamaged { step, .. } => {

@@ -29,6 +29,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::CheckpointDamaged { step, reason } => {
             format!("the checkpoint of step {step} is damaged: {reason}")
         }
+        EventKind::Resumed { step } => format!("goes on from the checkpoint of step {step}"),
         EventKind::Recovered { coordinator } => format!(
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"

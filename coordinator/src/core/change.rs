@@ -27,11 +27,10 @@ use self::pausing::Pausing;
 use super::catch_up::CatchUp;
 use super::failure_detector::{Certainty, SignOfLife, Suspicion, WORKER_SUSPECT_AFTER};
 use super::feeds::Feeds;
-use super::links;
 use super::partition::Partition;
 use super::plan::{Plan, PlanInputs, Wait, plan};
 use super::roster::Roster;
-use super::{Core, LinkId, Parts};
+use super::{Core, LinkId, Parts, links};
 use crate::state::{Change, Command, EntryOutcome, Loss, State, WorkerPhase};
 
 /// What the leader knows of the change of generation under way, and of the next one.
@@ -398,7 +397,8 @@ impl Core {
 
     /// During a Pause, proposes the next generation once all expected answers are there, or late.
     fn advance(&mut self, now: Time) {
-        let Some(term) = self.leader() else { return };
+        let is_over = self.ends_without_checkpoint(now);
+        let Some(term) = self.leader().filter(|_| !is_over) else { return };
         let (roster, written) = (self.roster(now), self.newest_step());
         match self.change.plan(roster, term, written, &self.health.partition) {
             None => {}

@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod confirm;
+mod continued;
 mod cut_off;
 mod hangs;
 mod joining;
@@ -603,8 +604,8 @@ impl Actor {
         }
         let made = self.commit.as_ref().map_or(Generation(0), |commit| commit.generation);
         let owned = record.owned_by(rank).into_iter();
-        let restores = record.cause == Cause::Rollback && record.resume > Step(0);
-        let owned = owned.filter(|_| !(restores && self.restores_late));
+        let is_late = record.restores().is_some() && self.restores_late;
+        let owned = owned.filter(|_| !is_late);
         self.versions = owned.map(|(shard, _)| (shard, (record.resume, made))).collect();
         self.prepared.clear();
     }

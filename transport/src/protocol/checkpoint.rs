@@ -4,10 +4,12 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+mod origin;
 mod retention;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::origin::RunOrigin;
 pub use self::retention::Retention;
 use super::ids::{Generation, Shard, Step, WorkerId};
 use super::run::SpecError;

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::checkpoint::RunOrigin;
 use super::ids::{Generation, NodeName, Step, WorkerId};
 use super::outcome::Event;
 use super::run::RunSpec;
@@ -70,6 +71,13 @@ pub enum OperatorCommand {
         /// The newest generation that the operator knew. A run that has gone back since then does
         /// not go back again. 0: whichever generation it is.
         generation: Generation,
+    },
+    /// Go on with a run that another cluster has begun, from a checkpoint in its store.
+    Continue {
+        /// The run's specification. Its checkpoints go to the same store.
+        run: Box<RunSpec>,
+        /// What the store has.
+        origin: Box<RunOrigin>,
     },
 }
 

@@ -54,6 +54,10 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     match &message {
         Message::Welcome { run, .. } => run.validate()?,
         Message::Request { command: OperatorCommand::Submit(run), .. } => run.validate()?,
+        Message::Request { command: OperatorCommand::Continue { run, origin }, .. } => {
+            run.validate()?;
+            origin.validate(run)?;
+        }
         _ => {}
     }
     if !names(&message).iter().all(|name| NodeName::parse(name.as_str()).is_some()) {

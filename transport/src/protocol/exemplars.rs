@@ -4,8 +4,8 @@ mod runs;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-pub use self::runs::run;
 use self::runs::stated_run;
+pub use self::runs::{resumed_run, run};
 use super::checkpoint::{
     CheckpointId, CheckpointView, ListedCheckpoint, SavedPart, WorkerPart, WrittenManifest,
 };
@@ -351,9 +351,15 @@ fn of_operators() -> Vec<Message> {
         }),
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
         Message::Request { id, command: OperatorCommand::CreateToken(token()) },
+        Message::Request { id, command: continuation() },
         Message::Answer { id, refusal: Some(Rejection::NoToken), run: Some(4) },
         Message::Transfer { id, to: Some(9) },
     ]
+}
+
+fn continuation() -> OperatorCommand {
+    let (run, origin) = resumed_run();
+    OperatorCommand::Continue { run: Box::new(run), origin: Box::new(origin) }
 }
 
 /// A run in figures.

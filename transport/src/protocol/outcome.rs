@@ -200,6 +200,11 @@ pub enum EventKind {
         /// The file, the shard, and what is wrong.
         reason: String,
     },
+    /// The run goes on from a checkpoint that another cluster has written.
+    Resumed {
+        /// The checkpoint's step.
+        step: Step,
+    },
 }
 
 /// Where the reason lies that a worker cannot compute a run.

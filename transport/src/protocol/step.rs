@@ -10,6 +10,7 @@ use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
     Serialize,
     Deserialize,
     serde::Serialize,
+    serde::Deserialize,
     Clone,
     Copy,
     Debug,
@@ -49,7 +50,17 @@ impl LossScale {
 }
 
 /// One line of `metrics.jsonl`: a committed step.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, Default, PartialEq)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Debug,
+    Default,
+    PartialEq,
+)]
 pub struct MetricsLine {
     /// The number of the committed step.
     pub step: Step,

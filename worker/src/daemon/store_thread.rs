@@ -370,12 +370,17 @@ fn is_same(store: &dyn Store, manifest: &Manifest) -> Result<bool, StoreError> {
 }
 
 /// Deletes a checkpoint: its manifest first. What another generation has written at the same step
-/// stays.
+/// stays. A manifest that was cut or changed is of no generation, and would be in the way of the
+/// next one.
 fn remove(store: &dyn Store, id: CheckpointId) -> Result<(), StoreError> {
     let name = ObjectName::Manifest(id.step);
     match store.read_whole(&name, MAX_MANIFEST_BYTES) {
         Ok(bytes) => {
-            if Manifest::parse(&bytes).is_ok_and(|there| there.generation == id.generation) {
+            let is_its = match Manifest::parse(&bytes) {
+                Ok(there) => there.generation == id.generation,
+                Err(error) => error.is_damage(),
+            };
+            if is_its {
                 store.delete(&name)?;
             }
         }

@@ -5,7 +5,9 @@ use crate::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision, Rounding,
     RunSpec, ScheduleKind, TokenType,
 };
-use crate::protocol::{CheckpointSpec, OnFailure};
+use crate::protocol::{
+    CheckpointId, CheckpointSpec, Generation, ListedCheckpoint, OnFailure, RunOrigin, Step,
+};
 
 /// A small valid run specification.
 pub fn run() -> RunSpec {
@@ -74,4 +76,19 @@ pub(super) fn stated_run() -> RunSpec {
         on_failure: OnFailure::Pause,
     });
     run
+}
+
+/// A run that goes on from the checkpoint of its step 8, and what its store has.
+pub fn resumed_run() -> (RunOrigin, RunSpec) {
+    let listed = |step, generation| {
+        let mut listed = super::listed_checkpoint();
+        let commit = &mut listed.commit;
+        (commit.step, commit.generation) = (Step(step), Generation(generation));
+        (commit.line.step, commit.line.generation) = (commit.step, commit.generation);
+        listed
+    };
+    let checkpoints: Vec<ListedCheckpoint> = vec![listed(4, 1), listed(8, 2)];
+    let undone = vec![CheckpointId { step: Step(10), generation: Generation(2) }];
+    let origin = RunOrigin { checkpoints, undone, generation: Generation(3), falls_back: true };
+    (origin, stated_run())
 }

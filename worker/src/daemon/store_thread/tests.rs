@@ -160,6 +160,24 @@ fn a_checkpoint_that_is_deleted_leaves_the_files_of_another_generation() {
 }
 
 #[test]
+fn a_manifest_that_was_cut_is_deleted_with_any_generation_and_a_newer_program_s_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let thread = TestThread::start(folder.path());
+    thread.checkpoint(&commit(5, 2), Vec::new());
+    let path = folder.path().join("step-000005/manifest.json");
+    let bytes = std::fs::read(&path).expect("a manifest");
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("written");
+    let StoreReport::Manifest(_) = thread.checkpoint(&commit(5, 3), vec![id(5, 0)]) else {
+        panic!("the manifest is written")
+    };
+    assert!(thread.restore(id(5, 3)).is_ok());
+    let manifest = Manifest::parse(&std::fs::read(&path).expect("a manifest")).expect("whole");
+    std::fs::write(&path, Manifest { format: 9, ..manifest }.to_bytes()).expect("written");
+    let told = thread.checkpoint(&commit(5, 4), vec![id(5, 0)]);
+    assert!(matches!(told, StoreReport::Unsaved { .. }), "{told:?}");
+}
+
+#[test]
 fn damage_is_told_by_file_and_shard() {
     let folder = tempfile::tempdir().expect("a folder");
     let thread = TestThread::start(folder.path());

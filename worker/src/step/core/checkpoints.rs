@@ -10,7 +10,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::{
-    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term, WorkerPart,
+    CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term, WorkerPart,
     WrittenManifest,
 };
 
@@ -41,9 +41,9 @@ pub(super) struct Checkpoints {
 impl Checkpoints {
     /// Another generation begins. What is not part of its history counts no more.
     pub(super) fn renew(&mut self, record: &Record) {
-        if record.cause == Cause::Rollback {
-            // The checkpoint that the run goes back to is there already.
-            self.seen = record.commit.as_ref().map(CheckpointId::of);
+        if record.begins_anew() {
+            // The checkpoint that the generation begins with is there already.
+            self.seen = record.restores();
         }
         self.saved.take_if(|part| !is_history(record, &part.commit));
         self.unsaved.take_if(|(id, _)| id.step > record.resume && id.generation < record.number);
