@@ -16,6 +16,7 @@ use everstep_checkpoint::store::{ErrorKind, StoreError};
 use crate::cli::CheckpointTask;
 use crate::failure::{Exit, Failure};
 use crate::logging;
+pub(crate) use read_progress::ReadProgress;
 pub(crate) use source::{open, place_of_run};
 
 pub(crate) fn run(task: &CheckpointTask) -> Result<(), Failure> {

@@ -59,6 +59,7 @@ pub fn orphans(
         ObjectName::Claim(number) => oldest_kept.is_some_and(|oldest| number < oldest),
         ObjectName::Probe(_) => true,
         ObjectName::Manifest(_) | ObjectName::File(_) => false,
+        ObjectName::Lines(_) | ObjectName::Events(_) => false,
     };
     let is_old = |object: &&StoredObject| object.changed.saturating_add(ORPHAN_AGE_SECONDS) <= now;
     listing.iter().filter(is_old).filter(is_orphan).map(|object| object.name.clone()).collect()

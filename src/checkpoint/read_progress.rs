@@ -8,7 +8,7 @@ use crate::output;
 const READ_PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The reading of something large.
-pub(super) struct ReadProgress {
+pub(crate) struct ReadProgress {
     what: String,
     total: u64,
     done: u64,
@@ -17,12 +17,12 @@ pub(super) struct ReadProgress {
 
 impl ReadProgress {
     /// Reads `total` units of `what`.
-    pub(super) fn new(what: String, total: u64) -> Self {
+    pub(crate) fn new(what: String, total: u64) -> Self {
         Self { what, total, done: 0, told_at: Instant::now() }
     }
 
     /// So many units more are read.
-    pub(super) fn add(&mut self, units: u64) {
+    pub(crate) fn add(&mut self, units: u64) {
         self.done += units;
         if self.told_at.elapsed() >= READ_PROGRESS_INTERVAL {
             self.told_at = Instant::now();

@@ -5,15 +5,16 @@
 
 use everstep_checkpoint::choose::PassedOver;
 use everstep_checkpoint::digest::Digest;
+use everstep_checkpoint::history;
 use everstep_checkpoint::manifest::{MAX_MANIFEST_BYTES, Manifest};
 use everstep_checkpoint::names::ObjectName;
-use everstep_checkpoint::store::{Place, Store};
-use everstep_transport::protocol::{RunSpec, Step};
+use everstep_checkpoint::store::{Place, Store, StoredObject};
+use everstep_transport::protocol::{CheckpointId, MetricsLine, RunSpec, Step};
 use everstep_worker::registry::Registry;
 
 use super::stored_run::{self, StoredRun};
 use super::{check, notes};
-use crate::checkpoint::{self, store_failure};
+use crate::checkpoint::{self, ReadProgress, store_failure};
 use crate::cli::ResumeFlags;
 use crate::cluster::{self, ClusterError, StoredHistory};
 use crate::config;
@@ -25,7 +26,9 @@ use crate::{output, progress};
 pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Result<(), Failure> {
     train::check_coordinators(flags.local.coordinators)?;
     let store = checkpoint::open(place)?;
-    let StoredRun { mut run, origin, manifest, passed_over } = read(&*store, flags.step)?;
+    let listing = store.list().map_err(store_failure)?;
+    let stored = read(&*store, &listing, flags.step)?;
+    let StoredRun { mut run, origin, manifest, passed_over } = stored;
     passed_over.iter().for_each(pass_over);
     go_on_here(&mut run, flags, place)?;
     check(&flags.from, &flags.local.device, &run, registry)?;
@@ -37,20 +40,44 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     let step = manifest.step;
     output::say(format_args!("goes on from the checkpoint of step {step} in {place}"));
     run.start_workers = workers.max(run.min_workers);
-    let history = StoredHistory { origin, lines: Vec::new() };
+    let lines = lines(&*store, &listing, &manifest)?;
+    let history = StoredHistory { origin, lines };
     train_on(flags, (&run, workers), history, registry)
 }
 
-fn read(store: &dyn Store, step: Option<u64>) -> Result<StoredRun, Failure> {
+fn read(
+    store: &dyn Store,
+    listing: &[StoredObject],
+    step: Option<u64>,
+) -> Result<StoredRun, Failure> {
     if step == Some(0) {
         return Err(Failure::new(Exit::Usage, "the initial state is no checkpoint")
             .at("--step")
             .because("a store has what the run has trained")
             .next("`everstep train` begins at the first step, and ends with the same bits"));
     }
-    let listing = store.list().map_err(store_failure)?;
     let mut read = |step| store.read_whole(&ObjectName::Manifest(step), MAX_MANIFEST_BYTES);
-    stored_run::read(store.place(), &listing, step.map(Step), &mut read)
+    stored_run::read(store.place(), listing, step.map(Step), &mut read)
+}
+
+/// The metrics lines of the steps that the run has trained. The user hears if some are missing.
+fn lines(
+    store: &dyn Store,
+    listing: &[StoredObject],
+    manifest: &Manifest,
+) -> Result<Vec<MetricsLine>, Failure> {
+    let is_lines = |object: &&StoredObject| matches!(object.name, ObjectName::Lines(_));
+    let total = listing.iter().filter(is_lines).map(|object| object.bytes).sum();
+    let mut progress = ReadProgress::new("metrics".into(), total);
+    let (step, generation) = (manifest.step, manifest.generation);
+    let id = CheckpointId { step, generation };
+    let lines = history::lines(store, listing, id, &mut |bytes| progress.add(bytes));
+    let lines = lines.map_err(store_failure)?;
+    let missing = step.0 - lines.len() as u64;
+    if missing > 0 {
+        output::say(format_args!("note: the store has no metrics of {missing} of {step} steps"));
+    }
+    Ok(lines)
 }
 
 fn pass_over(passed: &PassedOver) {

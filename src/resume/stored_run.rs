@@ -115,6 +115,7 @@ fn unreadable(place: &str, manifest: &Manifest, error: ManifestError) -> Failure
 fn generation(object: &StoredObject) -> Option<Generation> {
     match &object.name {
         ObjectName::Part(_, part) => Some(part.generation),
+        ObjectName::Lines(id) | ObjectName::Events(id) => Some(id.generation),
         _ => None,
     }
 }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{
-    CheckpointId, Generation, Record, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
+    CheckpointId, Generation, ManifestToWrite, MetricsLine, Record, SavedPart, Shard, WorkerId,
+    WorkerPart, WrittenManifest,
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, PartToSave, ShardToSave, StoreJob, StoreReport};
@@ -30,6 +31,8 @@ const LONGEST_AWAY: Duration = Duration::from_secs(3);
 pub(super) struct SimStore {
     parts: BTreeMap<(CheckpointId, WorkerId), Vec<ShardToSave>>,
     manifests: BTreeMap<CheckpointId, Vec<WorkerId>>,
+    /// The lines that went along with checkpoints, some of them undone.
+    lines: Vec<MetricsLine>,
     away_until: Time,
     /// When each worker's thread has done its jobs: it does them in order.
     busy_until: BTreeMap<usize, Time>,
@@ -40,7 +43,11 @@ impl SimStore {
     fn perform(&mut self, job: StoreJob) -> Vec<StoreReport> {
         match job {
             StoreJob::Save(part) => vec![StoreReport::Saved(self.save(part))],
-            StoreJob::Manifest { parts, delete, .. } => vec![self.complete(&parts, delete)],
+            StoreJob::Manifest(order) => {
+                let ManifestToWrite { parts, delete, lines, .. } = *order;
+                self.lines.extend(lines);
+                vec![self.complete(&parts, delete)]
+            }
             StoreJob::Restore { generation, id, shards } => self.restore(generation, id, &shards),
         }
     }

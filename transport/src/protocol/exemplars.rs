@@ -7,7 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use self::runs::stated_run;
 pub use self::runs::{resumed_run, run};
 use super::checkpoint::{
-    CheckpointId, CheckpointView, ListedCheckpoint, SavedPart, WorkerPart, WrittenManifest,
+    CheckpointId, CheckpointView, ListedCheckpoint, ManifestToWrite, SavedPart, WorkerPart,
+    WrittenManifest,
 };
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
@@ -213,13 +214,15 @@ fn from_coordinator() -> Vec<Message> {
         },
         Message::Hold { term, generation },
         Message::Write { term, generation },
-        Message::WriteManifest {
+        Message::WriteManifest(ManifestToWrite {
             term,
             generation,
             parts: vec![WorkerPart { worker: WORKER, part: saved_part() }],
             bitwise: true,
             delete: vec![checkpoint()],
-        },
+            lines: vec![line()],
+            events: vec![event()],
+        }),
         Message::Drain { worker: WORKER },
         Message::Dismiss,
         Message::Released { term },

@@ -10,6 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use everstep_checkpoint::digest::Digest;
+use everstep_checkpoint::history;
 use everstep_checkpoint::manifest::{CommitRecord, Facts, MAX_MANIFEST_BYTES, Manifest};
 use everstep_checkpoint::names::{ObjectName, PartName};
 use everstep_checkpoint::part::PartSummary;
@@ -19,7 +20,8 @@ use everstep_checkpoint::store::probe::probe;
 use everstep_checkpoint::store::{self, Created, Environment, Place, Store, StoreError};
 use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{
-    CheckpointId, Commit, Decision, Generation, SavedPart, Shard, WorkerPart, WrittenManifest,
+    CheckpointId, Commit, Decision, Generation, ManifestToWrite, SavedPart, Shard, WorkerPart,
+    WrittenManifest,
 };
 
 use crate::device::checkpoint_facts::CheckpointFacts;
@@ -92,9 +94,7 @@ impl StoreThread {
         while let Some(job) = self.passed.pop_front().or_else(|| self.jobs.recv().ok()) {
             let done = match job {
                 StoreJob::Save(part) => self.save(&part),
-                StoreJob::Manifest { parts, bitwise, delete } => {
-                    self.manifest(&parts, bitwise, &delete)
-                }
+                StoreJob::Manifest(order) => self.manifest(&order),
                 StoreJob::Restore { generation, id, shards } => {
                     self.restore((generation, id), &shards)
                 }
@@ -142,21 +142,18 @@ impl StoreThread {
         }
     }
 
-    fn manifest(
-        &mut self,
-        parts: &[WorkerPart],
-        bitwise: bool,
-        delete: &[CheckpointId],
-    ) -> Option<()> {
+    fn manifest(&mut self, order: &ManifestToWrite) -> Option<()> {
+        let ManifestToWrite { parts, bitwise, delete, .. } = order;
         let commit = &parts.first()?.part.commit;
         let id = CheckpointId::of(commit);
-        let manifest = match assemble(&self.facts, commit, parts, bitwise) {
+        let manifest = match assemble(&self.facts, commit, parts, *bitwise) {
             Ok(manifest) => manifest,
             Err(reason) => return self.unsaved(id, reason),
         };
         let replaces = |_: &StoreJob| true; // another member can write the manifest
         let written = self.persist(replaces, |store, _| {
             delete.iter().try_for_each(|id| remove(store, *id))?;
+            history::write(store, id, &order.lines, &order.events)?;
             store.put_new(&manifest.name(), &manifest.to_bytes()).and_then(
                 |created| match created {
                     Created::Mine => Ok(true),
@@ -169,7 +166,7 @@ impl StoreThread {
                 id,
                 bytes: manifest.bytes(),
                 state_hash: manifest.state_hash.0,
-                deleted: delete.to_vec(),
+                deleted: delete.clone(),
             })),
             Ok(false) => {
                 let step = id.step;

@@ -7,7 +7,7 @@ use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
 use everstep_transport::protocol::{
-    CheckpointSpec, LossScale, MetricsLine, OnFailure, Step, WorkerId, exemplars,
+    CheckpointSpec, LossScale, MetricsLine, OnFailure, Step, Term, WorkerId, exemplars,
 };
 
 use super::*;
@@ -66,6 +66,15 @@ fn part(worker: u64, commit: &Commit, shards: std::ops::Range<u32>) -> PartToSav
     PartToSave { worker: WorkerId(worker), commit: commit.clone(), shards }
 }
 
+/// The order to write a manifest, with the line of its step.
+fn order(parts: Vec<WorkerPart>, delete: Vec<CheckpointId>) -> StoreJob {
+    let CheckpointId { step, generation } = CheckpointId::of(&parts[0].part.commit);
+    let line = MetricsLine { step, generation, ..MetricsLine::default() };
+    let (term, lines, events) = (Term(1), vec![line], Vec::new());
+    let order = ManifestToWrite { term, generation, parts, bitwise: true, delete, lines, events };
+    StoreJob::Manifest(Box::new(order))
+}
+
 /// A thread, and its reports.
 struct TestThread {
     jobs: Sender<StoreJob>,
@@ -96,7 +105,7 @@ impl TestThread {
             let StoreReport::Saved(part) = self.next() else { panic!("it is saved") };
             parts.push(WorkerPart { worker: WorkerId(worker), part });
         }
-        self.give(StoreJob::Manifest { parts, bitwise: true, delete });
+        self.give(order(parts, delete));
         self.next()
     }
 
@@ -233,7 +242,7 @@ fn a_manifest_that_waits_for_the_store_gives_way_to_a_later_part() {
     let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
     std::fs::rename(&place, folder.path().join("away")).expect("moved");
     std::fs::write(&place, b"a file, and no folder").expect("written");
-    thread.give(StoreJob::Manifest { parts, bitwise: true, delete: Vec::new() });
+    thread.give(order(parts, Vec::new()));
     let StoreReport::Failing(Some(_)) = thread.next() else { panic!("it says so") };
     std::fs::remove_file(&place).expect("removed");
     std::fs::rename(folder.path().join("away"), &place).expect("back");

@@ -10,8 +10,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::{
-    CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term, WorkerPart,
-    WrittenManifest,
+    CheckpointId, Commit, ManifestToWrite, Message, Record, SavedPart, Shard, WrittenManifest,
 };
 
 use super::{Core, Phase};
@@ -90,17 +89,12 @@ impl Core {
     }
 
     /// The leader asks for the manifest of a checkpoint.
-    pub(super) fn write_manifest(
-        &mut self,
-        (term, generation): (Term, Generation),
-        parts: Vec<WorkerPart>,
-        bitwise: bool,
-        delete: Vec<CheckpointId>,
-    ) {
-        let id = parts.first().map(|of| CheckpointId::of(&of.part.commit));
-        if self.obeys(term, generation) && id.is_some() && self.checkpoints.manifest != id {
+    pub(super) fn write_manifest(&mut self, order: ManifestToWrite) {
+        let id = order.parts.first().map(|of| CheckpointId::of(&of.part.commit));
+        let obeys = self.obeys(order.term, order.generation);
+        if obeys && id.is_some() && self.checkpoints.manifest != id {
             self.checkpoints.manifest = id;
-            self.out.push_back(Effect::Store(StoreJob::Manifest { parts, bitwise, delete }));
+            self.out.push_back(Effect::Store(StoreJob::Manifest(Box::new(order))));
         }
     }
 

@@ -64,9 +64,7 @@ impl Core {
                 }
             }
             Message::Write { term, generation } => self.write(term, generation),
-            Message::WriteManifest { term, generation, parts, bitwise, delete } => {
-                self.write_manifest((term, generation), parts, bitwise, delete);
-            }
+            Message::WriteManifest(order) => self.write_manifest(order),
             Message::Evicted { worker } if self.membership.is(worker) => self.evicted(),
             Message::Drain { worker } if self.membership.is(worker) => self.end(Exit::Drained),
             Message::Released { term } if self.leader.hear(term) => self.released(),

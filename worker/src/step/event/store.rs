@@ -5,7 +5,7 @@ use std::sync::Arc;
 use everstep_kernels::buffer::Buffer;
 use everstep_kernels::optimizer::ShardState;
 use everstep_transport::protocol::{
-    CheckpointId, Commit, Generation, SavedPart, Shard, WorkerId, WorkerPart, WrittenManifest,
+    CheckpointId, Commit, Generation, ManifestToWrite, SavedPart, Shard, WorkerId, WrittenManifest,
 };
 
 /// A job for the thread. It does its jobs in order. While the store fails, a job that writes gives
@@ -15,16 +15,10 @@ pub enum StoreJob {
     /// Write this worker's part of a checkpoint. The answer is [`StoreReport::Saved`] or
     /// [`StoreReport::Unsaved`].
     Save(PartToSave),
-    /// Write the manifest of a checkpoint, and then delete others. The answer is
+    /// Delete checkpoints, then write the lines and events that go along with one, then its
+    /// manifest. The answer is
     /// [`StoreReport::Manifest`] or [`StoreReport::Unsaved`].
-    Manifest {
-        /// The parts. Together they have every shard.
-        parts: Vec<WorkerPart>,
-        /// Whether all members computed the same bits.
-        bitwise: bool,
-        /// The checkpoints to delete.
-        delete: Vec<CheckpointId>,
-    },
+    Manifest(Box<ManifestToWrite>),
     /// Read shards of a checkpoint. The answer is a [`StoreReport::Restored`] for each, or one
     /// [`StoreReport::Damaged`].
     Restore {

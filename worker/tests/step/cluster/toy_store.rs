@@ -40,7 +40,7 @@ impl ToyStore {
                     self.coming.push_back((worker, restored));
                 }
             }
-            StoreJob::Manifest { .. } => {}
+            StoreJob::Manifest(_) => {}
         }
     }
 
