@@ -32,6 +32,7 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     passed_over.iter().for_each(pass_over);
     go_on_here(&mut run, flags, place)?;
     check(&flags.from, &flags.local.device, &run, registry)?;
+    check_model(&run, &manifest, registry)?;
     check_data(&run, &manifest, registry)?;
     let workers = flags.workers.unwrap_or(run.start_workers);
     for note in notes(workers, &run) {
@@ -103,6 +104,18 @@ fn go_on_here(run: &mut RunSpec, flags: &ResumeFlags, place: &Place) -> Result<(
     };
     checkpoint.path = place.to_string();
     Ok(())
+}
+
+/// Checks that this program's model is the one that the run has trained.
+fn check_model(run: &RunSpec, manifest: &Manifest, registry: &Registry) -> Result<(), Failure> {
+    let refused = |why: String| {
+        Failure::new(Exit::Usage, "this program cannot train the run")
+            .at(format!("its model, {}", run.model.kind))
+            .because(why)
+            .next("resume it with the program that began it")
+    };
+    let plan = registry.plan_model(run).map_err(|error| refused(error.to_string()))?;
+    manifest.check_layout(&plan.layout).map_err(|error| refused(error.to_string()))
 }
 
 /// Checks that the data are those that the run was trained on, before any worker looks for them.

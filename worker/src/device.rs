@@ -10,6 +10,7 @@ pub mod accumulate;
 pub mod build;
 pub mod checkpoint_facts;
 mod coverage;
+pub mod initial;
 pub mod model_file;
 pub mod model_path;
 mod pass;
@@ -41,6 +42,7 @@ use crate::data::{Dataset, Sampler};
 use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
 use checkpoint_facts::CheckpointFacts;
+use initial::InitialParameters;
 use model_file::ModelFile;
 use pass::ShardPass;
 use shard_store::ShardStore;
@@ -80,6 +82,8 @@ pub struct DeviceParts {
     pub dataset: Arc<dyn Dataset>,
     /// Fills batches ahead.
     pub loader: Loader,
+    /// The parameters before the first step.
+    pub initial: InitialParameters,
     /// The pool of the buffers for tensors.
     pub pool: Pool,
     /// The model's file. None if this worker has no directory.
@@ -121,7 +125,13 @@ impl Device {
         let layout = parts.compute.layout().clone();
         let parameters = layout.count();
         Self {
-            store: ShardStore::new(&parts.run, layout, parts.optimizer.clone(), parts.pool.clone()),
+            store: ShardStore::new(
+                &parts.run,
+                parts.initial.clone(),
+                layout,
+                parts.optimizer.clone(),
+                parts.pool.clone(),
+            ),
             accumulator: Accumulator::new(parameters, parts.pool.clone()),
             work: Arc::default(),
             deferred: VecDeque::new(),

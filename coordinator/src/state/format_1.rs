@@ -271,6 +271,7 @@ impl From<StateV1> for super::State {
                 spec: run,
                 fingerprint: state.run_fingerprint,
                 probes: state.probes,
+                origin: None,
                 goes_back: state.goes_back.then_some(Step(0)),
                 outcome: state.outcome,
                 past: state.past_runs,

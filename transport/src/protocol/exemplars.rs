@@ -361,7 +361,7 @@ fn of_operators() -> Vec<Message> {
 }
 
 fn continuation() -> OperatorCommand {
-    let (run, origin) = resumed_run();
+    let (origin, run) = resumed_run();
     OperatorCommand::Continue { run: Box::new(run), origin: Box::new(origin) }
 }
 

@@ -82,7 +82,7 @@ mod tests {
     use crate::protocol::exemplars;
 
     fn refused(change: impl FnOnce(&mut RunOrigin, &mut RunSpec)) -> Option<String> {
-        let (mut run, mut origin) = exemplars::resumed_run();
+        let (mut origin, mut run) = exemplars::resumed_run();
         change(&mut origin, &mut run);
         origin.validate(&run).err().map(|error| error.to_string())
     }

@@ -2,8 +2,8 @@
 
 use crate::protocol::chunk::Encoding;
 use crate::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision, Rounding,
-    RunSpec, ScheduleKind, TokenType,
+    BatchSpec, DataSpec, InitSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision,
+    Rounding, RunSpec, ScheduleKind, TokenType,
 };
 use crate::protocol::{
     CheckpointId, CheckpointSpec, Generation, ListedCheckpoint, OnFailure, RunOrigin, Step,
@@ -26,6 +26,7 @@ pub fn run() -> RunSpec {
             vocabulary: ModelSpec::VOCABULARY,
             precision: Precision::F32,
             recompute: false,
+            init: None,
             options: OptionMap::default(),
         },
         data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05, dtype: None },
@@ -62,6 +63,7 @@ pub(super) fn stated_run() -> RunSpec {
     ];
     let options = OptionMap(options.map(|(name, value)| (name.into(), value)).into());
     let mut run = run();
+    run.model.init = Some(InitSpec::unread("s3://bucket/weights".into()));
     run.model.options = options.clone();
     run.data.dtype = Some(TokenType::U32);
     let optimizer = &mut run.optimizer;
