@@ -20,13 +20,28 @@ fn origin() -> RunOrigin {
 
 /// A run of so many workers, one copy of each shard, goes on from there.
 fn resumed(workers: u32, origin: RunOrigin) -> (World, Vec<LinkId>) {
+    let mut world = continued(workers, origin);
+    let names: Vec<_> = (1..=workers).map(|place| format!("worker-{place}")).collect();
+    let links = names.iter().map(|name| world.worker(name)).collect();
+    (world, links)
+}
+
+fn continued(workers: u32, origin: RunOrigin) -> World {
     let mut world = World::empty();
     let run = Box::new(RunSpec { copies: 1, ..saving(workers) });
     let origin = Box::new(origin);
     world.request(1, OperatorCommand::Continue { run, origin });
-    let names: Vec<_> = (1..=workers).map(|place| format!("worker-{place}")).collect();
-    let links = names.iter().map(|name| world.worker(name)).collect();
-    (world, links)
+    world
+}
+
+/// A run of one worker, which has read nothing yet.
+fn restoring(origin: RunOrigin) -> (World, LinkId) {
+    let mut world = continued(1, origin);
+    let link = world.greeted("worker-1");
+    let late = Actor { node: "worker-1".into(), restores_late: true, ..Actor::default() };
+    world.workers.insert(link, late);
+    world.say(link, Message::Register(registration(link.0)));
+    (world, link)
 }
 
 /// The record's cause, number, resume step, and the checkpoint that it restores.
@@ -73,13 +88,7 @@ fn a_loss_after_that_goes_back_to_the_newest_checkpoint_whichever_cluster_wrote_
 /// Nothing is lost with a member that has not read its shards yet.
 #[test]
 fn a_member_that_is_lost_while_it_restores_is_followed_by_the_same_checkpoint() {
-    let mut world = World::empty();
-    let (run, origin) = (Box::new(RunSpec { copies: 1, ..saving(1) }), Box::new(origin()));
-    world.request(1, OperatorCommand::Continue { run, origin });
-    let link = world.greeted("worker-1");
-    let late = Actor { node: "worker-1".into(), restores_late: true, ..Actor::default() };
-    world.workers.insert(link, late);
-    world.say(link, Message::Register(registration(link.0)));
+    let (mut world, link) = restoring(origin());
     assert_eq!(began(&world), (Cause::Start, 7, 10, Some(id(10, 4))));
     let other = world.worker("worker-2");
     world.kill(link);
@@ -90,9 +99,9 @@ fn a_member_that_is_lost_while_it_restores_is_followed_by_the_same_checkpoint() 
 /// Invariant I12.
 #[test]
 fn i12_a_damaged_checkpoint_is_followed_by_an_older_one_of_the_store() {
-    let (mut world, links) = resumed(1, origin());
-    world.say(links[0], Message::Damaged { id: id(10, 4), reason: "a bit flipped".into() });
-    world.pass(100, &links);
+    let (mut world, link) = restoring(origin());
+    world.say(link, Message::Damaged { id: id(10, 4), reason: "a bit flipped".into() });
+    world.pass(100, &[link]);
     assert_eq!(began(&world), (Cause::Rollback, 8, 5, Some(id(5, 2))));
     let damaged =
         |kind: &EventKind| matches!(kind, EventKind::CheckpointDamaged { step: Step(10), .. });
@@ -102,11 +111,11 @@ fn i12_a_damaged_checkpoint_is_followed_by_an_older_one_of_the_store() {
 
 #[test]
 fn a_run_of_which_no_checkpoint_is_whole_fails_and_does_not_begin_from_scratch() {
-    let (mut world, links) = resumed(1, origin());
+    let (mut world, link) = restoring(origin());
     for (step, generation) in [(10, 4), (5, 2)] {
         let reason = format!("step {step}: a bit flipped");
-        world.say(links[0], Message::Damaged { id: id(step, generation), reason });
-        world.pass(100, &links);
+        world.say(link, Message::Damaged { id: id(step, generation), reason });
+        world.pass(100, &[link]);
     }
     let words = "no checkpoint of the run is whole; that of step 5 is damaged: step 5: a bit";
     assert!(world.failure().starts_with(words), "{}", world.failure());
