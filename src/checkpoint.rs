@@ -7,11 +7,13 @@ mod export;
 mod list;
 mod read_progress;
 mod remove;
+mod replay;
 mod source;
 mod verify;
 
 use everstep_checkpoint::choose::ChooseError;
 use everstep_checkpoint::store::{ErrorKind, StoreError};
+use everstep_worker::registry::Registry;
 
 use crate::cli::CheckpointTask;
 use crate::failure::{Exit, Failure};
@@ -19,11 +21,14 @@ use crate::logging;
 pub(crate) use read_progress::ReadProgress;
 pub(crate) use source::{open, place_of_run};
 
-pub(crate) fn run(task: &CheckpointTask) -> Result<(), Failure> {
+pub(crate) fn run(task: &CheckpointTask, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
     match task {
         CheckpointTask::Ls(flags) => list::run(flags),
-        CheckpointTask::Verify(flags) => verify::run(flags),
+        CheckpointTask::Verify(flags) => match flags.replay {
+            Some(steps) => replay::run(flags, steps, registry),
+            None => verify::run(flags),
+        },
         CheckpointTask::Export(flags) => export::run(flags),
         CheckpointTask::Rm(flags) => remove::run(flags),
     }

@@ -12,7 +12,8 @@ use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 use serde_json::Value;
 
-use self::source::Source;
+use self::source::ResumeSource;
+pub(crate) use self::stored::{check_stored, read_stored};
 use crate::cli::ResumeFlags;
 use crate::cluster::{self, ClusterError, Directory, Earlier, Report};
 use crate::failure::{Exit, Failure};
@@ -25,9 +26,9 @@ pub(crate) fn run(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failur
     if let Some(words) = cluster::ended(&flags.from).and_then(|it| complete(&flags.from, &it)) {
         return output::print(words);
     }
-    match Source::find(&flags.from)? {
-        Source::Directory => in_directory(flags, registry),
-        Source::Store(place) => stored::run(flags, &place, registry),
+    match ResumeSource::find(&flags.from)? {
+        ResumeSource::Directory => in_directory(flags, registry),
+        ResumeSource::Store(place) => stored::run(flags, &place, registry),
     }
 }
 

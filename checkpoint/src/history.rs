@@ -42,8 +42,8 @@ fn put<T: Serialize>(store: &dyn Store, name: &ObjectName, lines: &[T]) -> Resul
     store.put_new(name, text.as_bytes()).map(drop)
 }
 
-/// The lines of the steps up to a checkpoint, as far as the store has them, by step. `read` hears of
-/// the bytes of each object.
+/// The lines of the steps up to a checkpoint, as far as the store has them, by step. `read` hears
+/// of the bytes of each object.
 ///
 /// # Errors
 /// If the store does not answer. A line that cannot be read is left out.

@@ -11,14 +11,14 @@ use crate::failure::{Exit, Failure};
 
 /// See the module.
 #[derive(Debug, PartialEq)]
-pub(super) enum Source {
+pub(super) enum ResumeSource {
     /// The coordinators of this directory go on.
     Directory,
     /// A new cluster goes on from what this store has.
     Store(Place),
 }
 
-impl Source {
+impl ResumeSource {
     /// What the user's path or URL names. A run's directory without coordinators names its store.
     pub(super) fn find(from: &Path) -> Result<Self, Failure> {
         if let Some(url) = from.to_str().filter(|text| text.contains("://")) {
@@ -63,10 +63,10 @@ mod tests {
     fn a_run_goes_on_in_its_directory_or_from_a_store() {
         let folder = tempfile::tempdir().expect("a folder");
         let dir = folder.path();
-        let find = |from: &Path| Source::find(from).map_err(|failure| failure.to_string());
-        assert_eq!(find(dir), Ok(Source::Store(Place::Directory(dir.into()))));
+        let find = |from: &Path| ResumeSource::find(from).map_err(|failure| failure.to_string());
+        assert_eq!(find(dir), Ok(ResumeSource::Store(Place::Directory(dir.into()))));
         let path = "s3://bucket/a".to_string();
-        assert_eq!(find(path.as_ref()), Ok(Source::Store(path.parse().expect("a place"))));
+        assert_eq!(find(path.as_ref()), Ok(ResumeSource::Store(path.parse().expect("a place"))));
         assert!(find("ftp://host/a".as_ref()).expect_err("refused").contains("s3://BUCKET"));
         assert!(find(&dir.join("none")).expect_err("refused").contains("no such directory"));
 
@@ -79,8 +79,8 @@ mod tests {
         let (every, keep, keep_every, on_failure) = (5, 3, 0, OnFailure::Continue);
         let spec = CheckpointSpec { path, every, keep, keep_every, on_failure };
         write(&RunSpec { checkpoint: Some(spec), ..exemplars::run() });
-        assert_eq!(find(dir), Ok(Source::Store("s3://bucket/a".parse().expect("a place"))));
+        assert_eq!(find(dir), Ok(ResumeSource::Store("s3://bucket/a".parse().expect("a place"))));
         fs::create_dir(dir.join("coordinator-2")).expect("a folder");
-        assert_eq!(find(dir), Ok(Source::Directory));
+        assert_eq!(find(dir), Ok(ResumeSource::Directory));
     }
 }

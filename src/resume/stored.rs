@@ -27,13 +27,12 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     train::check_coordinators(flags.local.coordinators)?;
     let store = checkpoint::open(place)?;
     let listing = store.list().map_err(store_failure)?;
-    let stored = read(&*store, &listing, flags.step)?;
+    let stored = read_stored(&*store, &listing, flags.step)?;
     let StoredRun { mut run, origin, manifest, passed_over } = stored;
     passed_over.iter().for_each(pass_over);
     go_on_here(&mut run, flags, place)?;
     check(&flags.from, &flags.local.device, &run, registry)?;
-    check_model(&run, &manifest, registry)?;
-    check_data(&run, &manifest, registry)?;
+    check_stored(&run, &manifest, registry)?;
     let workers = flags.workers.unwrap_or(run.start_workers);
     for note in notes(workers, &run) {
         output::say(format_args!("note: {note}"));
@@ -46,7 +45,8 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     train_on(flags, (&run, workers), history, registry)
 }
 
-fn read(
+/// Reads the run in a store. With `step`, it goes on from the checkpoint of that step.
+pub(crate) fn read_stored(
     store: &dyn Store,
     listing: &[StoredObject],
     step: Option<u64>,
@@ -106,6 +106,17 @@ fn go_on_here(run: &mut RunSpec, flags: &ResumeFlags, place: &Place) -> Result<(
     Ok(())
 }
 
+/// Checks that this program has the model and the data of a checkpoint's run, before any worker
+/// looks for them.
+pub(crate) fn check_stored(
+    run: &RunSpec,
+    manifest: &Manifest,
+    registry: &Registry,
+) -> Result<(), Failure> {
+    check_model(run, manifest, registry)?;
+    check_data(run, manifest, registry)
+}
+
 /// Checks that this program's model is the one that the run has trained.
 fn check_model(run: &RunSpec, manifest: &Manifest, registry: &Registry) -> Result<(), Failure> {
     let refused = |why: String| {
@@ -118,7 +129,7 @@ fn check_model(run: &RunSpec, manifest: &Manifest, registry: &Registry) -> Resul
     manifest.check_layout(&plan.layout).map_err(|error| refused(error.to_string()))
 }
 
-/// Checks that the data are those that the run was trained on, before any worker looks for them.
+/// Checks that the data are those that the run was trained on.
 fn check_data(run: &RunSpec, manifest: &Manifest, registry: &Registry) -> Result<(), Failure> {
     let refused = |why: String| {
         Failure::new(Exit::Usage, "the run's data are not here")

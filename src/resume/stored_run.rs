@@ -23,15 +23,15 @@ const MAX_LISTED: usize = 1_000;
 
 /// What a store has of a run.
 #[derive(Debug, PartialEq)]
-pub(super) struct StoredRun {
+pub(crate) struct StoredRun {
     /// The run's specification.
-    pub(super) run: RunSpec,
+    pub(crate) run: RunSpec,
     /// The checkpoints.
-    pub(super) origin: RunOrigin,
+    pub(crate) origin: RunOrigin,
     /// The manifest of the checkpoint from which the run goes on.
-    pub(super) manifest: Manifest,
+    pub(crate) manifest: Manifest,
     /// Newer checkpoints that are damaged.
-    pub(super) passed_over: Vec<PassedOver>,
+    pub(crate) passed_over: Vec<PassedOver>,
 }
 
 /// Reads the run in the store at `place`. With `step`, it goes on from the checkpoint of that step.

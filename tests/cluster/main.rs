@@ -21,6 +21,7 @@ mod operate;
 mod places;
 mod recover;
 mod refusal;
+mod replay;
 mod resume;
 mod several;
 mod stored;

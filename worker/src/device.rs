@@ -42,7 +42,6 @@ use crate::data::{Dataset, Sampler};
 use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
 use checkpoint_facts::CheckpointFacts;
-use initial::InitialParameters;
 use model_file::ModelFile;
 use pass::ShardPass;
 use shard_store::ShardStore;
@@ -83,7 +82,7 @@ pub struct DeviceParts {
     /// Fills batches ahead.
     pub loader: Loader,
     /// The parameters before the first step.
-    pub initial: InitialParameters,
+    pub initial: initial::InitialParameters,
     /// The pool of the buffers for tensors.
     pub pool: Pool,
     /// The model's file. None if this worker has no directory.
@@ -125,13 +124,7 @@ impl Device {
         let layout = parts.compute.layout().clone();
         let parameters = layout.count();
         Self {
-            store: ShardStore::new(
-                &parts.run,
-                parts.initial.clone(),
-                layout,
-                parts.optimizer.clone(),
-                parts.pool.clone(),
-            ),
+            store: ShardStore::of(&parts, layout),
             accumulator: Accumulator::new(parameters, parts.pool.clone()),
             work: Arc::default(),
             deferred: VecDeque::new(),

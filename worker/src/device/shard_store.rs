@@ -20,11 +20,11 @@ use everstep_kernels::schedule::Schedule;
 use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use tracing::trace_span;
 
-use super::DeviceChannel;
 use super::initial::InitialParameters;
 use super::rounding::Rounding;
 use super::saved_states::SavedStates;
 use super::stored_shard::{Role, StoredShard};
+use super::{DeviceChannel, DeviceParts};
 use crate::optimize;
 use crate::step::event::{Gradient, Job, Origin, Report, ShardToSave};
 
@@ -53,6 +53,12 @@ pub struct ShardStore {
 }
 
 impl ShardStore {
+    /// The store of a device that is made of these parts.
+    pub fn of(parts: &DeviceParts, layout: Layout) -> Self {
+        let DeviceParts { run, initial, optimizer, pool, .. } = parts;
+        Self::new(run, initial.clone(), layout, optimizer.clone(), pool.clone())
+    }
+
     /// Holds no shard yet. The model has version 0 of all parameters.
     pub fn new(
         run: &RunSpec,
