@@ -90,7 +90,8 @@ mod tests {
     #[test]
     fn a_run_goes_on_only_from_what_its_store_can_have() {
         assert_eq!(refused(|_, _| {}), None);
-        let wrong: [(fn(&mut RunOrigin, &mut RunSpec), &str); 9] = [
+        type Change = fn(&mut RunOrigin, &mut RunSpec);
+        let wrong: [(Change, &str); 9] = [
             (|_, run| run.checkpoint = None, "is not set"),
             (|origin, _| origin.checkpoints.clear(), "has 0 checkpoints"),
             (|origin, _| origin.generation = Generation(u64::MAX), "too large"),
