@@ -183,8 +183,8 @@ impl World {
         Ok(())
     }
 
-    /// The log lists a checkpoint: the store has every shard of it (I12), and the line of each step
-    /// up to it (I13).
+    /// The log lists a checkpoint: the store has every shard of it, and the line of each step up to
+    /// it (I12).
     pub(super) fn witness_listing(&mut self, id: CheckpointId) -> Result<(), Violation> {
         self.checkers.liveness.tally.checkpoints += 1;
         let shards = self.checkers.invariants.current_record().map_or(0, Record::shards);
@@ -196,7 +196,7 @@ impl World {
             "the checkpoint of step {step}, generation {generation}, is listed, and the store has \
              no line of step {missing}"
         );
-        Err(Violation { invariant: Invariant::I13, at: self.now, seen })
+        Err(Violation { invariant: Invariant::I12, at: self.now, seen })
     }
 
     fn not_whole(&self, id: CheckpointId, why: &str) -> Violation {
