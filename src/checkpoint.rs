@@ -8,29 +8,36 @@ mod list;
 mod now;
 mod read_progress;
 mod remove;
+mod replay;
 mod source;
 mod verify;
 
 use everstep_checkpoint::choose::ChooseError;
 use everstep_checkpoint::store::{ErrorKind, StoreError};
+use everstep_worker::registry::Registry;
 
 use crate::cli::CheckpointTask;
 use crate::failure::{Exit, Failure};
 use crate::logging;
+pub(crate) use read_progress::ReadProgress;
+pub(crate) use source::{open, place_of_run};
 
-pub(crate) fn run(task: &CheckpointTask) -> Result<(), Failure> {
+pub(crate) fn run(task: &CheckpointTask, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
     match task {
         CheckpointTask::Ls(flags) => list::run(flags),
         CheckpointTask::Now(flags) => now::run(flags),
-        CheckpointTask::Verify(flags) => verify::run(flags),
+        CheckpointTask::Verify(flags) => match flags.replay {
+            Some(steps) => replay::run(flags, steps, registry),
+            None => verify::run(flags),
+        },
         CheckpointTask::Export(flags) => export::run(flags),
         CheckpointTask::Rm(flags) => remove::run(flags),
     }
 }
 
 /// An error of a store in words for the user.
-fn store_failure(error: StoreError) -> Failure {
+pub(crate) fn store_failure(error: StoreError) -> Failure {
     let (exit, next) = match error.kind {
         ErrorKind::Retry => (Exit::Failed, "see that the store can be reached, and try again"),
         ErrorKind::Refuse => (Exit::Usage, "change what it names, and try again"),
@@ -46,7 +53,7 @@ fn store_failure(error: StoreError) -> Failure {
 }
 
 /// Why no checkpoint was chosen, in words for the user.
-fn choose_failure(error: ChooseError) -> Failure {
+pub(crate) fn choose_failure(error: ChooseError) -> Failure {
     let unusable = Failure::new(Exit::Failed, "the checkpoint cannot be used");
     match error {
         ChooseError::Store(error) => store_failure(error),

@@ -8,7 +8,6 @@ use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, Parser, Subcommand};
-use everstep_kernels::device::DeviceChoice;
 
 mod bench;
 mod checkpoint;
@@ -16,6 +15,7 @@ mod cluster;
 mod coordinator;
 mod demo;
 mod http;
+mod local;
 mod operator;
 mod resume;
 mod run;
@@ -37,6 +37,7 @@ pub use coordinator::{
 pub(crate) use demo::duration;
 pub use demo::{Chances, DemoFlags};
 pub use http::HttpFlags;
+pub use local::LocalFlags;
 pub use operator::{OperatorTask, RevokeOperatorFlags};
 pub use resume::ResumeFlags;
 pub use run::{RollbackFlags, RunTask, SubmitFlags};
@@ -73,6 +74,9 @@ pub enum Verb {
     /// The run goes on from its newest checkpoint. Without checkpoints it begins at its first step
     /// again. Either way it ends with the same bits, with any number of workers. Workers that were
     /// started by hand and still run go on, too.
+    ///
+    /// A store of checkpoints is enough: if no coordinator's directory is left, a new cluster goes
+    /// on from there, with files in a new directory, and goes on writing to that store.
     Resume(ResumeFlags),
     /// Run a coordinator: the coordinators decide which workers take part in a run
     ///
@@ -135,31 +139,9 @@ pub struct TrainFlags {
     /// The flags that win over the configuration.
     #[command(flatten)]
     pub overrides: Overrides,
-    /// How many coordinators to start: of 3 one may die, of 5 two
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub coordinators: u32,
-    /// Where the run's files go [default: a new directory under `runs`]
-    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
-    pub dir: Option<PathBuf>,
-    /// Write a report of the run to this file, as JSON
-    #[arg(long, value_name = "FILE", env = "EVERSTEP_REPORT")]
-    pub report: Option<PathBuf>,
-    /// How long to wait for workers that the run needs, before it begins or when too few are left.
-    /// After that time the exit code is 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
-    /// Where the workers compute: cpu, cuda (a GPU for each), cuda:N (the GPU of that number), or
-    /// auto (a GPU if there is one)
-    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
-    pub device: DeviceChoice,
-    /// Start a new worker for every one that dies once the run has begun
-    #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
-    pub respawn: bool,
-    /// Write the begin and the duration of each stage of each step, worker by worker, to
-    /// DIR/traces, for Perfetto (ui.perfetto.dev) or chrome://tracing
-    #[arg(long, env = "EVERSTEP_TRACES", value_parser = BoolishValueParser::new())]
-    pub traces: bool,
+    /// How the local cluster trains the run.
+    #[command(flatten)]
+    pub local: LocalFlags,
     /// Print parameters, shards and memory, and train nothing
     #[arg(long, env = "EVERSTEP_DRY_RUN", value_parser = BoolishValueParser::new())]
     pub dry_run: bool,
@@ -291,7 +273,7 @@ mod tests {
     #[test]
     fn every_flag_has_the_variable_of_its_name() {
         // For `worker` the variable of this name means addresses. Here it would be a count.
-        let exceptions = [("train", "coordinators")];
+        let exceptions = [("train", "coordinators"), ("resume", "coordinators")];
         fn flags(command: &clap::Command) -> Vec<(String, &clap::Arg)> {
             let own = command.get_arguments().filter(|flag| !flag.is_hide_set());
             let own = own.map(|flag| (command.get_name().to_string(), flag));

@@ -11,6 +11,7 @@
 //! coordinators.
 
 mod conclusion;
+mod continuation;
 mod coordinators;
 mod directory;
 mod earlier;
@@ -36,6 +37,8 @@ use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use serde_json::json;
 
 pub(crate) use conclusion::{add_bigram, ended};
+pub use continuation::{StoredHistory, resume_stored};
+pub(crate) use coordinators::has_coordinators;
 pub use directory::Directory;
 pub(crate) use earlier::Earlier;
 pub use error::ClusterError;
@@ -226,7 +229,7 @@ impl Cluster {
     /// Submits the run. It begins when its workers have registered.
     ///
     /// # Errors
-    /// [`ClusterError::Failed`] with the coordinators' words if they refuse.
+    /// [`ClusterError::Refused`] with the coordinators' words if they refuse.
     pub async fn submit(&mut self, run: &RunSpec) -> Result<(), ClusterError> {
         let run = self.attach(run)?;
         self.coordinators.submit(&self.directory, &run).await
@@ -250,7 +253,7 @@ impl Cluster {
     /// Asks a worker to leave in good order. Returns once that is under way.
     ///
     /// # Errors
-    /// [`ClusterError::Failed`] with the coordinators' words if they refuse.
+    /// [`ClusterError::Refused`] with the coordinators' words if they refuse.
     pub async fn drain(&mut self, worker: WorkerId) -> Result<(), ClusterError> {
         self.coordinators.drain(&self.directory, worker).await
     }

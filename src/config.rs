@@ -12,13 +12,14 @@
 mod checkpoint;
 mod daemon;
 mod error;
+mod init;
 mod keys;
 mod value;
 
 use std::path::Path;
 
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, ScheduleKind, SpecError,
+    BatchSpec, DataSpec, InitSpec, ModelSpec, OptimizerSpec, ScheduleKind, SpecError,
 };
 use everstep_transport::protocol::{Encoding, RunSpec};
 use everstep_worker::registry::Registry;
@@ -28,6 +29,7 @@ pub(crate) use checkpoint::{DEFAULT_FOLDER, is_elsewhere};
 pub use daemon::complete;
 use error::ValueSources;
 pub use error::{ConfigError, ValueSource};
+pub(crate) use init::{is_init_elsewhere, read_initial_weights};
 use keys::Keys;
 use value::{Clip, OptionalDuration, Span, Vocabulary};
 
@@ -66,6 +68,7 @@ pub fn read(
     if let Some(checkpoint) = &mut resolved.run.checkpoint {
         checkpoint::locate(checkpoint, &resolved.places)?;
     }
+    read_initial_weights(&mut resolved, registry)?;
     let data = &resolved.run.data;
     if data.path.is_empty() {
         return Ok(resolved);
@@ -140,6 +143,7 @@ fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
         vocabulary: keys.read::<Vocabulary>("model.vocabulary")?.unwrap_or_default().0,
         precision: keys.read("model.precision")?.unwrap_or_default(),
         recompute: keys.read("model.recompute")?.unwrap_or_default(),
+        init: keys.read::<String>("model.init")?.map(InitSpec::unread),
         options: keys.read_options("model.options")?,
     })
 }
@@ -264,7 +268,7 @@ impl Resolved {
 }
 
 /// The absolute form of a data path. A path that begins with `@` names a list of paths.
-fn locate(path: &str) -> Result<String, String> {
+pub(crate) fn locate(path: &str) -> Result<String, String> {
     let (list, path) = path.strip_prefix('@').map_or(("", path), |path| ("@", path));
     let absolute = std::path::absolute(path)
         .and_then(|absolute| std::fs::metadata(&absolute).map(|_| absolute))

@@ -18,7 +18,7 @@ use std::time::Duration;
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 
-use crate::cli::{DemoFlags, Overrides, TrainFlags};
+use crate::cli::{DemoFlags, LocalFlags, Overrides};
 use crate::cluster::{self, Cluster, ClusterError, ClusterOptions, Directory, Report};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
@@ -57,8 +57,8 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
         // The other half is for the undisturbed run.
         resolved.run.steps = steps_within(duration / 2, &resolved, &text)?;
     }
-    let train = TrainFlags { dir: flags.dir.clone(), ..TrainFlags::default() };
-    let (directory, _) = train::claim_directory(&train, &mut resolved.run, &text)?;
+    let local = LocalFlags { dir: flags.dir.clone(), ..LocalFlags::default() };
+    let (directory, _) = train::claim_directory(&local, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
     let end = perform(flags, &resolved, directory);
     let told = |failure| train::interrupted(failure, &home, &resolved.run);

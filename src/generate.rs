@@ -9,7 +9,9 @@ use everstep_kernels::compute::Compute;
 use everstep_kernels::layout::Tensor;
 use everstep_kernels::random::Philox;
 use everstep_transport::protocol::RunSpec;
-use everstep_transport::protocol::run::{BatchSpec, ModelSpec, OptionMap, Precision, SpecError};
+use everstep_transport::protocol::run::{
+    BatchSpec, InitSpec, ModelSpec, OptionMap, Precision, SpecError,
+};
 use everstep_worker::device::model_file::MODEL_KEY;
 use everstep_worker::registry::{Registry, RegistryError};
 use safetensors::tensor::TensorView;
@@ -153,6 +155,8 @@ struct ModelFields {
     precision: Precision,
     #[serde(default)]
     recompute: bool,
+    #[serde(skip)]
+    init: Option<InitSpec>,
     #[serde(default)]
     options: OptionMap,
 }

@@ -107,7 +107,7 @@ fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
         Verb::Worker(WorkerVerb::Task(WorkerTask::Revoke(flags))) => revoke::worker(&flags),
         Verb::Devices(flags) => devices::run(&flags, &registry),
         Verb::Run(task) => run::run(&task, &registry),
-        Verb::Checkpoint(task) => checkpoint::run(&task),
+        Verb::Checkpoint(task) => checkpoint::run(&task, &registry),
         Verb::Token(task) => token::run(&task),
         Verb::Operator(task) => revoke::run(&task),
         Verb::Generate(flags) => generate::run(&flags, &registry),

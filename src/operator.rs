@@ -24,7 +24,7 @@ use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::question::{CoordinatorStatus, RevokedView, RunView, TokenView};
 use everstep_transport::protocol::{
     CoordinatorId, CoordinatorView, Message, NodeName, OperatorCommand, Question, Reply, RequestId,
-    RunId, RunSpec, Step, Term,
+    RunId, RunOrigin, RunSpec, Step, Term,
 };
 use everstep_transport::quic::{Endpoint, Settings};
 use tokio::sync::mpsc;
@@ -117,6 +117,18 @@ impl Operator {
         run: RunSpec,
     ) -> Result<Option<RunId>, OperatorError> {
         self.run = self.request(id, OperatorCommand::Submit(run.into())).await?;
+        Ok(self.run)
+    }
+
+    /// Submits a run that goes on from a checkpoint in its store, and watches it from now on.
+    pub(crate) async fn resume_stored(
+        &mut self,
+        id: RequestId,
+        run: RunSpec,
+        origin: RunOrigin,
+    ) -> Result<Option<RunId>, OperatorError> {
+        let (run, origin) = (run.into(), origin.into());
+        self.run = self.request(id, OperatorCommand::Continue { run, origin }).await?;
         Ok(self.run)
     }
 

@@ -1,15 +1,21 @@
 //! `everstep resume`: goes on with the run of a local cluster whose processes have all ended.
 
-use std::path::Path;
-use std::time::Duration;
+mod source;
+mod stored;
+mod stored_run;
 
+use std::path::Path;
+
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::{RunSpec, Step};
 use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 use serde_json::Value;
 
+use self::source::ResumeSource;
+pub(crate) use self::stored::{check_stored, read_stored};
 use crate::cli::ResumeFlags;
-use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Earlier, Report};
+use crate::cluster::{self, ClusterError, Directory, Earlier, Report};
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
 use crate::train::{self, ReportFile, Trained};
@@ -17,18 +23,32 @@ use crate::{logging, output, progress};
 
 pub(crate) fn run(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
-    if let Some(words) = cluster::ended(&flags.dir).and_then(|it| complete(&flags.dir, &it)) {
+    if let Some(words) = cluster::ended(&flags.from).and_then(|it| complete(&flags.from, &it)) {
         return output::print(words);
     }
-    let (directory, run) = Directory::reopen(&flags.dir)?;
-    check(flags, &run, registry)?;
+    match ResumeSource::find(&flags.from)? {
+        ResumeSource::Directory => in_directory(flags, registry),
+        ResumeSource::Store(place) => stored::run(flags, &place, registry),
+    }
+}
+
+/// The coordinators of the directory know the run, and go on there.
+fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure> {
+    let (directory, run) = Directory::reopen(&flags.from)?;
+    unused(flags).for_each(|note| output::say(format_args!("note: {note}")));
+    check(&flags.from, &flags.local.device, &run, registry)?;
     let workers = flags.workers.unwrap_or_else(|| as_before(directory.path(), &run));
     for note in notes(workers, &run) {
         output::say(format_args!("note: {note}"));
     }
-    let report_file = flags.report.as_deref().map(ReportFile::open).transpose()?;
+    let report_file = flags.local.report.as_deref().map(ReportFile::open).transpose()?;
     let home = directory.path().to_path_buf();
-    let report = go_on(flags, (&run, workers), directory, registry);
+    let report = match (go_on(flags, (&run, workers), directory, registry), flags.step) {
+        (Err(ClusterError::Refused(reason)), Some(step)) => {
+            return Err(refused(&home, step, reason));
+        }
+        (report, _) => report,
+    };
     let trained = Trained { run: &run, home: &home, text: &RunText::of(&run) };
     trained.conclude(report, report_file, registry)
 }
@@ -48,19 +68,40 @@ fn complete(dir: &Path, report: &Value) -> Option<String> {
 }
 
 /// Finds errors that every worker would find only after its start.
-fn check(flags: &ResumeFlags, run: &RunSpec, registry: &Registry) -> Result<(), Failure> {
+fn check(
+    from: &Path,
+    device: &DeviceChoice,
+    run: &RunSpec,
+    registry: &Registry,
+) -> Result<(), Failure> {
     registry.validate(run).map_err(|error| {
         Failure::new(Exit::Usage, "this program cannot train the run")
-            .at(flags.dir.join("run.json").display())
+            .at(from.display())
             .because(error)
             .next("resume it with the program that began it")
     })?;
-    registry.devices().check(&flags.device, builtin::precision(run)).map_err(|error| {
+    registry.devices().check(device, builtin::precision(run)).map_err(|error| {
         Failure::new(Exit::Usage, "the device cannot be used")
-            .at(format!("--device {}", flags.device))
+            .at(format!("--device {device}"))
             .because(error)
             .next("everstep devices lists what this machine has")
     })
+}
+
+fn refused(dir: &Path, step: u64, reason: String) -> Failure {
+    Failure::new(Exit::Usage, format!("the run does not go back to step {step}"))
+        .at(dir.display())
+        .because(reason)
+        .next("name another step with --step, or leave it out for the newest checkpoint")
+}
+
+/// Notes on flags that a run in its own directory has no use for.
+fn unused(flags: &ResumeFlags) -> impl Iterator<Item = &'static str> {
+    let dir = flags.local.dir.as_ref();
+    let elsewhere = dir.filter(|dir| **dir != flags.from);
+    let elsewhere = elsewhere.map(|_| "--dir is not used: the run goes on in its own directory");
+    let data = flags.data.as_ref().map(|_| "--data is not used: the run's directory names them");
+    elsewhere.into_iter().chain(data)
 }
 
 /// As many workers as there were when the run stopped, else as many as it began with.
@@ -90,14 +131,7 @@ fn go_on(
     registry: &Registry,
 ) -> Result<Report, ClusterError> {
     let mut display = progress::Display::new(run, workers, directory.path()).resumed();
-    let options = ClusterOptions {
-        wait: Duration::from_secs(flags.wait.into()),
-        respawn: flags.respawn,
-        trace: flags.traces,
-        device: flags.device.clone(),
-        devices: registry.devices().clone(),
-        ..ClusterOptions::new(workers)
-    };
+    let options = train::options(&flags.local, workers, registry);
     let from = flags.step.map(Step);
     let report = cluster::resume(run, directory, &options, from, |progress| display.show(progress));
     display.end();

@@ -10,7 +10,7 @@ use everstep_transport::protocol::{CheckpointSpec, RunSpec};
 use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 
-use crate::cli::TrainFlags;
+use crate::cli::{LocalFlags, TrainFlags};
 use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Report, resume_command};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
@@ -20,7 +20,7 @@ use crate::{dry_run, logging, output, progress, scratch};
 
 pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
-    check_coordinators(flags.coordinators)?;
+    check_coordinators(flags.local.coordinators)?;
     let mut resolved = config::read(flags.config.as_deref(), &flags.overrides, registry)?;
     for note in &resolved.notes {
         output::say(format_args!("note: {note}"));
@@ -30,16 +30,16 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
         .into_iter()
         .for_each(|note| output::say(format_args!("note: {note}")));
     if !flags.dry_run {
-        check_device(&flags.device, &resolved, registry)?;
+        check_device(&flags.local.device, &resolved, registry)?;
     }
     let text = RunText::find(&resolved)?;
     if flags.dry_run {
         check_dry_run(flags, &resolved, registry)?;
-        let estimate = |resolved: &Resolved| dry_run::run(resolved, &flags.device, registry);
+        let estimate = |resolved: &Resolved| dry_run::run(resolved, &flags.local.device, registry);
         return with_listed_text(&resolved, &text, estimate);
     }
     with_listed_text(&resolved, &text, |resolved| check_model_and_data(resolved, registry))?;
-    let (directory, report_file) = claim_directory(flags, &mut resolved.run, &text)?;
+    let (directory, report_file) = claim_directory(&flags.local, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
     let report = train(flags, &resolved, directory, registry);
     let trained = Trained { run: &resolved.run, home: &home, text: &text };
@@ -84,7 +84,7 @@ impl Trained<'_> {
 }
 
 /// Most of the coordinators have to agree. So an even number is no safer than the odd one below it.
-fn check_coordinators(count: u32) -> Result<(), Failure> {
+pub(crate) fn check_coordinators(count: u32) -> Result<(), Failure> {
     if matches!(count, 1 | 3 | 5) {
         return Ok(());
     }
@@ -112,10 +112,10 @@ fn check_dry_run(
     resolved: &Resolved,
     registry: &Registry,
 ) -> Result<(), Failure> {
-    if flags.device == DeviceChoice::Cpu {
-        check_device(&flags.device, resolved, registry)?;
+    if flags.local.device == DeviceChoice::Cpu {
+        check_device(&flags.local.device, resolved, registry)?;
     }
-    flags.dir.as_deref().map_or(Ok(()), |dir| Ok(Directory::check(dir)?))
+    flags.local.dir.as_deref().map_or(Ok(()), |dir| Ok(Directory::check(dir)?))
 }
 
 /// Finds errors that every worker would find only when it builds its model.
@@ -169,9 +169,20 @@ pub(crate) fn check_model_and_data(
 /// Makes the places of the run's files, and names the data in `run` as the workers will find them.
 /// A directory in which no run can begin is not kept.
 pub(crate) fn claim_directory(
-    flags: &TrainFlags,
+    flags: &LocalFlags,
     run: &mut RunSpec,
     text: &RunText,
+) -> Result<(Directory, Option<ReportFile>), Failure> {
+    let (directory, report_file) = claim(flags, run)?;
+    run.data = text.listed_in(directory.path(), &run.data)?;
+    directory.write_run(run)?;
+    Ok((directory, report_file))
+}
+
+/// Makes the places of a run's files.
+pub(crate) fn claim(
+    flags: &LocalFlags,
+    run: &RunSpec,
 ) -> Result<(Directory, Option<ReportFile>), Failure> {
     let directory = match &flags.dir {
         Some(path) => Directory::claim(path, run)?,
@@ -184,9 +195,20 @@ pub(crate) fn claim_directory(
             return Err(failure);
         }
     };
-    run.data = text.listed_in(directory.path(), &run.data)?;
-    directory.write_run(run)?;
     Ok((directory, report_file))
+}
+
+/// The settings of a local cluster with so many workers.
+pub(crate) fn options(flags: &LocalFlags, workers: u32, registry: &Registry) -> ClusterOptions {
+    ClusterOptions {
+        coordinators: flags.coordinators,
+        wait: Duration::from_secs(flags.wait.into()),
+        respawn: flags.respawn,
+        trace: flags.traces,
+        device: flags.device.clone(),
+        devices: registry.devices().clone(),
+        ..ClusterOptions::new(workers)
+    }
 }
 
 fn train(
@@ -197,17 +219,7 @@ fn train(
 ) -> Result<Report, ClusterError> {
     let Resolved { run, workers, .. } = resolved;
     let mut display = progress::Display::new(run, *workers, directory.path());
-    let wait = Duration::from_secs(flags.wait.into());
-    let TrainFlags { respawn, coordinators, traces: trace, .. } = *flags;
-    let options = ClusterOptions {
-        wait,
-        respawn,
-        coordinators,
-        trace,
-        device: flags.device.clone(),
-        devices: registry.devices().clone(),
-        ..ClusterOptions::new(*workers)
-    };
+    let options = options(&flags.local, *workers, registry);
     let report = cluster::train(run, directory, &options, |progress| display.show(progress));
     display.end();
     report
@@ -376,9 +388,8 @@ mod tests {
         let told = told.expect_err("it says its path").to_string();
         assert!(told.contains("cannot build the data set \"rings\": rings://7"), "{told}");
 
-        let flags = TrainFlags { dir: Some(folder.path().join("run")), ..TrainFlags::default() };
-        let (directory, _) =
-            claim_directory(&flags, &mut resolved.run, &text).expect("a directory");
+        let flags = LocalFlags { dir: Some(folder.path().join("run")), ..LocalFlags::default() };
+        let (directory, _) = claim_directory(&flags, &mut resolved.run, &text).expect("a directory");
         assert_eq!(resolved.run.data.path, "rings://7");
         let stated = fs::read_to_string(directory.path().join("run.json")).expect("claimed");
         assert!(stated.contains("rings://7"), "{stated}");

@@ -162,11 +162,11 @@ impl InitialWeights {
     }
 
     /// BLAKE3 of all master weights, f32, little-endian: it stands in the run's specification. This
-    /// reads everything once. `progress` is told how many parameters were read.
+    /// reads everything once. `take` gets each piece, in order: where it begins, and its values.
     ///
     /// # Errors
     /// If they cannot be read, a weight is not finite, or the head is not the embedding.
-    pub fn digest(&self, progress: &mut dyn FnMut(u64)) -> Result<Digest, ImportError> {
+    pub fn digest(&self, take: &mut dyn FnMut(usize, &mut [f32])) -> Result<Digest, ImportError> {
         self.check_head()?;
         let mut hasher = blake3::Hasher::new();
         let mut encoder = Encoder::default();
@@ -177,7 +177,7 @@ impl InitialWeights {
             encoder.each(&values, &mut |bytes| {
                 hasher.update(bytes);
             });
-            progress(values.len() as u64);
+            take(start, &mut values);
         }
         Ok(Digest(*hasher.finalize().as_bytes()))
     }

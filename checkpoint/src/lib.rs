@@ -12,6 +12,7 @@
 //! | complete a checkpoint | [`manifest::Manifest::assemble`], [`store::Store::put_new`] |
 //! | choose what to restore | [`choose::newest`], [`choose::exactly`] |
 //! | restore shards | [`part::reader::CheckpointReader`] |
+//! | keep metrics lines and events, or read them | [`history`] |
 //! | delete what is too old | [`retention`] |
 //! | be sure that no other cluster writes here | [`claims`] |
 //! | hand weights to `transformers`, or take them | [`export`], [`import`] |
@@ -24,6 +25,7 @@ pub mod claims;
 pub mod digest;
 pub mod export;
 pub mod head;
+pub mod history;
 pub mod import;
 pub mod manifest;
 pub mod names;

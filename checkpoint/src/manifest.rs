@@ -21,7 +21,7 @@ use std::ops::Range;
 use everstep_kernels::layout::Layout;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::{Generation, RunSpec, Shard, Step};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::digest::Digest;
@@ -50,10 +50,8 @@ pub struct Manifest {
     /// chooses it, as a digest of everything that decides the weights.
     pub run: String,
     /// The step after which this is the state.
-    #[serde(deserialize_with = "step")]
     pub step: Step,
     /// The generation that committed the step.
-    #[serde(deserialize_with = "generation")]
     pub generation: Generation,
     /// What the commit said. None for step 0.
     pub commit: Option<CommitRecord>,
@@ -278,14 +276,6 @@ fn tensors_of(layout: &Layout) -> impl Iterator<Item = TensorEntry> {
         shape: tensor.shape.iter().map(|extent| *extent as u64).collect(),
         offset: tensor.offset as u64,
     })
-}
-
-fn step<'de, D: Deserializer<'de>>(from: D) -> Result<Step, D::Error> {
-    u64::deserialize(from).map(Step)
-}
-
-fn generation<'de, D: Deserializer<'de>>(from: D) -> Result<Generation, D::Error> {
-    u64::deserialize(from).map(Generation)
 }
 
 /// Numbers that need not be finite, which JSON cannot write: those are texts.

@@ -8,7 +8,7 @@ use std::fmt::{self, Display};
 use std::str::FromStr;
 
 pub use everstep_transport::protocol::checkpoint::{MODEL_FILE, step_folder};
-use everstep_transport::protocol::{Generation, Step, WorkerId};
+use everstep_transport::protocol::{CheckpointId, Generation, Step, WorkerId};
 use serde::{Deserialize, Serialize};
 
 /// The longest name of a plain file, bytes: most file systems take no longer ones.
@@ -28,6 +28,11 @@ pub enum ObjectName {
     Part(Step, PartName),
     /// A file at the top: `model.safetensors`, `config.json`.
     File(FileName),
+    /// `history/000500-g0007.metrics.jsonl`: the metrics lines up to a checkpoint, from the one
+    /// before.
+    Lines(CheckpointId),
+    /// `history/000500-g0007.events.jsonl`: the events up to a checkpoint, from the one before.
+    Events(CheckpointId),
 }
 
 impl ObjectName {
@@ -38,6 +43,7 @@ impl ObjectName {
             Self::Probe(_) => "probes".into(),
             Self::Manifest(step) | Self::Part(step, _) => step_folder(*step),
             Self::File(_) => String::new(),
+            Self::Lines(_) | Self::Events(_) => "history".into(),
         }
     }
 
@@ -46,6 +52,8 @@ impl ObjectName {
         match self {
             Self::Manifest(step) | Self::Part(step, _) => Some(*step),
             Self::Claim(_) | Self::Probe(_) | Self::File(_) => None,
+            // It outlives the checkpoint.
+            Self::Lines(_) | Self::Events(_) => None,
         }
     }
 }
@@ -58,6 +66,8 @@ impl Display for ObjectName {
             Self::Manifest(step) => write!(f, "{}/manifest.json", step_folder(*step)),
             Self::Part(step, part) => write!(f, "{}/{part}", step_folder(*step)),
             Self::File(name) => write!(f, "{name}"),
+            Self::Lines(id) => write!(f, "history/{}.metrics.jsonl", Saved(*id)),
+            Self::Events(id) => write!(f, "history/{}.events.jsonl", Saved(*id)),
         }
     }
 }
@@ -69,6 +79,7 @@ impl FromStr for ObjectName {
         let name = match text.split_once('/') {
             None => FileName::from_str(text).ok().map(Self::File),
             Some(("claims", file)) => file.strip_suffix(".json").and_then(number).map(Self::Claim),
+            Some(("history", file)) => saved(file),
             Some(("probes", nonce)) => u64::from_str_radix(nonce, 16).ok().map(Self::Probe),
             Some((folder, file)) => {
                 let step = folder.strip_prefix("step-").and_then(number).map(Step);
@@ -79,6 +90,15 @@ impl FromStr for ObjectName {
             }
         };
         canonical(name, text)
+    }
+}
+
+/// A checkpoint in a file's name: `000500-g0007`.
+struct Saved(CheckpointId);
+
+impl Display for Saved {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:06}-g{:04}", self.0.step.0, self.0.generation.0)
     }
 }
 
@@ -163,7 +183,7 @@ impl FromStr for FileName {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         let fits = (1..=LONGEST_FILE_NAME).contains(&text.len()) && text.bytes().all(plain);
         // A reserved name would be the folder of other objects. A partial file is not whole.
-        let is_free = !["claims", "probes"].contains(&text) && !text.ends_with(PARTIAL);
+        let is_free = !["claims", "probes", "history"].contains(&text) && !text.ends_with(PARTIAL);
         if fits && is_free && !text.starts_with('.') && !text.starts_with("step-") {
             return Ok(Self(text.into()));
         }
@@ -200,6 +220,19 @@ fn part(file: &str) -> Option<PartName> {
     Some(PartName { generation, worker, claim: number(claim)? })
 }
 
+/// What goes along with a checkpoint, by its file's name.
+fn saved(file: &str) -> Option<ObjectName> {
+    let (checkpoint, kind) = file.split_once('.')?;
+    let (step, generation) = checkpoint.split_once("-g")?;
+    let (step, generation) = (Step(number(step)?), Generation(number(generation)?));
+    let id = CheckpointId { step, generation };
+    match kind {
+        "metrics.jsonl" => Some(ObjectName::Lines(id)),
+        "events.jsonl" => Some(ObjectName::Events(id)),
+        _ => None,
+    }
+}
+
 /// A number that consists of digits alone: `parse` would take a sign, too.
 fn number(digits: &str) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok())?
@@ -217,7 +250,13 @@ mod tests {
             worker: WorkerId(worker),
             claim: claim.max(1),
         };
+        let id = |(step, generation)| CheckpointId {
+            step: Step(step),
+            generation: Generation(generation),
+        };
         prop_oneof![
+            any::<(u64, u64)>().prop_map(move |it| ObjectName::Lines(id(it))),
+            any::<(u64, u64)>().prop_map(move |it| ObjectName::Events(id(it))),
             any::<u64>().prop_map(ObjectName::Claim),
             any::<u64>().prop_map(ObjectName::Probe),
             any::<u64>().prop_map(|step| ObjectName::Manifest(Step(step))),
@@ -228,6 +267,10 @@ mod tests {
         ]
     }
 
+    /// Pieces of names, in any order.
+    const PIECES: &str =
+        "(step-|claims|probes|history|-?g|\\.\\.|[0-9]{1,7}|/|\\.json|manifest|-w|[a-z.]){0,8}";
+
     proptest! {
         #[test]
         fn a_name_is_read_as_it_was_written(name in any_name()) {
@@ -236,7 +279,7 @@ mod tests {
 
         #[test]
         fn whatever_is_a_name_stays_inside_the_store_and_has_one_spelling(
-            text in "(step-|claims|probes|g|\\.\\.|[0-9]{1,7}|/|\\.json|manifest|-w|[a-z.]){0,8}"
+            text in PIECES
         ) {
             if let Ok(name) = text.parse::<ObjectName>() {
                 prop_assert_eq!(name.to_string(), text.clone());
@@ -250,11 +293,14 @@ mod tests {
     fn names_by_table() {
         let part = PartName { generation: Generation(7), worker: WorkerId(12), claim: 1 };
         let other = PartName { claim: 2, ..part };
+        let id = CheckpointId { step: Step(500), generation: Generation(7) };
         for (name, text) in [
             (ObjectName::Part(Step(500), part), "step-000500/g0007-w12.safetensors"),
             (ObjectName::Part(Step(500), other), "step-000500/g0007-w12-c2.safetensors"),
             (ObjectName::Manifest(Step(500)), "step-000500/manifest.json"),
             (ObjectName::Manifest(Step(12_345_678)), "step-12345678/manifest.json"),
+            (ObjectName::Lines(id), "history/000500-g0007.metrics.jsonl"),
+            (ObjectName::Events(id), "history/000500-g0007.events.jsonl"),
             (ObjectName::Claim(7), "claims/000007.json"),
             (ObjectName::Probe(0xab), "probes/00000000000000ab"),
             (ObjectName::File(FileName::weights()), "model.safetensors"),
@@ -288,6 +334,10 @@ mod tests {
             "step-000500",
             "claims/7.json",
             "claims",
+            "history",
+            "history/500-g0007.metrics.jsonl",
+            "history/000500-g0007.jsonl",
+            "history/000500.metrics.jsonl",
             "probes/AB00000000000000",
             ".hidden",
             "a\0b",

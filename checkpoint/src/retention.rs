@@ -33,6 +33,7 @@ pub fn rubbish(listing: &[StoredObject], up_to: Step) -> Vec<ObjectName> {
         ObjectName::Part(step, _) => *step <= up_to && !has_manifest(*step),
         ObjectName::Probe(_) => true,
         ObjectName::Claim(_) | ObjectName::Manifest(_) | ObjectName::File(_) => false,
+        ObjectName::Lines(_) | ObjectName::Events(_) => false,
     };
     let newest = newest_change(listing);
     let is_old =

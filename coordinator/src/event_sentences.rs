@@ -100,5 +100,8 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::CheckpointRequested { step } => {
             format!("a checkpoint of step {step} was asked for")
         }
+        EventKind::Continued { step } => {
+            format!("the run goes on from the checkpoint of step {step} of another cluster")
+        }
     }
 }

@@ -137,6 +137,17 @@ impl LineFiles {
         Ok(records.into_iter().map_while(|record| Some(record?.line)).collect())
     }
 
+    /// The lines after one step, up to another. It leaves out those that are lost.
+    ///
+    /// # Errors
+    /// [`LineFileError`] if the disk fails.
+    pub fn between(&self, after: Step, to: Step) -> Result<Vec<MetricsLine>, LineFileError> {
+        let Some(open) = &self.open else { return Ok(Vec::new()) };
+        let count = open.reach.min(to).0.saturating_sub(after.0);
+        let records = read(&open.file, after, count).map_err(|problem| open.failed(problem))?;
+        Ok(records.into_iter().flatten().map(|record| record.line).collect())
+    }
+
     /// The open file, for another thread to make it durable, with its history and its last step.
     ///
     /// # Errors

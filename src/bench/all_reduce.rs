@@ -122,6 +122,7 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
             vocabulary: ModelSpec::VOCABULARY,
             precision: Precision::F32,
             recompute: false,
+            init: None,
             options: OptionMap::default(),
         },
         data: DataSpec { kind: NAME.into(), path: String::new(), validation: 0.0, dtype: None },

@@ -1,6 +1,8 @@
-//! How far a verb has read a checkpoint, on stderr.
+//! How far a verb has read something large, on stderr: a bar on a terminal, and lines elsewhere.
 
 use std::time::{Duration, Instant};
+
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output;
 
@@ -8,26 +10,43 @@ use crate::output;
 const READ_PROGRESS_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The reading of something large.
-pub(super) struct ReadProgress {
+pub(crate) struct ReadProgress {
     what: String,
     total: u64,
     done: u64,
     told_at: Instant,
+    /// Hidden where stderr is no terminal.
+    bar: ProgressBar,
 }
 
 impl ReadProgress {
     /// Reads `total` units of `what`.
-    pub(super) fn new(what: String, total: u64) -> Self {
-        Self { what, total, done: 0, told_at: Instant::now() }
+    pub(crate) fn new(what: String, total: u64) -> Self {
+        let bar = ProgressBar::new(total).with_message(what.clone());
+        let style = "{msg} {bar:30} {percent} %, {eta} left";
+        bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
+        Self { what, total, done: 0, told_at: Instant::now(), bar }
     }
 
     /// So many units more are read.
-    pub(super) fn add(&mut self, units: u64) {
-        self.done += units;
-        if self.told_at.elapsed() >= READ_PROGRESS_INTERVAL {
+    pub(crate) fn add(&mut self, units: u64) {
+        self.reach(self.done + units);
+    }
+
+    /// So many units are read by now.
+    pub(crate) fn reach(&mut self, units: u64) {
+        self.done = units;
+        self.bar.set_position(units);
+        if self.bar.is_hidden() && self.told_at.elapsed() >= READ_PROGRESS_INTERVAL {
             self.told_at = Instant::now();
             output::say(format_args!("{}: {} %", self.what, percent(self.done, self.total)));
         }
+    }
+}
+
+impl Drop for ReadProgress {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
     }
 }
 

@@ -72,7 +72,8 @@ pub(super) fn views(cluster: &ClusterHandle) -> Result<Vec<CheckpointView>, Fail
     cluster.ask(async |operator| operator.checkpoints().await)
 }
 
-fn open(place: &Place) -> Result<Box<dyn Store>, Failure> {
+/// Opens the store at a place, which must be there.
+pub(crate) fn open(place: &Place) -> Result<Box<dyn Store>, Failure> {
     if let Place::Directory(path) = place
         && !path.is_dir()
     {
@@ -86,6 +87,16 @@ fn open(place: &Place) -> Result<Box<dyn Store>, Failure> {
 
 /// The store of a run in its directory.
 fn of_run(dir: &Path) -> Result<Place, Failure> {
+    place_of_run(dir)?.ok_or_else(|| {
+        Failure::new(Exit::Usage, "the run has no checkpoints")
+            .at(dir.join("run.json").display())
+            .because("its configuration has no section [checkpoint]")
+            .next("write `every = 100` below [checkpoint] into the configuration of the next run")
+    })
+}
+
+/// The store of a run in its directory. None if the run has no checkpoints.
+pub(crate) fn place_of_run(dir: &Path) -> Result<Option<Place>, Failure> {
     let path = dir.join("run.json");
     let unreadable = |why: String| {
         Failure::new(Exit::Usage, "the run cannot be read").at(path.display()).because(why)
@@ -93,13 +104,8 @@ fn of_run(dir: &Path) -> Result<Place, Failure> {
     let text = fs::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
     let run: RunSpec =
         serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
-    let checkpoint = run.checkpoint.ok_or_else(|| {
-        Failure::new(Exit::Usage, "the run has no checkpoints")
-            .at(path.display())
-            .because("its configuration has no section [checkpoint]")
-            .next("write `every = 100` below [checkpoint] into the configuration of the next run")
-    })?;
-    checkpoint.path.parse().map_err(store_failure)
+    let place = run.checkpoint.map(|checkpoint| checkpoint.path.parse().map_err(store_failure));
+    place.transpose()
 }
 
 /// The store in which a cluster's checkpoints are: the folder around any of them.

@@ -51,6 +51,11 @@ pub struct VerifyFlags {
     /// Only the checkpoint of this step
     #[arg(long, value_name = "N", env = "EVERSTEP_STEP")]
     pub step: Option<u64>,
+    /// Instead, train so many steps after the checkpoint again, on this machine, and compare
+    /// losses, norms and state hashes with what was recorded. Exits with 1 if a step differs
+    #[arg(long, value_name = "N", env = "EVERSTEP_REPLAY",
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub replay: Option<u64>,
     /// The store.
     #[command(flatten)]
     pub store: StoreFlags,

@@ -3,38 +3,29 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use clap::builder::BoolishValueParser;
-use everstep_kernels::device::DeviceChoice;
 
-/// The flags of `everstep resume`. They mean what they mean to `everstep train`.
+use super::LocalFlags;
+
+/// The flags of `everstep resume`.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct ResumeFlags {
-    /// The directory of the run
-    #[arg(value_name = "DIR")]
-    pub dir: PathBuf,
-    /// Go back to the checkpoint of this step, even if there is a newer one; 0 is the initial state
+    /// The directory of the run, or the store of its checkpoints: a directory, or a URL such as
+    /// s3://BUCKET/FOLDER
+    #[arg(value_name = "DIR|URL")]
+    pub from: PathBuf,
+    /// Go back to the checkpoint of this step, even if there is a newer one. In the directory of a
+    /// run 0 is the initial state
     #[arg(long, value_name = "N", env = "EVERSTEP_STEP")]
     pub step: Option<u64>,
-    /// How many worker processes to start [default: as many as were there when the run stopped]
+    /// How many worker processes to start [default: as many as were there when the run stopped, or
+    /// as many as the run begins with]
     #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS",
         value_parser = clap::value_parser!(u32).range(1..=1_024))]
     pub workers: Option<u32>,
-    /// Write a report of the run to this file, as JSON
-    #[arg(long, value_name = "FILE", env = "EVERSTEP_REPORT")]
-    pub report: Option<PathBuf>,
-    /// How long to wait for workers that the run needs. After that time the exit code is 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
-    /// Where the workers compute: cpu, cuda (a GPU for each), cuda:N (the GPU of that number), or
-    /// auto (a GPU if there is one)
-    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
-    pub device: DeviceChoice,
-    /// Start a new worker for every one that dies
-    #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
-    pub respawn: bool,
-    /// Write the begin and the duration of each stage of each step, worker by worker, to
-    /// DIR/traces
-    #[arg(long, env = "EVERSTEP_TRACES", value_parser = BoolishValueParser::new())]
-    pub traces: bool,
+    /// Where the run's data are now, if they have moved. They must be the same
+    #[arg(long, value_name = "PATH", env = "EVERSTEP_DATA")]
+    pub data: Option<String>,
+    /// How the local cluster trains the run.
+    #[command(flatten)]
+    pub local: LocalFlags,
 }

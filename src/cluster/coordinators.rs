@@ -15,7 +15,7 @@ use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::{
-    CoordinatorId, NodeName, OperatorCommand, RequestId, RunSpec, Step, Term, WorkerId,
+    CoordinatorId, NodeName, OperatorCommand, RequestId, RunOrigin, RunSpec, Step, Term, WorkerId,
 };
 
 use super::Directory;
@@ -23,6 +23,7 @@ use super::error::ClusterError;
 use super::process::{Daemons, Origin};
 use crate::operator::{Operator, OperatorError};
 pub(super) use coordinator_process::CoordinatorProcess;
+pub(crate) use coordinator_process::has_coordinators;
 
 /// The coordinators of a local cluster.
 pub(super) struct Coordinators {
@@ -155,7 +156,7 @@ impl Coordinators {
         let id = self.operator.next_id();
         let nothing = OperatorCommand::RevokeToken(TokenId::default());
         match self.request(directory, id, nothing).await {
-            Ok(()) | Err(ClusterError::Failed { .. }) => Ok(()),
+            Ok(()) | Err(ClusterError::Refused(_)) => Ok(()),
             Err(error) => Err(error),
         }
     }
@@ -180,6 +181,20 @@ impl Coordinators {
         let id = self.operator.next_id();
         let submit = async |operator: &mut Operator| operator.submit(id, run.clone()).await;
         self.ask(directory, submit).await.map(drop)
+    }
+
+    /// Submits a run that goes on from a checkpoint in its store. Returns when it is accepted.
+    pub(super) async fn resume_stored(
+        &mut self,
+        directory: &Directory,
+        run: &RunSpec,
+        origin: &RunOrigin,
+    ) -> Result<(), ClusterError> {
+        let id = self.operator.next_id();
+        let resume = async |operator: &mut Operator| {
+            operator.resume_stored(id, run.clone(), origin.clone()).await
+        };
+        self.ask(directory, resume).await.map(drop)
     }
 
     /// Watches the run that the coordinators have from now on. None if they have none.

@@ -118,10 +118,15 @@ impl Directory {
         &self.path
     }
 
+    /// Whether a run's launcher has had this directory.
+    pub(crate) fn holds_run(path: &Path) -> bool {
+        path.join(RUN).is_file()
+    }
+
     /// The run's directory around this file, if it lies in one.
     pub(crate) fn around(file: &Path) -> Option<PathBuf> {
         let folder = file.parent()?;
-        folder.join(RUN).is_file().then(|| folder.to_path_buf())
+        Self::holds_run(folder).then(|| folder.to_path_buf())
     }
 
     /// The log of the process with this label.

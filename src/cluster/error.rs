@@ -64,6 +64,9 @@ pub enum ClusterError {
         /// The reason that the coordinator gave.
         reason: String,
     },
+    /// The coordinators do not do what the launcher asked them for.
+    #[error("{0}")]
+    Refused(String),
     /// Too few workers came in time.
     #[error("{registered} of {wanted} workers had registered after {} s", waited.as_secs())]
     Capacity {
@@ -123,7 +126,7 @@ pub(crate) fn resume_command(dir: &Path) -> String {
 impl From<OperatorError> for ClusterError {
     fn from(error: OperatorError) -> Self {
         match error {
-            OperatorError::Refused(reason) => Self::failed(None, &reason),
+            OperatorError::Refused(reason) => Self::Refused(reason),
             OperatorError::Unanswered(reason) | OperatorError::Unusable(reason) => {
                 Self::Coordinator(reason)
             }
@@ -184,6 +187,9 @@ impl From<ClusterError> for Failure {
                     "start it again, with --respawn or a longer --wait; while it waits, others \
                      join it as they could have joined this one:\n{join}"
                 ))
+            }
+            ClusterError::Refused(reason) => {
+                Failure::new(Exit::Failed, "the coordinators refuse it").because(reason)
             }
             ClusterError::Interrupted => Failure::new(Exit::Interrupted, "interrupted"),
             ClusterError::Terminated => Failure::new(Exit::Terminated, "terminated"),

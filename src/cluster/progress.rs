@@ -101,7 +101,7 @@ impl Progress {
         let mut known = BTreeSet::new();
         for event in &self.events {
             match &event.kind {
-                EventKind::Checkpoint { step, .. } => {
+                EventKind::Checkpoint { step, .. } | EventKind::Continued { step } => {
                     known.insert(*step);
                 }
                 EventKind::CheckpointDamaged { step, .. } => {

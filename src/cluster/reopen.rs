@@ -45,7 +45,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`ClusterError::NoRun`] if too few coordinators have left their directories.
-    /// [`ClusterError::Failed`] if there is no checkpoint of the step `from`.
+    /// [`ClusterError::Refused`] if there is no checkpoint of the step `from`.
     pub async fn reopen(
         run: &RunSpec,
         directory: Directory,

@@ -34,6 +34,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         }
         EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
         EventKind::Resumed => "the run goes on: an operator has resumed it".into(),
+        EventKind::Continued { step } => format!("goes on from the checkpoint of step {step}"),
         EventKind::Recovered { coordinator } => format!(
             "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
              lost"

@@ -53,7 +53,13 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         registry.validate(&run).map_err(|error| refused(error.to_string(), next))?;
         run
     } else {
-        config::resolve(Some((file, &text)), &Overrides::default(), registry)?.run
+        let mut resolved = config::resolve(Some((file, &text)), &Overrides::default(), registry)?;
+        if let Some(why) = resolved.run.model.init.as_ref().and_then(config::is_init_elsewhere) {
+            let next = "state model.init: a path that all workers see, or a URL";
+            return Err(refused(why, next));
+        }
+        config::read_initial_weights(&mut resolved, registry)?;
+        resolved.run
     };
     if run.data.kind == "text" && run.data.path.is_empty() {
         let why = "it states no data.path; the default text is one of this machine's".into();

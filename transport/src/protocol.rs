@@ -24,8 +24,8 @@ pub mod step;
 pub mod version;
 
 pub use checkpoint::{
-    CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, OnFailure, SavedPart,
-    WorkerPart, WrittenManifest,
+    CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, ManifestToWrite, OnFailure,
+    RunOrigin, SavedPart, WorkerPart, WrittenManifest,
 };
 pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use cluster::{

@@ -10,6 +10,7 @@ pub mod accumulate;
 pub mod build;
 pub mod checkpoint_facts;
 mod coverage;
+pub mod initial;
 pub mod model_file;
 pub mod model_path;
 mod pass;
@@ -80,6 +81,8 @@ pub struct DeviceParts {
     pub dataset: Arc<dyn Dataset>,
     /// Fills batches ahead.
     pub loader: Loader,
+    /// The parameters before the first step.
+    pub initial: initial::InitialParameters,
     /// The pool of the buffers for tensors.
     pub pool: Pool,
     /// The model's file. None if this worker has no directory, and the run no store.
@@ -121,7 +124,7 @@ impl Device {
         let layout = parts.compute.layout().clone();
         let parameters = layout.count();
         Self {
-            store: ShardStore::new(&parts.run, layout, parts.optimizer.clone(), parts.pool.clone()),
+            store: ShardStore::of(&parts, layout),
             accumulator: Accumulator::new(parameters, parts.pool.clone()),
             work: Arc::default(),
             deferred: VecDeque::new(),

@@ -132,9 +132,10 @@ impl StormSim {
                 let lines = rest.into_iter().flatten().take(PAGE).cloned().collect();
                 self.send(&[to], Message::Update(Update { lines, ..*update }))?;
             }
-            // No line is lost, and no other coordinator asks for one.
+            // No line is lost, no other coordinator asks for one, and the run saves nothing.
             CoreEffect::Shell(ShellEffect::SkipLines(_))
-            | CoreEffect::Shell(ShellEffect::TellLines { .. }) => {}
+            | CoreEffect::Shell(ShellEffect::TellLines { .. })
+            | CoreEffect::Shell(ShellEffect::OrderManifest { .. }) => {}
             // Another simulation covers its disk.
             CoreEffect::Shell(ShellEffect::History(_))
             | CoreEffect::Shell(ShellEffect::Admitted { .. })

@@ -154,6 +154,9 @@ impl World {
             });
             events.any(|event| wanted(&event.kind))
         };
+        if brings(|kind| matches!(kind, EventKind::LinesLost { .. })) {
+            self.store.lose_lines();
+        }
         match decode(&entry).map(|entry| entry.command) {
             Some(Command::Generation(change))
                 if brings(|kind| matches!(kind, EventKind::Generation { .. })) =>

@@ -9,7 +9,7 @@ use everstep_coordinator::core::{LinkId, ShellEffect, ShellInput};
 use everstep_coordinator::lines::{LineRecord, LinesFound, PAGE, RECENT};
 use everstep_coordinator::state::LineHistory;
 use everstep_transport::protocol::outcome::Update;
-use everstep_transport::protocol::{Lineage, Message, MetricsLine, RunId, Step};
+use everstep_transport::protocol::{Lineage, ManifestToWrite, Message, MetricsLine, RunId, Step};
 
 use super::World;
 use super::types::Event;
@@ -73,6 +73,13 @@ impl LineFiles {
         rest.map_while(|record| Some(record.as_ref()?.line.clone())).collect()
     }
 
+    /// The lines after one step, up to another. It leaves out those that are lost.
+    fn between(&self, after: Step, to: Step) -> Vec<MetricsLine> {
+        let records = self.current().map_or(&[][..], |file| &file.records);
+        let span = records.iter().take(to.0 as usize).skip(after.0 as usize);
+        span.flatten().map(|record| record.line.clone()).collect()
+    }
+
     /// The last step up to which the history's lines are durable.
     fn durable(&self) -> Step {
         self.current().map_or(Step(0), |file| Step(file.durable as u64))
@@ -113,6 +120,11 @@ impl World {
             }
             ShellEffect::TellLines { to, lineage, reach, after } => {
                 self.tell_lines(place, to, (lineage, reach, after))
+            }
+            ShellEffect::OrderManifest { to, after, to_step, order } => {
+                let lines = self.coordinators[place].disk().lines().between(after, to_step);
+                let order = ManifestToWrite { lines, ..*order };
+                self.tell(place, to, Message::WriteManifest(order))
             }
             ShellEffect::Update { to, after, update } => self.update(place, to, (after, *update)),
             other => panic!("{other:?} is not about lines"),

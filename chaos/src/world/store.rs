@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{
-    CheckpointId, Generation, ModelPlace, Record, RunSpec, SavedPart, Shard, Step, WorkerId,
-    WrittenManifest,
+    CheckpointId, Generation, ManifestToWrite, ModelPlace, Record, RunSpec, SavedPart, Shard, Step,
+    WorkerId, WrittenManifest,
 };
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{
-    Input, ManifestToWrite, PartToSave, ShardToSave, StoreJob, StoreReport,
+    Input, PartToSave, ShardToSave, StoreJob, StoreReport,
 };
 
 use super::World;
@@ -35,6 +35,11 @@ pub(super) struct SimStore {
     manifests: BTreeMap<CheckpointId, Vec<(WorkerId, Generation)>>,
     /// Where the trained model goes.
     model_place: ModelPlace,
+    /// The steps of the lines that went along with checkpoints, each with the generation that made
+    /// it. Some of them are undone.
+    lines: BTreeSet<(Step, Generation)>,
+    /// Whether the log has given up lines.
+    lacks_lines: bool,
     away_until: Time,
     /// When each worker's thread has done its jobs: it does them in order.
     busy_until: BTreeMap<usize, Time>,
@@ -57,7 +62,11 @@ impl SimStore {
     fn perform(&mut self, job: StoreJob) -> Vec<StoreReport> {
         match job {
             StoreJob::Save(part) => vec![StoreReport::Saved(self.save(part))],
-            StoreJob::Manifest(order) => vec![self.complete(order)],
+            StoreJob::Manifest(order) => {
+                let lines = order.lines.iter().map(|line| (line.step, line.generation));
+                self.lines.extend(lines);
+                vec![self.complete(*order)]
+            }
             StoreJob::Restore { generation, id, shards } => self.restore(generation, id, &shards),
             StoreJob::Model { generation } => {
                 vec![StoreReport::Stored { generation, place: self.model_place.clone() }]
@@ -129,6 +138,22 @@ impl SimStore {
     }
 }
 
+impl SimStore {
+    /// No process has some lines any more.
+    pub(super) fn lose_lines(&mut self) {
+        self.lacks_lines = true;
+    }
+
+    /// The first step of which a reader of this checkpoint would find no line.
+    fn first_missing_line(&self, id: CheckpointId) -> Option<Step> {
+        let is_there = |step: &Step| {
+            self.lines.range((*step, Generation(0))..=(*step, id.generation)).next().is_some()
+        };
+        let steps = (1..=id.step.0).map(Step);
+        steps.filter(|_| !self.lacks_lines).find(|step| !is_there(step))
+    }
+}
+
 fn wide(digest: u64) -> [u8; 32] {
     let mut wide = [0; 32];
     wide[..8].copy_from_slice(&digest.to_le_bytes());
@@ -185,12 +210,20 @@ impl World {
         Ok(())
     }
 
-    /// The log lists a checkpoint: the store has every shard of it (I12).
+    /// The log lists a checkpoint: the store has every shard of it, and the line of each step up to
+    /// it (I12).
     pub(super) fn witness_listing(&mut self, id: CheckpointId) -> Result<(), Violation> {
         self.checkers.liveness.tally.checkpoints += 1;
         let shards = self.checkers.invariants.current_record().map_or(0, Record::shards);
         let there = self.store.shards_of(id).unwrap_or_default();
-        self.observe(Observation::Checkpoint(id, shards.saturating_sub(there.len() as u32)))
+        self.observe(Observation::Checkpoint(id, shards.saturating_sub(there.len() as u32)))?;
+        let Some(missing) = self.store.first_missing_line(id) else { return Ok(()) };
+        let CheckpointId { step, generation } = id;
+        let seen = format!(
+            "the checkpoint of step {step}, generation {generation}, is listed, and the store has \
+             no line of step {missing}"
+        );
+        Err(Violation { invariant: Invariant::I12, at: self.now, seen })
     }
 
     fn not_whole(&self, id: CheckpointId, why: &str) -> Violation {

@@ -98,7 +98,8 @@ impl DirectoryStore {
         for entry in fs::read_dir(&self.root)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            let holds = name.starts_with("step-") || name == "claims" || name == "probes";
+            let holds = name.starts_with("step-")
+                || ["claims", "history", "probes"].contains(&name.as_str());
             if !(holds && entry.file_type()?.is_dir()) {
                 found.push(entry);
                 continue;

@@ -67,7 +67,7 @@ fn import(from: &Path, layout: &Layout) -> Result<(Vec<f32>, Digest), ImportErro
         let range = start..values.len().min(start + 777);
         weights.read(range.clone(), &mut values[range])?;
     }
-    Ok((values, weights.digest(&mut |_| {})?))
+    Ok((values, weights.digest(&mut |_, _| {})?))
 }
 
 fn bits(values: &[f32]) -> Vec<u32> {

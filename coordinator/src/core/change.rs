@@ -29,12 +29,11 @@ use super::catch_up::CatchUp;
 use super::directives::Asked;
 use super::failure_detector::{Certainty, SignOfLife, Suspicion, WORKER_SUSPECT_AFTER};
 use super::feeds::Feeds;
-use super::links;
 use super::partition::Partition;
 use super::plan::{Plan, PlanInputs, Wait, plan};
 use super::roster::Roster;
-use super::{Core, LinkId, Parts};
-use crate::state::{Change, Command, Loss, State};
+use super::{Core, LinkId, Parts, links};
+use crate::state::{Change, Command, EntryOutcome, Loss, State, WorkerPhase};
 
 /// What the leader knows of the change of generation under way, and of the next one.
 #[derive(Debug, Default)]
@@ -400,7 +399,8 @@ impl Core {
 
     /// During a Pause, proposes the next generation once all expected answers are there, or late.
     fn advance(&mut self, now: Time) {
-        let Some(term) = self.leader() else { return };
+        let is_over = self.ends_without_checkpoint(now);
+        let Some(term) = self.leader().filter(|_| !is_over) else { return };
         let (roster, written) = (self.roster(now), self.newest_step());
         let known = (term, written, self.asked(now));
         match self.change.plan(roster, known, &self.health.partition) {

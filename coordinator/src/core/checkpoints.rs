@@ -16,9 +16,9 @@ mod store_errors;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::outcome::{Event, EventKind};
 use everstep_transport::protocol::{
-    CheckpointId, ListedCheckpoint, Message, Record, SavedPart, Step, WorkerId, WorkerPart,
+    CheckpointId, ListedCheckpoint, ManifestToWrite, Record, SavedPart, Step, WorkerId, WorkerPart,
     WrittenManifest,
 };
 use everstep_transport::time::Time;
@@ -29,7 +29,7 @@ use self::parts::{PendingCheckpoint, hash_of};
 pub use self::store_errors::CheckpointStoreError;
 use self::store_errors::StoreErrors;
 use super::workers::bounded;
-use super::{Core, invariants};
+use super::{Core, ShellEffect, invariants};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
 use crate::state::{Command, EntryOutcome, State};
@@ -38,6 +38,8 @@ use crate::state::{Command, EntryOutcome, State};
 const MAX_PENDING: usize = 4;
 /// How many failed checkpoints the leader remembers: the newest.
 const MAX_FAILED: usize = 16;
+/// How many lines go to the store with one checkpoint: the newest.
+const MAX_STORED_LINES: u64 = 16_384;
 
 /// What the leader knows of checkpoints that are not listed.
 #[derive(Debug, Default)]
@@ -228,9 +230,30 @@ impl Core {
                 _ => sweep,
             };
             invariants::check_sweep(self, id, sweep);
-            let order = Message::WriteManifest { term, generation, parts, bitwise, delete, sweep };
-            self.outbox.send(link, order);
+            let (lines, events) = (Vec::new(), self.events_since_checkpoint());
+            let order = ManifestToWrite {
+                term, generation, parts, bitwise, delete, sweep, lines, events,
+            };
+            let (to, after, to_step) = (link, self.stored_lines(id.step), id.step);
+            let order = Box::new(order);
+            self.outbox.push(ShellEffect::OrderManifest { to, after, to_step, order });
         }
+    }
+
+    /// The step up to which the store has the lines: that of the checkpoint before this step. A
+    /// checkpoint takes along the newest [`MAX_STORED_LINES`] at most.
+    fn stored_lines(&self, step: Step) -> Step {
+        let listed = self.state.checkpoints().listed().map(|listed| listed.commit.step);
+        let before = listed.filter(|listed| *listed < step).max().unwrap_or_default();
+        before.max(Step(step.0.saturating_sub(MAX_STORED_LINES)))
+    }
+
+    /// The events since the newest checkpoint was listed, as far as the state has them.
+    fn events_since_checkpoint(&self) -> Vec<Event> {
+        let events = self.state.events();
+        let is_listing = |event: &Event| matches!(event.kind, EventKind::Checkpoint { .. });
+        let newest = events.iter().rposition(is_listing);
+        events.iter().skip(newest.map_or(0, |at| at + 1)).cloned().collect()
     }
 
     /// The parts of a checkpoint that is settled, whole, and neither listed nor about to be.

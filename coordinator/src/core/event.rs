@@ -3,7 +3,7 @@
 use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{
-    CoordinatorId, HistoryEntry, Lineage, Message, NodeName, RequestId, Step, Term,
+    CoordinatorId, HistoryEntry, Lineage, ManifestToWrite, Message, NodeName, RequestId, Step, Term,
 };
 
 use super::{LinkEnd, LinkId};
@@ -197,6 +197,18 @@ pub enum ShellEffect {
         after: Option<Step>,
         /// The update, without its lines.
         update: Box<Update>,
+    },
+    /// Send a member [`Message::WriteManifest`], with the lines that this coordinator has of the
+    /// steps after `after`, up to `to_step`.
+    OrderManifest {
+        /// The link to the member.
+        to: LinkId,
+        /// The step before the first line.
+        after: Step,
+        /// The step of the last line.
+        to_step: Step,
+        /// The order, without its lines.
+        order: Box<ManifestToWrite>,
     },
     /// What an entry has brought to the history, for a shell that keeps all of it. It follows from
     /// the log, and need not be durable before other effects.

@@ -114,7 +114,9 @@ impl Core {
         };
         self.outbox.broadcast(answered, Message::Answer { id, refusal, run });
         match command {
-            OperatorCommand::Submit(_) => self.receive_waiting(now),
+            OperatorCommand::Submit(_) | OperatorCommand::Continue { .. } => {
+                self.receive_waiting(now)
+            }
             OperatorCommand::Drain(worker) => self.drained(now, *worker),
             OperatorCommand::Rollback { .. } if *verdict == EntryOutcome::Accepted => {
                 self.go_back(now)

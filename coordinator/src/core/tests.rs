@@ -3,6 +3,7 @@
 
 mod checkpoints;
 mod confirm;
+mod continued;
 mod cut_off;
 mod departures;
 mod hangs;
@@ -42,9 +43,9 @@ use everstep_transport::protocol::outcome::{
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Device, Generation, Lineage, LossScale, MachineId, MetricsLine,
-    ModelPlace, NodeName, OperatorCommand, Record, RequestId, RunSpec, Shard, Step, Telemetry,
-    WorkerId, Zone, exemplars,
+    Cause, Commit, Decision, Device, Generation, Lineage, LossScale, MachineId, ManifestToWrite,
+    MetricsLine, ModelPlace, NodeName, OperatorCommand, Record, RequestId, RunSpec, Shard, Step,
+    Telemetry, WorkerId, Zone, exemplars,
 };
 
 use super::*;
@@ -226,6 +227,12 @@ impl World {
             ShellEffect::Update { to, after, update } => {
                 let lines = after.map_or(Vec::new(), |after| self.page(after));
                 self.reach(to, Message::Update(Update { lines, ..*update }));
+            }
+            ShellEffect::OrderManifest { to, after, to_step, order } => {
+                let lines = self.line_file.iter().skip(after.0 as usize);
+                let lines = lines.filter(|line| line.step > after && line.step <= to_step);
+                let order = ManifestToWrite { lines: lines.cloned().collect(), ..*order };
+                self.reach(to, Message::WriteManifest(order));
             }
             ShellEffect::ReadReady(number) => self.ready_reads.push(number),
             ShellEffect::Admitted { node, refusal, .. } => self.admitted.push((node, refusal)),
@@ -606,8 +613,8 @@ impl Actor {
         }
         let made = self.commit.as_ref().map_or(Generation(0), |commit| commit.generation);
         let owned = record.owned_by(rank).into_iter();
-        let restores = record.cause == Cause::Rollback && record.resume > Step(0);
-        let owned = owned.filter(|_| !(restores && self.restores_late));
+        let is_late = record.restores().is_some() && self.restores_late;
+        let owned = owned.filter(|_| !is_late);
         self.versions = owned.map(|(shard, _)| (shard, (record.resume, made))).collect();
         self.prepared.clear();
     }

@@ -224,6 +224,7 @@ fn of_shell_effect(effect: &ShellEffect) -> Option<&'static str> {
         ShellEffect::Send { message, .. } => of_message(message, "send"),
         ShellEffect::Admitted { .. } => find("admission", "send"),
         ShellEffect::Update { .. } => find("update", "send"),
+        ShellEffect::OrderManifest { .. } => find("write_manifest", "send"),
         ShellEffect::AppendLines(_) => Some("record"),
         ShellEffect::OpenLines(history) if cuts(history) => Some("forget"),
         _ => None,

@@ -292,6 +292,7 @@ impl World {
             ShellEffect::AppendLines(_)
             | ShellEffect::SkipLines(_)
             | ShellEffect::TellLines { .. }
+            | ShellEffect::OrderManifest { .. }
             | ShellEffect::Admitted { .. }
             | ShellEffect::ReadReady(_) => {}
         }

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use everstep_transport::protocol::checkpoint::Retention;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{CheckpointId, Commit, ListedCheckpoint, Step};
+use everstep_transport::protocol::{CheckpointId, Commit, ListedCheckpoint, RunOrigin, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{EntryOutcome, State};
@@ -26,6 +26,12 @@ pub struct Checkpoints {
 }
 
 impl Checkpoints {
+    /// Those of a run that goes on from what a store has. Later ones are to be deleted.
+    pub(super) fn of_origin(origin: &RunOrigin) -> Self {
+        let listed = origin.checkpoints.iter().map(|listed| (listed.commit.step, listed.clone()));
+        Self { listed: listed.collect(), to_delete: origin.undone.iter().copied().collect() }
+    }
+
     /// The listed checkpoints, ascending by step. Damaged ones are among them.
     pub fn listed(&self) -> impl DoubleEndedIterator<Item = &ListedCheckpoint> {
         self.listed.values()

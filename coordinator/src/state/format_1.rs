@@ -284,6 +284,7 @@ impl From<StateV1> for super::State {
                 spec: run,
                 fingerprint: state.run_fingerprint,
                 probes: state.probes,
+                origin: None,
                 goes_back: state.goes_back.then_some(Step(0)),
                 directives: Directives::default(),
                 outcome: state.outcome.into(),

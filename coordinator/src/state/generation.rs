@@ -41,6 +41,11 @@ impl CurrentGeneration {
         *self = Self { number: self.number, ..Self::default() };
     }
 
+    /// The next generation follows this one, which another cluster has had.
+    pub(super) fn follow_up_to(&mut self, newest: Generation) {
+        self.number = self.number.max(newest);
+    }
+
     /// The members, by rank.
     fn members(&self) -> impl Iterator<Item = WorkerId> {
         self.record.iter().flat_map(|record| &record.members).map(|member| member.worker)
@@ -182,7 +187,7 @@ impl State {
         self.fits(record)?;
         self.generation.accounts_for_all(change)?;
         self.generation.goes_forwards(change, self.checkpoints.newest_step())?;
-        if change.rollback.is_some() {
+        if change.rollback.is_some() || self.record().is_none() {
             self.restores(record)?;
         }
         if change.rollback.is_some() {
@@ -203,8 +208,8 @@ impl State {
         Ok(EntryOutcome::Accepted)
     }
 
-    /// Checks that a rollback goes to the initial state, or to a checkpoint that can be restored,
-    /// by its commit.
+    /// Checks that a run begins with, or goes back to, the initial state, or a checkpoint that can
+    /// be restored, by its commit.
     fn restores(&self, record: &Record) -> Result<(), Rejection> {
         self.can_go_back_to(record.resume)?;
         let listed = self.checkpoints.newest_up_to(record.resume);

@@ -50,12 +50,12 @@ impl State {
         self.check_history(before);
         match (command, outcome) {
             (Command::Generation(_), EntryOutcome::Accepted) => self.check_generation(before),
-            _ => assert_eq!(
-                self.generation(),
-                before.generation,
+            _ => assert!(
+                self.generation() == before.generation || self.record().is_none(),
                 "I1: only a record makes a generation"
             ),
         }
+        assert!(self.generation() >= before.generation, "I1: a generation's number is used again");
         if let (Command::ListCheckpoint { checkpoint, .. }, EntryOutcome::Accepted) =
             (command, outcome)
         {

@@ -74,6 +74,11 @@ impl LineHistory {
         });
     }
 
+    /// The lines up to this step are with the cluster that trained it.
+    pub(super) fn begin_after(&mut self, step: Step) {
+        self.gaps = vec![Gap { from: Step(1), to: step }];
+    }
+
     /// The gap in which the line of this step is lost.
     pub fn gap_at(&self, step: Step) -> Option<Gap> {
         self.gaps.iter().copied().find(|gap| gap.contains(step))

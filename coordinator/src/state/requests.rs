@@ -126,6 +126,9 @@ impl State {
     ) -> Result<EntryOutcome, Rejection> {
         match command {
             OperatorCommand::Submit(run) => self.submit(unix_ms, run),
+            OperatorCommand::Continue { run, origin } => {
+                self.submit_continued(unix_ms, run, origin)
+            }
             OperatorCommand::Cancel(run) => self.cancel(unix_ms, *run, steps),
             OperatorCommand::Drain(worker) => {
                 self.runs.must_run()?;

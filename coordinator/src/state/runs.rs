@@ -10,7 +10,9 @@ use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
 use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{Generation, Lineage, NodeName, RunId, RunSpec, Step};
+use everstep_transport::protocol::{
+    CheckpointId, Generation, Lineage, NodeName, RunId, RunOrigin, RunSpec, Step,
+};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::directives::Directives;
@@ -40,6 +42,14 @@ pub struct PastRun {
     pub figures: RunFigures,
 }
 
+/// The checkpoint from which a run goes on that another cluster has begun.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub(super) struct Origin {
+    step: Step,
+    /// Whether an older checkpoint may take its place.
+    falls_back: bool,
+}
+
 /// The run that goes on, or went on last, and the runs before it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub(super) struct Runs {
@@ -48,6 +58,8 @@ pub(super) struct Runs {
     pub(super) spec: Option<RunSpec>,
     pub(super) fingerprint: Option<RunFingerprint>,
     pub(super) probes: Probes,
+    /// What the run goes on from, if another cluster has begun it.
+    pub(super) origin: Option<Origin>,
     /// The step to which an operator wants the run to go back.
     pub(super) goes_back: Option<Step>,
     pub(super) directives: Directives,
@@ -63,6 +75,7 @@ impl Default for Runs {
             spec: None,
             fingerprint: None,
             probes: Probes::default(),
+            origin: None,
             goes_back: None,
             directives: Directives::default(),
             outcome: Outcome::Running,
@@ -190,6 +203,47 @@ impl State {
             _ => self.begin(unix_ms, run),
         }
         Ok(EntryOutcome::Run(self.run_id()))
+    }
+
+    /// Begins a run after a step that another cluster has trained. Generations follow the newest
+    /// one that the run's store names.
+    pub(super) fn submit_continued(
+        &mut self,
+        unix_ms: u64,
+        run: &RunSpec,
+        origin: &RunOrigin,
+    ) -> Result<EntryOutcome, Rejection> {
+        match self.run() {
+            Some(current) if self.is_training() => {
+                return Err(Rejection::OtherRun(current.name.clone()));
+            }
+            Some(_) if self.is_ephemeral() => return Err(Rejection::RunIsOver),
+            _ => self.begin(unix_ms, run),
+        }
+        let (step, falls_back) = (origin.step(), origin.falls_back);
+        self.runs.origin = Some(Origin { step, falls_back });
+        self.checkpoints = Checkpoints::of_origin(origin);
+        self.generation.follow_up_to(origin.generation);
+        self.lines.begin_after(step);
+        self.events.note(unix_ms, EventKind::Continued { step });
+        Ok(EntryOutcome::Run(self.run_id()))
+    }
+
+    /// Why a run that another cluster has begun cannot go on, if `damaged` is the checkpoint that
+    /// its members restore: it does not begin from the initial state without a word.
+    pub(crate) fn cannot_resume(&self, damaged: CheckpointId) -> Option<String> {
+        let origin = self.runs.origin.as_ref()?;
+        let listed = self.checkpoints.find(damaged).and_then(|listed| listed.damage.as_ref());
+        let (step, why) = (damaged.step, listed?);
+        if !origin.falls_back && step == origin.step {
+            return Some(format!(
+                "the checkpoint of step {step}, from which the run was to go on, is damaged: {why}"
+            ));
+        }
+        let is_last = self.checkpoints.newest_up_to(step).is_none();
+        is_last.then(|| {
+            format!("no checkpoint of the run is whole; that of step {step} is damaged: {why}")
+        })
     }
 
     /// Begins a run. Nothing is left of the run before but what the state tells of it.

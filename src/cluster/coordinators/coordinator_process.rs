@@ -264,6 +264,11 @@ impl CoordinatorProcess {
     }
 }
 
+/// Whether a run's directory has the directory of a coordinator.
+pub(crate) fn has_coordinators(dir: &Path) -> bool {
+    (1..=MAX_COORDINATORS).any(|number| dir.join(format!("coordinator-{number}")).is_dir())
+}
+
 /// The coordinators in a directory, by number: most of those that their cluster counts on.
 fn left_behind(
     directory: &Directory,

@@ -4,14 +4,17 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+mod origin;
 mod retention;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::origin::RunOrigin;
 pub use self::retention::Retention;
-use super::ids::{Generation, Shard, Step, WorkerId};
+use super::ids::{Generation, Shard, Step, Term, WorkerId};
+use super::outcome::Event;
 use super::run::SpecError;
-use super::step::Commit;
+use super::step::{Commit, MetricsLine};
 
 /// Where a run's checkpoints go, and how many there are.
 #[derive(
@@ -235,6 +238,28 @@ pub struct CheckpointView {
     /// What is wrong with it, if something is.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
+}
+
+/// The order to write a manifest.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+pub struct ManifestToWrite {
+    /// The term in which the sender leads.
+    pub term: Term,
+    /// The generation in which the order is valid.
+    pub generation: Generation,
+    /// The parts. Together they have every shard.
+    pub parts: Vec<WorkerPart>,
+    /// Whether all members computed the same bits.
+    pub bitwise: bool,
+    /// Checkpoints that the log lists no more: the receiver deletes them.
+    pub delete: Vec<CheckpointId>,
+    /// No part of a step up to this one can still become part of a manifest: the receiver deletes
+    /// those that no manifest has.
+    pub sweep: Step,
+    /// The metrics lines since the checkpoint before, which go to the store with this one.
+    pub lines: Vec<MetricsLine>,
+    /// The events since the checkpoint before, which go to the store with this one.
+    pub events: Vec<Event>,
 }
 
 /// One worker's part of a checkpoint, in the order to write the manifest.

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::checkpoint::RunOrigin;
 use super::ids::{Generation, NodeName, Step, WorkerId};
 use super::outcome::Event;
 use super::run::RunSpec;
@@ -77,6 +78,13 @@ pub enum OperatorCommand {
     Resume(RunId),
     /// Save a checkpoint of this run now.
     Checkpoint(RunId),
+    /// Go on with a run that another cluster has begun, from a checkpoint in its store.
+    Continue {
+        /// The run's specification. Its checkpoints go to the same store.
+        run: Box<RunSpec>,
+        /// What the store has.
+        origin: Box<RunOrigin>,
+    },
 }
 
 /// What one entry of the log brought to the history of the cluster.

@@ -54,6 +54,10 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     match &message {
         Message::Welcome { run, .. } => run.validate()?,
         Message::Request { command: OperatorCommand::Submit(run), .. } => run.validate()?,
+        Message::Request { command: OperatorCommand::Continue { run, origin }, .. } => {
+            run.validate()?;
+            origin.validate(run)?;
+        }
         _ => {}
     }
     if !names(&message).iter().all(|name| NodeName::parse(name.as_str()).is_some()) {
@@ -83,6 +87,7 @@ fn names(message: &Message) -> Vec<&NodeName> {
             let unable = update.unable.iter().map(|(name, _)| name);
             events.chain(workers).chain(&update.idle).chain(failed).chain(unable).collect()
         }
+        Message::WriteManifest(order) => order.events.iter().filter_map(name_of).collect(),
         Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),
         Message::Told(Reply::Coordinators { coordinators, .. }) => {
             coordinators.iter().map(|coordinator| &coordinator.view.name).collect()

@@ -4,10 +4,11 @@ mod runs;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-pub use self::runs::run;
 use self::runs::stated_run;
+pub use self::runs::{resumed_run, run};
 use super::checkpoint::{
-    CheckpointId, CheckpointView, ListedCheckpoint, SavedPart, WorkerPart, WrittenManifest,
+    CheckpointId, CheckpointView, ListedCheckpoint, ManifestToWrite, SavedPart, WorkerPart,
+    WrittenManifest,
 };
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
@@ -216,14 +217,16 @@ fn from_coordinator() -> Vec<Message> {
         },
         Message::Hold { term, generation },
         Message::Write { term, generation },
-        Message::WriteManifest {
+        Message::WriteManifest(ManifestToWrite {
             term,
             generation,
             parts: vec![WorkerPart { worker: WORKER, part: saved_part() }],
             bitwise: true,
             delete: vec![checkpoint()],
             sweep: STEP,
-        },
+            lines: vec![line()],
+            events: vec![event()],
+        }),
         Message::Drain { worker: WORKER },
         Message::Dismiss,
         Message::Released { term },
@@ -367,9 +370,15 @@ fn of_operators() -> Vec<Message> {
         }),
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
         Message::Request { id, command: OperatorCommand::CreateToken(token()) },
+        Message::Request { id, command: continuation() },
         Message::Answer { id, refusal: Some(Rejection::NoToken), run: Some(4) },
         Message::Transfer { id, to: Some(9) },
     ]
+}
+
+fn continuation() -> OperatorCommand {
+    let (origin, run) = resumed_run();
+    OperatorCommand::Continue { run: Box::new(run), origin: Box::new(origin) }
 }
 
 /// A run in figures.

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::checkpoint::CheckpointId;
 use super::ids::{DataShard, Generation, NodeName, Rank, Shard, Step, Term, WorkerId};
 use super::step::Commit;
 
@@ -123,6 +124,17 @@ pub enum RecordProblem {
 }
 
 impl Record {
+    /// The checkpoint from which all owners take their state: the run begins with it, or goes back
+    /// to it. `None` if owners hold their state, or if it follows from the specification.
+    pub fn restores(&self) -> Option<CheckpointId> {
+        self.commit.as_ref().filter(|_| self.begins_anew()).map(CheckpointId::of)
+    }
+
+    /// Whether no state that a worker holds counts in this generation.
+    pub fn begins_anew(&self) -> bool {
+        matches!(self.cause, Cause::Start | Cause::Rollback)
+    }
+
     /// The rank of a worker. `None` if it is no member.
     pub fn rank(&self, worker: WorkerId) -> Option<Rank> {
         self.members.iter().position(|m| m.worker == worker).map(|rank| Rank(rank as u32))

@@ -8,8 +8,8 @@ macro_rules! number {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
         #[derive(
-            Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, Default,
-            PartialEq, Eq, PartialOrd, Ord, Hash,
+            Archive, Serialize, Deserialize, serde::Serialize, serde::Deserialize, Clone, Copy,
+            Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash,
         )]
         #[rkyv(derive(PartialEq, Eq, PartialOrd, Ord))]
         #[serde(transparent)]

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::checkpoint::{CheckpointId, SavedPart, WorkerPart, WrittenManifest};
+use super::checkpoint::{CheckpointId, ManifestToWrite, SavedPart, WrittenManifest};
 use super::cluster::{
     CoordinatorId, CoordinatorView, HistoryEntry, Keys, Lineage, OperatorCommand, RequestId, RunId,
 };
@@ -252,21 +252,7 @@ pub enum Message {
     },
     /// The receiver writes the manifest of a checkpoint whose parts are durable and whose step is
     /// settled.
-    WriteManifest {
-        /// The term in which the sender leads.
-        term: Term,
-        /// The generation in which the order is valid.
-        generation: Generation,
-        /// The parts. Together they have every shard.
-        parts: Vec<WorkerPart>,
-        /// Whether all members computed the same bits.
-        bitwise: bool,
-        /// Checkpoints that the log lists no more: the receiver deletes them.
-        delete: Vec<CheckpointId>,
-        /// No part of a step up to this one can still become part of a manifest: the receiver
-        /// deletes those that no manifest has.
-        sweep: Step,
-    },
+    WriteManifest(ManifestToWrite),
     /// The worker has drained, and must exit.
     Drain {
         /// The worker that has drained.

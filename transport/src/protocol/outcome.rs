@@ -234,6 +234,11 @@ pub enum EventKind {
         /// The step.
         step: Step,
     },
+    /// The run goes on from a checkpoint that another cluster has written.
+    Continued {
+        /// The checkpoint's step.
+        step: Step,
+    },
 }
 
 /// Where the reason lies that a worker cannot compute a run.

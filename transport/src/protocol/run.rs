@@ -1,6 +1,7 @@
 //! The run specification: what to train, on which data, and how. Also what makes one valid for any
 //! model: the rules of a model are where the model is registered.
 
+mod init;
 mod optimizer;
 mod options;
 
@@ -8,6 +9,7 @@ use std::borrow::Cow;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::init::InitSpec;
 pub use self::optimizer::{OptimizerSpec, ScheduleKind};
 pub use self::options::{OptionError, OptionMap, OptionValue};
 use super::checkpoint::CheckpointSpec;
@@ -88,6 +90,9 @@ pub struct ModelSpec {
     /// (gpt). This gives the same bits with less memory, in more time.
     #[serde(default)]
     pub recompute: bool,
+    /// The initial weights, if they do not follow from the seed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub init: Option<InitSpec>,
     /// Options of a model that the user's program registered.
     #[serde(default, skip_serializing_if = "OptionMap::is_empty")]
     pub options: OptionMap,
@@ -297,6 +302,7 @@ impl RunSpec {
         count("model.width", model.width)?;
         count("model.context", model.context)?;
         vocabulary_size(model.vocabulary)?;
+        model.init.as_ref().map_or(Ok(()), InitSpec::validate)?;
         model.options.validate("model.options")?;
         count("batch.data_shards", batch.data_shards)?;
         count("batch.micro_batch", batch.micro_batch)?;

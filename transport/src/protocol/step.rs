@@ -10,6 +10,7 @@ use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
     Serialize,
     Deserialize,
     serde::Serialize,
+    serde::Deserialize,
     Clone,
     Copy,
     Debug,
@@ -49,7 +50,17 @@ impl LossScale {
 }
 
 /// One line of `metrics.jsonl`: a committed step.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, Default, PartialEq)]
+#[derive(
+    Archive,
+    Serialize,
+    Deserialize,
+    serde::Serialize,
+    serde::Deserialize,
+    Clone,
+    Debug,
+    Default,
+    PartialEq,
+)]
 pub struct MetricsLine {
     /// The number of the committed step.
     pub step: Step,
@@ -58,8 +69,10 @@ pub struct MetricsLine {
     /// How many members that generation had.
     pub world_size: u32,
     /// Mean training loss over the global batch, nats.
+    #[serde(deserialize_with = "number_or_null")]
     pub loss: f64,
     /// Global norm of the gradient before clipping.
+    #[serde(deserialize_with = "number_or_null")]
     pub grad_norm: f64,
     /// Whether the step applied an update.
     pub decision: Decision,
@@ -84,6 +97,11 @@ pub struct MetricsLine {
     pub samples_lost: u64,
     /// Samples that committed partial sums contain more often than the plan.
     pub samples_repeated: u64,
+}
+
+/// A number that need not be finite. JSON has `null` in the place of one that is not.
+fn number_or_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    <Option<f64> as serde::Deserialize>::deserialize(from).map(|it| it.unwrap_or(f64::NAN))
 }
 
 /// What one data shard brought to a step.

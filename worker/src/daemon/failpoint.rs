@@ -323,6 +323,8 @@ mod tests {
             ["send", "receive"].iter().all(|way| of_message(message, way).is_none())
         };
         let without = exemplars::all().into_iter().filter(has_none);
-        assert_eq!(without.map(|message| message.name()).collect::<Vec<_>>(), WITHOUT_A_POINT);
+        let mut without: Vec<_> = without.map(|message| message.name()).collect();
+        without.dedup(); // a request has several exemplars
+        assert_eq!(without, WITHOUT_A_POINT);
     }
 }

@@ -19,12 +19,12 @@ use std::time::Instant;
 use everstep_checkpoint::claims::Claim;
 use everstep_checkpoint::part::reader::CheckpointReader;
 use everstep_checkpoint::store::StoreError;
-use everstep_transport::protocol::{CheckpointId, Generation, SavedPart, Shard};
+use everstep_transport::protocol::{CheckpointId, Generation, ManifestToWrite, SavedPart, Shard};
 
 use self::claim::ClusterClaim;
 use self::persistent_store::{Abandoned, Attempt, PersistentStore, Reports};
 use crate::device::checkpoint_facts::CheckpointFacts;
-use crate::step::event::{ManifestToWrite, PartToSave, StoreJob, StoreReport};
+use crate::step::event::{PartToSave, StoreJob, StoreReport};
 
 /// A test may kill the worker here: see `failpoint::STORE_POINTS`.
 fn pass_point(_point: &str) {

@@ -1,7 +1,6 @@
 //! Builds a run's model and data, and states their properties.
 
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +17,7 @@ use everstep_transport::protocol::{
 };
 
 use super::coverage::GradientCoverage;
+use super::initial::InitialParameters;
 use super::model_file::ModelFile;
 use super::model_path::{model_path, passing_path, run_digest};
 use super::rounding::Rounding;
@@ -75,7 +75,7 @@ pub fn build(
     if layout.count() == 0 {
         return Err(BuildError::Run("the model has no parameters".into()));
     }
-    load_initial(run, compute.as_mut());
+    let initial = load_initial(run, compute.as_mut())?;
     let sampler = Sampler::new(run.seed, dataset.len(), run.batch);
     let batch = first_batch(run, &sampler, dataset.as_ref())?;
     let fingerprint = fingerprint(run, &layout, dataset.as_ref());
@@ -106,6 +106,7 @@ pub fn build(
         model_file: file,
         compute,
         optimizer,
+        initial,
         loader: Loader::new(dataset.clone(), sampler, context.prefetch),
         dataset,
         pool,
@@ -170,18 +171,14 @@ fn described(run: &RunSpec, compute: &dyn Compute) -> protocol::Device {
 }
 
 /// Loads the initial parameters, rounded as all later ones.
-fn load_initial(run: &RunSpec, compute: &mut dyn Compute) {
-    let parameters = compute.layout().count();
-    for range in shards(parameters) {
-        let mut values = vec![0.0; range.len()];
-        compute.layout().init(run.seed, range.clone(), &mut values);
-        Rounding::of(run).round(range.start, &mut values);
-        compute.load(range.start, &values);
-    }
-}
-
-fn shards(parameters: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..reduce::shard_count(parameters)).map(move |shard| reduce::shard_range(parameters, shard))
+fn load_initial(run: &RunSpec, compute: &mut dyn Compute) -> Result<InitialParameters, BuildError> {
+    let layout = compute.layout().clone();
+    let initial = InitialParameters::of(run, &layout)?;
+    initial.read_all(run, &layout, &mut |start, values| {
+        Rounding::of(run).round(start, values);
+        compute.load(start, values);
+    })?;
+    Ok(initial)
 }
 
 /// The first micro-batch of the run. Waits for samples that cannot be read yet.

@@ -175,6 +175,7 @@ mod tests {
             vocabulary: 256,
             precision: Precision::F32,
             recompute: false,
+            init: None,
             options: Default::default(),
         }
     }

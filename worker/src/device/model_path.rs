@@ -23,15 +23,17 @@ const MAX_HEAD_BYTES: u64 = 100_000_000;
 const PASSING: &str = "everstep-passing-";
 
 /// A hexadecimal digest of everything that decides the bits of a run's weights. It leaves out the
-/// run's name, the place of its data, its time-outs, its checkpoints, and the numbers of
-/// workers and copies. `probe`
-/// is the digest of this worker's results for the first micro-batch: another kind of device
-/// computes other bits. Two runs with one digest train the same weights, so either may write the
-/// other's file.
+/// run's name, the places of its data and its initial weights, its time-outs, its checkpoints, and
+/// the numbers of workers and copies. `probe` is the digest of this worker's results for the first
+/// micro-batch: another kind of device computes other bits. Two runs with one digest train the same
+/// weights, so either may write the other's file.
 pub fn run_digest(run: &RunSpec, fingerprint: &Fingerprint, probe: u64) -> String {
     let mut decides = RunSpec { name: String::new(), give_up_after_ms: None, ..run.clone() };
     decides.hang_after_ms = Default::default();
     decides.checkpoint = None;
+    if let Some(init) = &mut decides.model.init {
+        init.path.clear();
+    }
     decides.data.path.clear();
     (decides.min_workers, decides.start_workers, decides.copies) = (1, 1, 1);
     let mut hasher = blake3::Hasher::new();

@@ -20,10 +20,11 @@ use everstep_kernels::schedule::Schedule;
 use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use tracing::trace_span;
 
-use super::DeviceChannel;
+use super::initial::InitialParameters;
 use super::rounding::Rounding;
 use super::saved_states::SavedStates;
 use super::stored_shard::{Role, StoredShard};
+use super::{DeviceChannel, DeviceParts};
 use crate::optimize;
 use crate::step::event::{Gradient, Job, Origin, Report, ShardToSave};
 
@@ -32,7 +33,7 @@ pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
 
 /// The state and the parameters of each parameter shard on this worker.
 pub struct ShardStore {
-    seed: u64,
+    initial: InitialParameters,
     rounding: Rounding,
     clip_norm: Option<f64>,
     layout: Layout,
@@ -52,10 +53,22 @@ pub struct ShardStore {
 }
 
 impl ShardStore {
+    /// The store of a device that is made of these parts.
+    pub fn of(parts: &DeviceParts, layout: Layout) -> Self {
+        let DeviceParts { run, initial, optimizer, pool, .. } = parts;
+        Self::new(run, initial.clone(), layout, optimizer.clone(), pool.clone())
+    }
+
     /// Holds no shard yet. The model has version 0 of all parameters.
-    pub fn new(run: &RunSpec, layout: Layout, optimizer: Optimizer, pool: Pool) -> Self {
+    pub fn new(
+        run: &RunSpec,
+        initial: InitialParameters,
+        layout: Layout,
+        optimizer: Optimizer,
+        pool: Pool,
+    ) -> Self {
         Self {
-            seed: run.seed,
+            initial,
             rounding: Rounding::of(run),
             clip_norm: run.optimizer.clip_norm,
             optimizer,
@@ -82,8 +95,8 @@ impl ShardStore {
         match job {
             Job::Enter { generation, origin, owned, syncing } => {
                 match origin {
-                    Origin::Seed => self.begin(&owned, write),
-                    Origin::Checkpoint => self.begin_to_restore(&owned, write),
+                    Origin::Seed => self.begin(&owned, write)?,
+                    Origin::Checkpoint => self.begin_to_restore(&owned, write)?,
                     Origin::Held => self.keep(&owned, &syncing),
                 }
                 let owned = self.owned().map(|(shard, copy)| (shard, copy.version, copy.digest));
@@ -175,38 +188,41 @@ impl ShardStore {
 
     // A generation begins.
 
-    /// Begins from the seed: all parameters, and the states of these shards.
-    fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) {
+    /// Begins from the beginning: all parameters, and the states of these shards.
+    fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) -> Result<(), String> {
         self.awaited.clear();
         let copies = owned.iter().map(|&(shard, primary)| {
-            let master = self.initial(shard);
-            let copy =
-                StoredShard::new(self.optimizer.state(master), Step(0), Role::of_owner(primary));
-            (shard, copy)
+            let state = self.optimizer.state(self.initial(shard)?);
+            Ok((shard, StoredShard::new(state, Step(0), Role::of_owner(primary))))
         });
-        self.copies = copies.collect();
-        self.compute_with_initial(write);
+        self.copies = copies.collect::<Result<_, String>>()?;
+        self.compute_with_initial(write)
     }
 
     /// Begins from a checkpoint, which will bring the states of these shards. Until then the device
     /// has the initial parameters.
-    fn begin_to_restore(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) {
+    fn begin_to_restore(
+        &mut self,
+        owned: &[(Shard, bool)],
+        write: &mut Write<'_>,
+    ) -> Result<(), String> {
         self.copies.clear();
         let roles = owned.iter().map(|&(shard, primary)| (shard, Role::of_owner(primary)));
         self.awaited = roles.collect();
-        self.compute_with_initial(write);
+        self.compute_with_initial(write)
     }
 
-    fn compute_with_initial(&mut self, write: &mut Write<'_>) {
+    fn compute_with_initial(&mut self, write: &mut Write<'_>) -> Result<(), String> {
         for index in 0..self.versions.len() {
-            // Version 0 always comes from the seed.
+            // Version 0 is always the initial one.
             if self.versions[index] != Step(0) {
                 let shard = Shard(index as u32);
-                let mut values = self.initial(shard);
+                let mut values = self.initial(shard)?;
                 self.rounding.round(self.range(shard).start, &mut values);
                 self.load(shard, Step(0), &values, write);
             }
         }
+        Ok(())
     }
 
     /// Keeps these copies and drops all others. Invariant I16: a listed owner holds its shards.
@@ -224,11 +240,11 @@ impl ShardStore {
         }
     }
 
-    fn initial(&self, shard: Shard) -> Vec<f32> {
+    fn initial(&self, shard: Shard) -> Result<Vec<f32>, String> {
         let range = self.range(shard);
         let mut values = vec![0.0; range.len()];
-        self.layout.init(self.seed, range, &mut values);
-        values
+        self.initial.read(&self.layout, range, &mut values)?;
+        Ok(values)
     }
 
     // A step has committed.
@@ -438,7 +454,8 @@ mod tests {
         layout.push("weights", &[2_048], Init::Normal { deviation: 0.1 });
         let run = exemplars::run();
         let optimizer = Registry::new().build_optimizer(&run).expect("a valid optimizer");
-        let mut store = ShardStore::new(&run, layout, optimizer, Pool::new(1 << 20));
+        let initial = InitialParameters::Seed(run.seed);
+        let mut store = ShardStore::new(&run, initial, layout, optimizer, Pool::new(1 << 20));
         let owned = vec![(Shard(0), true), (Shard(1), true)];
         let (generation, origin, syncing) = (Generation(1), Origin::Seed, Vec::new());
         let enter = Job::Enter { generation, origin, owned, syncing };

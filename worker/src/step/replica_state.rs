@@ -22,7 +22,6 @@ use everstep_transport::time::Time;
 pub use self::error::EnterError;
 use super::event::{Gradient, Job, Origin};
 use super::gradients::Gradients;
-use super::member::checkpoint::is_from_checkpoint;
 use super::progress::Progress;
 use super::version::Version;
 
@@ -161,7 +160,10 @@ impl ReplicaState {
         let mut jobs = Vec::new();
         let origin = if self.is_void(record, owned) {
             self.begin_anew(record, owned);
-            if is_from_checkpoint(record) { Origin::Checkpoint } else { Origin::Seed }
+            match record.restores() {
+                Some(_) => Origin::Checkpoint,
+                None => Origin::Seed,
+            }
         } else {
             if !follows && !self.was_member {
                 // A record that this worker never saw may have undone steps that had not settled.
@@ -198,9 +200,8 @@ impl ReplicaState {
         let holds = |shard| self.copies.get(shard).is_some_and(|copy| copy.version == resume);
         let initial = resume == Version::default();
         let foreign = |version: &Version| version.step >= resume.step && *version != resume;
-        let begins = matches!(record.cause, Cause::Start | Cause::Rollback);
-        is_from_checkpoint(record)
-            || initial && (begins || !owned.keys().all(holds))
+        record.restores().is_some()
+            || initial && (record.begins_anew() || !owned.keys().all(holds))
             || self.computing.iter().any(foreign)
     }
 
@@ -208,7 +209,7 @@ impl ReplicaState {
         let initial = Version::default();
         self.computing.fill(initial);
         let copy = ShardCopy { version: initial, syncing: false };
-        let seeded = owned.keys().filter(|_| !is_from_checkpoint(record));
+        let seeded = owned.keys().filter(|_| record.restores().is_none());
         self.copies = seeded.map(|shard| (*shard, copy)).collect();
         self.prepared.clear();
         self.gradients.begin_anew(Version::resumed(record));

@@ -45,6 +45,7 @@ pub fn run() -> RunSpec {
             vocabulary: ModelSpec::VOCABULARY,
             precision: Precision::F32,
             recompute: false,
+            init: None,
             options: OptionMap::default(),
         },
         data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05, dtype: None },

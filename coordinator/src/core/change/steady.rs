@@ -122,7 +122,7 @@ impl GenerationChange {
 impl Core {
     /// Looks for a reason to change, and takes the first.
     pub(in crate::core) fn consider(&mut self, now: Time) {
-        if !self.running() {
+        if !self.running() || self.ends_without_checkpoint(now) {
             return;
         }
         if self.roster(now).suspects_member() || self.change.is_steady() && self.restores_damaged()

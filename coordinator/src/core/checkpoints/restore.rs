@@ -1,8 +1,9 @@
 //! Checkpoints that are read: what follows from a damaged one, and what operators see of them.
 
 use everstep_transport::protocol::checkpoint::step_folder;
+use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{
-    Cause, CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, Step, WorkerId,
+    CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, Record, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -13,9 +14,8 @@ use crate::state::{Command, EntryOutcome};
 impl Core {
     /// The checkpoint that the members restore: no step was committed since.
     pub(in crate::core) fn restores(&self) -> Option<CheckpointId> {
-        let record = self.state.record().filter(|record| record.cause == Cause::Rollback)?;
-        let commit = record.commit.as_ref()?;
-        (self.change.reached() <= commit.step).then(|| CheckpointId::of(commit))
+        let id = self.state.record().and_then(Record::restores)?;
+        (self.change.reached() <= id.step).then_some(id)
     }
 
     /// Whether the members restore a checkpoint that is known to be damaged.
@@ -42,11 +42,26 @@ impl Core {
     }
 
     /// The log knows of damage. If the members restore that checkpoint, the run goes back to an
-    /// older one.
+    /// older one. A run that another cluster has begun fails if there is none.
     pub(in crate::core) fn damage_known(&mut self, now: Time, verdict: &EntryOutcome) {
-        if *verdict == EntryOutcome::Accepted && self.restores_damaged() {
+        if *verdict == EntryOutcome::Accepted
+            && self.restores_damaged()
+            && !self.ends_without_checkpoint(now)
+        {
             self.go_back(now);
         }
+    }
+
+    /// Ends a run that another cluster has begun if the checkpoint that its members restore is
+    /// damaged, and none may take its place. Returns whether it does.
+    pub(in crate::core) fn ends_without_checkpoint(&mut self, now: Time) -> bool {
+        let damaged = self.leader().and_then(|_| self.restores());
+        let reason = damaged.and_then(|id| self.state.cannot_resume(id));
+        let is_over = reason.is_some();
+        if let Some(reason) = reason {
+            self.propose_end(now, Outcome::Failed { name: None, reason });
+        }
+        is_over
     }
 
     /// The step of the newest checkpoint that can be restored. 0 if there is none.

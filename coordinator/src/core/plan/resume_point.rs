@@ -20,9 +20,10 @@ pub(super) enum ResumePoint<'a> {
 impl<'a> ResumePoint<'a> {
     /// The greatest step that a Status shows committed in the current generation. Without one, the
     /// step at which the current generation itself resumed. Commits of older generations count for
-    /// nothing: the current record has judged them.
+    /// nothing: the current record has judged them. Before the first generation: the newest
+    /// checkpoint, if another cluster has begun the run.
     pub(super) fn resumed(inputs: &PlanInputs<'a>) -> Self {
-        let Some(current) = inputs.current else { return Self::Seed };
+        let Some(current) = inputs.current else { return Self::restored(inputs) };
         let counts = |commit: &&Commit| {
             #[cfg(feature = "planted")]
             if inputs.plant == Some(CorePlant::ResumeFromOld) {

@@ -52,7 +52,7 @@ pub(super) fn save(world: &mut World, link: LinkId, id: CheckpointId) {
 /// The orders to write a manifest on a link: the steps, and what is to be deleted.
 pub(super) fn orders(world: &mut World, link: LinkId) -> Vec<(u64, Vec<CheckpointId>)> {
     let order = |message| match message {
-        Message::WriteManifest { parts, delete, .. } => Some((parts[0].part.commit.step.0, delete)),
+        Message::WriteManifest(order) => Some((order.parts[0].part.commit.step.0, order.delete)),
         _ => None,
     };
     world.hear(link).into_iter().filter_map(order).collect()
@@ -108,11 +108,10 @@ fn when_all_parts_are_durable_and_the_step_is_settled_the_step_leader_writes_the
     save(&mut world, links[1], id(5, 1));
     assert!(orders(&mut world, links[0]).is_empty(), "a part is missing");
     save(&mut world, links[0], id(5, 1));
-    let [Message::WriteManifest { parts, bitwise, delete, term, generation, sweep }] =
-        &world.hear(links[0]).split_off(0)[..]
-    else {
+    let [Message::WriteManifest(order)] = &world.hear(links[0]).split_off(0)[..] else {
         panic!("no order")
     };
+    let ManifestToWrite { parts, bitwise, delete, term, generation, sweep, .. } = order;
     assert_eq!((*term, *generation, *bitwise), (Term(1), Generation(1), true));
     let expected = links
         .iter()
@@ -123,6 +122,34 @@ fn when_all_parts_are_durable_and_the_step_is_settled_the_step_leader_writes_the
     assert_eq!((listed.bytes, listed.write_ms), (2_000, links[1].0));
     assert!(!listed.commit.hold, "a record is to begin with it");
     assert!(matches!(world.events().last(), Some(EventKind::Checkpoint { step: Step(5), .. })));
+}
+
+/// Invariant I13: a checkpoint that fails leaves its lines to the next one.
+#[test]
+fn i13_each_manifest_brings_along_the_lines_and_events_since_the_one_before() {
+    let (mut world, links) = World::training_as(saving(1));
+    let mut told = |step: u64, is_written: bool| {
+        settle(&mut world, links[0], step - 4..=step);
+        save(&mut world, links[0], id(step, 1));
+        let order = world.hear(links[0]).into_iter().find_map(|message| match message {
+            Message::WriteManifest(order) => Some(order),
+            _ => None,
+        });
+        match is_written {
+            true => write(&mut world, links[0], id(step, 1), vec![]),
+            false => world.say(links[0], unsaved(id(step, 1))),
+        }
+        let ManifestToWrite { lines, events, .. } = order.expect("an order");
+        let steps = lines.iter().map(|line| line.step.0).collect::<Vec<_>>();
+        (steps, events.iter().map(|event| event.number).collect::<Vec<_>>())
+    };
+    let (lines, first) = told(5, true);
+    assert_eq!((lines, first[0]), ((1..=5).collect(), 1));
+    let (lines, events) = told(10, false);
+    assert_eq!((lines, events), ((6..=10).collect(), vec![]));
+    let (lines, events) = told(15, true);
+    assert_eq!(lines, (6..=15).collect::<Vec<_>>());
+    assert_eq!(events, [first.len() as u64 + 2], "the failure of step 10");
 }
 
 /// Invariant I12.
@@ -366,7 +393,7 @@ fn a_checkpoint_is_completed_in_a_later_generation() {
     world.kill(links[0]);
     assert_eq!(world.generation(), Generation(2));
     world.pass(50, &links[1..]);
-    let [Message::WriteManifest { generation, parts, .. }] = &world
+    let [Message::WriteManifest(ManifestToWrite { generation, parts, .. })] = &world
         .hear(links[1])
         .into_iter()
         .filter(|message| message.name() == "write_manifest")

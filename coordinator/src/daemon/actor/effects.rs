@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{self, HistoryEntry, HistoryEvent};
+use everstep_transport::protocol::{self, HistoryEntry, HistoryEvent, ManifestToWrite};
 use everstep_transport::quic::{Encoded, LinkError};
 
 use tokio::task::spawn_blocking;
@@ -92,6 +92,11 @@ impl CoordinatorActor {
                 self.send(to, protocol::Message::Lines { lineage, reach, lines });
             }
             ShellEffect::Update { to, after, update } => self.update(to, after, *update)?,
+            ShellEffect::OrderManifest { to, after, to_step, order } => {
+                let lines = self.lines.between(after, to_step)?;
+                let order = ManifestToWrite { lines, ..*order };
+                self.send(to, protocol::Message::WriteManifest(order));
+            }
             ShellEffect::Admitted { token, node, refusal } => {
                 let waiting = self.admissions.remove(&(token, node)).unwrap_or_default();
                 for answer in waiting {

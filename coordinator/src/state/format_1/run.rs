@@ -102,7 +102,19 @@ impl From<ModelSpecV1> for ModelSpec {
     fn from(model: ModelSpecV1) -> Self {
         let ModelSpecV1 { kind, layers, heads, width, context, precision, recompute } = model;
         let (vocabulary, options) = (Self::VOCABULARY, OptionMap::default());
-        Self { kind, layers, heads, width, context, vocabulary, precision, recompute, options }
+        let init = None;
+        Self {
+            kind,
+            layers,
+            heads,
+            width,
+            context,
+            vocabulary,
+            precision,
+            recompute,
+            init,
+            options,
+        }
     }
 }
 

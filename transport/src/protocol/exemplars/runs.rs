@@ -2,10 +2,12 @@
 
 use crate::protocol::chunk::Encoding;
 use crate::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision, Rounding,
-    RunSpec, ScheduleKind, TokenType,
+    BatchSpec, DataSpec, InitSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision,
+    Rounding, RunSpec, ScheduleKind, TokenType,
 };
-use crate::protocol::{CheckpointSpec, OnFailure};
+use crate::protocol::{
+    CheckpointId, CheckpointSpec, Generation, ListedCheckpoint, OnFailure, RunOrigin, Step,
+};
 
 /// A small valid run specification.
 pub fn run() -> RunSpec {
@@ -24,6 +26,7 @@ pub fn run() -> RunSpec {
             vocabulary: ModelSpec::VOCABULARY,
             precision: Precision::F32,
             recompute: false,
+            init: None,
             options: OptionMap::default(),
         },
         data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05, dtype: None },
@@ -60,6 +63,7 @@ pub(super) fn stated_run() -> RunSpec {
     ];
     let options = OptionMap(options.map(|(name, value)| (name.into(), value)).into());
     let mut run = run();
+    run.model.init = Some(InitSpec::unread("s3://bucket/weights".into()));
     run.model.options = options.clone();
     run.data.dtype = Some(TokenType::U32);
     let optimizer = &mut run.optimizer;
@@ -74,4 +78,19 @@ pub(super) fn stated_run() -> RunSpec {
         on_failure: OnFailure::Pause,
     });
     run
+}
+
+/// A run that goes on from the checkpoint of its step 8, and what its store has.
+pub fn resumed_run() -> (RunOrigin, RunSpec) {
+    let listed = |step, generation| {
+        let mut listed = super::listed_checkpoint();
+        let commit = &mut listed.commit;
+        (commit.step, commit.generation) = (Step(step), Generation(generation));
+        (commit.line.step, commit.line.generation) = (commit.step, commit.generation);
+        listed
+    };
+    let checkpoints: Vec<ListedCheckpoint> = vec![listed(4, 1), listed(8, 2)];
+    let undone = vec![CheckpointId { step: Step(10), generation: Generation(2) }];
+    let origin = RunOrigin { checkpoints, undone, generation: Generation(3), falls_back: true };
+    (origin, stated_run())
 }

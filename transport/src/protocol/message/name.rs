@@ -31,7 +31,7 @@ impl Message {
             Self::Feed { .. } => "feed",
             Self::Hold { .. } => "hold",
             Self::Write { .. } => "write",
-            Self::WriteManifest { .. } => "write_manifest",
+            Self::WriteManifest(_) => "write_manifest",
             Self::Drain { .. } => "drain",
             Self::Dismiss => "dismiss",
             Self::Released { .. } => "released",

@@ -1,20 +1,20 @@
 //! How a worker completes a checkpoint by its manifest, and deletes what is not needed any more.
 
 use everstep_checkpoint::digest::Digest;
+use everstep_checkpoint::history;
 use everstep_checkpoint::manifest::{CommitRecord, Facts, MAX_MANIFEST_BYTES, Manifest};
 use everstep_checkpoint::names::{ObjectName, PartName};
 use everstep_checkpoint::part::PartSummary;
 use everstep_checkpoint::retention;
 use everstep_checkpoint::store::{Created, Store, StoreError, StoredObject};
 use everstep_transport::protocol::{
-    CheckpointId, Commit, Decision, Step, WorkerPart, WrittenManifest,
+    CheckpointId, Commit, Decision, ManifestToWrite, Step, WorkerPart, WrittenManifest,
 };
 
 use super::claim::{ClusterClaim, Permit};
 use super::pass_point;
 use super::persistent_store::Attempt;
 use crate::device::checkpoint_facts::CheckpointFacts;
-use crate::step::event::ManifestToWrite;
 
 /// Deletes what is to be deleted, and writes the manifest, if the cluster may write and all parts
 /// are in the store. Then sweeps the store.
@@ -28,7 +28,7 @@ pub(super) fn carry_out(
         Permit::May(number, listing) => (number, listing),
         Permit::MayNot(reason) => return Ok(Attempt::MayNot(reason)),
     };
-    let ManifestToWrite { parts, bitwise, delete, sweep } = order;
+    let ManifestToWrite { parts, bitwise, delete, sweep, lines, events, .. } = order;
     let Some(first) = parts.first() else {
         return Ok(Attempt::Refused("the checkpoint has no part".into()));
     };
@@ -41,6 +41,7 @@ pub(super) fn carry_out(
         return Ok(Attempt::Refused(reason));
     }
     delete.iter().try_for_each(|id| remove(store, &listing, *id))?;
+    history::write(store, CheckpointId::of(commit), lines, events)?;
     pass_point("manifest.due");
     let is_there = match store.put_new(&manifest.name(), &manifest.to_bytes())? {
         Created::Mine => true,
@@ -107,7 +108,7 @@ fn sweep_up(store: &dyn Store, up_to: Step) -> Result<(), StoreError> {
 }
 
 fn name_of(of: &WorkerPart, claim: u64) -> PartName {
-    PartName { generation: of.part.commit.generation, worker: of.worker, claim }
+    PartName { generation: of.part.generation, worker: of.worker, claim }
 }
 
 /// The manifest of these parts, which the cluster with this claim wrote. An error in words if they
@@ -154,13 +155,23 @@ fn is_same(store: &dyn Store, manifest: &Manifest) -> Result<bool, StoreError> {
     Ok(Manifest::parse(&bytes).is_ok_and(|there| key(&there) == key(manifest)))
 }
 
-/// Deletes a checkpoint from a store with this listing: its manifest first. What another generation
-/// has written at the same step stays.
+/// Deletes a checkpoint from a store with this listing: its manifest first, then its parts. What
+/// another generation has written at the same step stays. A manifest that was cut or changed is of
+/// no generation, and would be in the way of the next one.
 fn remove(store: &dyn Store, listing: &[StoredObject], id: CheckpointId) -> Result<(), StoreError> {
     let name = ObjectName::Manifest(id.step);
+    let mut listed = Vec::new();
     match store.read_whole(&name, MAX_MANIFEST_BYTES) {
         Ok(bytes) => {
-            if Manifest::parse(&bytes).is_ok_and(|there| there.generation == id.generation) {
+            let is_its = match Manifest::parse(&bytes) {
+                Ok(there) if there.generation == id.generation => {
+                    listed.extend(there.files.iter().map(|file| file.name));
+                    true
+                }
+                Ok(_) => false,
+                Err(error) => error.is_damage(),
+            };
+            if is_its {
                 store.delete(&name)?;
                 pass_point("manifest.deleted");
             }
@@ -171,7 +182,8 @@ fn remove(store: &dyn Store, listing: &[StoredObject], id: CheckpointId) -> Resu
     for object in listing {
         match &object.name {
             ObjectName::Part(step, part)
-                if *step == id.step && part.generation == id.generation =>
+                if *step == id.step
+                    && (part.generation == id.generation || listed.contains(part)) =>
             {
                 store.delete(&object.name)?;
                 pass_point("part.swept");

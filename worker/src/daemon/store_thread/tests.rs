@@ -7,7 +7,7 @@ use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
 use everstep_transport::protocol::{
-    CheckpointSpec, Commit, Decision, LossScale, MetricsLine, OnFailure, Step, WorkerId,
+    CheckpointSpec, Commit, Decision, LossScale, MetricsLine, OnFailure, Step, Term, WorkerId,
     WorkerPart, exemplars,
 };
 
@@ -73,8 +73,12 @@ fn cluster(name: &str) -> ClusterIdentity {
     ClusterIdentity { nonce: name.into(), words: format!("cluster {name}") }
 }
 
+/// The order to write a manifest, with the line of its step.
 fn order(parts: Vec<WorkerPart>, delete: Vec<CheckpointId>) -> ManifestToWrite {
-    ManifestToWrite { parts, bitwise: true, delete, sweep: Step(0) }
+    let CheckpointId { step, generation } = CheckpointId::of(&parts[0].part.commit);
+    let line = MetricsLine { step, generation, ..MetricsLine::default() };
+    let (term, sweep, lines, events) = (Term(1), Step(0), vec![line], Vec::new());
+    ManifestToWrite { term, generation, parts, bitwise: true, delete, sweep, lines, events }
 }
 
 /// A thread, and its reports.
@@ -114,7 +118,7 @@ impl TestThread {
             let StoreReport::Saved(part) = self.next() else { panic!("it is saved") };
             parts.push(WorkerPart { worker: WorkerId(worker), part });
         }
-        self.give(StoreJob::Manifest(order(parts, delete)));
+        self.give(StoreJob::Manifest(Box::new(order(parts, delete))));
         self.next()
     }
 
@@ -179,6 +183,24 @@ fn a_checkpoint_that_is_deleted_leaves_the_files_of_another_generation() {
 }
 
 #[test]
+fn a_manifest_that_was_cut_is_deleted_with_any_generation_and_a_newer_program_s_is_not() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let thread = TestThread::start(folder.path());
+    thread.checkpoint(&commit(5, 2), Vec::new());
+    let path = folder.path().join("step-000005/manifest.json");
+    let bytes = std::fs::read(&path).expect("a manifest");
+    std::fs::write(&path, &bytes[..bytes.len() / 2]).expect("written");
+    let StoreReport::Manifest(_) = thread.checkpoint(&commit(5, 3), vec![id(5, 0)]) else {
+        panic!("the manifest is written")
+    };
+    assert!(thread.restore(id(5, 3)).is_ok());
+    let manifest = Manifest::parse(&std::fs::read(&path).expect("a manifest")).expect("whole");
+    std::fs::write(&path, Manifest { format: 9, ..manifest }.to_bytes()).expect("written");
+    let told = thread.checkpoint(&commit(5, 4), vec![id(5, 0)]);
+    assert!(matches!(told, StoreReport::Unsaved { .. }), "{told:?}");
+}
+
+#[test]
 fn damage_is_told_by_file_and_shard() {
     let folder = tempfile::tempdir().expect("a folder");
     let thread = TestThread::start(folder.path());
@@ -234,7 +256,7 @@ fn a_manifest_that_waits_for_the_store_gives_way_to_a_later_part() {
     let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
     std::fs::rename(&place, folder.path().join("away")).expect("moved");
     std::fs::write(&place, b"a file, and no folder").expect("written");
-    thread.give(StoreJob::Manifest(order(parts, Vec::new())));
+    thread.give(StoreJob::Manifest(Box::new(order(parts, Vec::new()))));
     let StoreReport::Failing(Some(_)) = thread.next() else { panic!("it says so") };
     std::fs::remove_file(&place).expect("removed");
     std::fs::rename(folder.path().join("away"), &place).expect("back");
@@ -313,7 +335,7 @@ fn a_manifest_does_not_give_way_to_the_model() {
     std::fs::rename(&store, folder.path().join("away")).expect("moved");
     std::fs::write(&store, b"a file, and no folder").expect("written");
     let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
-    thread.give(StoreJob::Manifest(order(parts, Vec::new())));
+    thread.give(StoreJob::Manifest(Box::new(order(parts, Vec::new()))));
     thread.give(MODEL);
     let StoreReport::Failing(Some(_)) = thread.next() else { panic!("it says so") };
     std::fs::remove_file(&store).expect("removed");
@@ -346,7 +368,7 @@ fn a_cluster_that_another_one_has_outdone_writes_nothing_and_says_which() {
         assert_eq!(why, reason);
     }
     let parts = vec![WorkerPart { worker: WorkerId(3), part: late }];
-    first.give(StoreJob::Manifest(order(parts, vec![id(5, 2)])));
+    first.give(StoreJob::Manifest(Box::new(order(parts, vec![id(5, 2)]))));
     let StoreReport::Failing(Some(_)) = first.next() else { panic!("it says so again") };
     assert!(matches!(first.next(), StoreReport::Unsaved { .. }), "nor is the manifest");
     assert_eq!((files(5), files(10), files(15)), (3, 1, 0), "and nothing is deleted");
@@ -383,7 +405,7 @@ fn a_checkpoint_of_which_a_part_is_gone_gets_no_manifest() {
         let StoreReport::Saved(saved) = thread.next() else { panic!("it is saved") };
         damage(&folder.path().join("step-000005/g0002-w3.safetensors")).expect("done");
         let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
-        thread.give(StoreJob::Manifest(order(parts, vec![])));
+        thread.give(StoreJob::Manifest(Box::new(order(parts, vec![]))));
         let StoreReport::Unsaved { reason, .. } = thread.next() else { panic!("no manifest") };
         assert!(reason.contains("g0002-w3.safetensors"), "{reason}");
     }
@@ -406,7 +428,7 @@ fn parts_that_no_manifest_can_have_any_more_are_swept() {
         file.set_modified(old).expect("aged");
     }
     let order = ManifestToWrite { sweep: Step(10), ..order(parts, Vec::new()) };
-    thread.give(StoreJob::Manifest(order));
+    thread.give(StoreJob::Manifest(Box::new(order)));
     assert!(matches!(thread.next(), StoreReport::Manifest(_)));
     let is_there = |step: u64| folder.path().join(format!("step-{step:06}")).exists();
     assert_eq!([5, 10, 15, 20].map(is_there), [true, false, true, true]);

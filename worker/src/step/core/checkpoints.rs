@@ -10,13 +10,13 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::{
-    Cause, CheckpointId, Commit, Generation, Message, Record, SavedPart, Shard, Term, WorkerId,
-    WrittenManifest,
+    Cause, CheckpointId, Commit, Generation, ManifestToWrite, Message, Record, SavedPart, Shard,
+    WorkerId, WrittenManifest,
 };
 
 use super::{Core, Phase};
 use crate::step::event::{
-    Effect, Job, ManifestToWrite, PartToSave, Report, ShardToSave, StoreJob, StoreReport,
+    Effect, Job, PartToSave, Report, ShardToSave, StoreJob, StoreReport,
 };
 use crate::step::member::Member;
 
@@ -45,9 +45,9 @@ pub(super) struct Checkpoints {
 impl Checkpoints {
     /// Another generation begins. What is not part of its history counts no more.
     pub(super) fn renew(&mut self, record: &Record) {
-        if record.cause == Cause::Rollback {
-            // The checkpoint that the run goes back to is there already.
-            self.seen = record.commit.as_ref().map(CheckpointId::of);
+        if record.begins_anew() {
+            // The checkpoint that the generation begins with is there already.
+            self.seen = record.restores();
         }
         self.saved.take_if(|part| !is_history(record, &part.commit));
         self.unsaved.take_if(|(id, _)| id.step > record.resume && id.generation < record.number);
@@ -132,15 +132,12 @@ impl Core {
     }
 
     /// The leader asks for the manifest of a checkpoint.
-    pub(super) fn write_manifest(
-        &mut self,
-        (term, generation): (Term, Generation),
-        order: ManifestToWrite,
-    ) {
+    pub(super) fn write_manifest(&mut self, order: ManifestToWrite) {
         let id = order.parts.first().map(|of| CheckpointId::of(&of.part.commit));
-        if self.obeys(term, generation) && id.is_some() && self.checkpoints.manifest != id {
+        let obeys = self.obeys(order.term, order.generation);
+        if obeys && id.is_some() && self.checkpoints.manifest != id {
             self.checkpoints.manifest = id;
-            self.out.push_back(Effect::Store(StoreJob::Manifest(order)));
+            self.out.push_back(Effect::Store(StoreJob::Manifest(Box::new(order))));
         }
     }
 

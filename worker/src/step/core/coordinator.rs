@@ -14,7 +14,7 @@ use super::membership::Membership;
 use super::peers::PeerInbox;
 use super::writes::Model;
 use super::{Core, Phase};
-use crate::step::event::{Effect, Exit, LinkId, ManifestToWrite};
+use crate::step::event::{Effect, Exit, LinkId};
 use crate::step::joiner::Joiner;
 use crate::step::member::{Feed, Member};
 use crate::step::plan::{MemberPlan, PlanError};
@@ -64,10 +64,7 @@ impl Core {
                 }
             }
             Message::Write { term, generation } => self.write(term, generation),
-            Message::WriteManifest { term, generation, parts, bitwise, delete, sweep } => {
-                let order = ManifestToWrite { parts, bitwise, delete, sweep };
-                self.write_manifest((term, generation), order);
-            }
+            Message::WriteManifest(order) => self.write_manifest(order),
             Message::Evicted { worker } if self.membership.is(worker) => self.evicted(),
             Message::Drain { worker } if self.membership.is(worker) => self.let_go(),
             Message::Released { term } if self.leader.hear(term) => self.released(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use everstep_kernels::buffer::Buffer;
 use everstep_kernels::optimizer::ShardState;
 use everstep_transport::protocol::{
-    CheckpointId, Commit, Generation, ModelPlace, SavedPart, Shard, Step, WorkerId, WorkerPart,
+    CheckpointId, Commit, Generation, ManifestToWrite, ModelPlace, SavedPart, Shard, WorkerId,
     WrittenManifest,
 };
 
@@ -16,9 +16,10 @@ pub enum StoreJob {
     /// Write this worker's part of a checkpoint. The answer is [`StoreReport::Saved`] or
     /// [`StoreReport::Unsaved`].
     Save(PartToSave),
-    /// Delete checkpoints, write the manifest of another one, and then sweep. The answer is
-    /// [`StoreReport::Manifest`] or [`StoreReport::Unsaved`].
-    Manifest(ManifestToWrite),
+    /// Delete checkpoints, write the lines and events that go along with another one, then its
+    /// manifest, and then sweep. The answer is [`StoreReport::Manifest`] or
+    /// [`StoreReport::Unsaved`].
+    Manifest(Box<ManifestToWrite>),
     /// Read shards of a checkpoint. The answer is a [`StoreReport::Restored`] for each, or one
     /// [`StoreReport::Damaged`].
     Restore {
@@ -35,19 +36,6 @@ pub enum StoreJob {
         /// The generation in which the file became complete.
         generation: Generation,
     },
-}
-
-/// The manifest of a checkpoint that is to be written, and what is to be deleted.
-#[derive(Debug)]
-pub struct ManifestToWrite {
-    /// The parts. Together they have every shard.
-    pub parts: Vec<WorkerPart>,
-    /// Whether all members computed the same bits.
-    pub bitwise: bool,
-    /// The checkpoints to delete before.
-    pub delete: Vec<CheckpointId>,
-    /// Parts of steps up to this one that no manifest has are deleted afterwards.
-    pub sweep: Step,
 }
 
 /// This worker's part of a checkpoint.

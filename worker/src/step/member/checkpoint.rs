@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use everstep_transport::protocol::{Cause, CheckpointId, Commit, Record, Shard, Step, WorkerId};
+use everstep_transport::protocol::{CheckpointId, Commit, Record, Shard, Step, WorkerId};
 
 use super::Member;
 use crate::step::event::Job;
@@ -27,7 +27,7 @@ impl Restoring {
     /// The shards that an owner of these takes from a checkpoint: all of them if the record begins
     /// from one.
     pub fn new(record: &Record, owned: impl Iterator<Item = Shard>) -> Self {
-        let missing = if is_from_checkpoint(record) { owned.collect() } else { BTreeSet::new() };
+        let missing = owned.filter(|_| record.restores().is_some()).collect();
         Self { missing, requests: Vec::new() }
     }
 
@@ -54,11 +54,6 @@ impl Restoring {
         };
         self.requests.extract_if(.., answerable).collect()
     }
-}
-
-/// Whether a generation takes its state from a checkpoint.
-pub(in crate::step) fn is_from_checkpoint(record: &Record) -> bool {
-    record.cause == Cause::Rollback && record.resume > Step(0)
 }
 
 impl Member {

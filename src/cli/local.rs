@@ -1,0 +1,39 @@
+//! The flags of the verbs that train a run on a local cluster: `everstep train` and `everstep
+//! resume`.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use clap::builder::BoolishValueParser;
+use everstep_kernels::device::DeviceChoice;
+
+/// How a local cluster trains a run.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct LocalFlags {
+    /// How many coordinators to start: of 3 one may die, of 5 two. A run that goes on in its
+    /// directory has those of before
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub coordinators: u32,
+    /// Where the run's files go [default: a new directory under `runs`]
+    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
+    pub dir: Option<PathBuf>,
+    /// Write a report of the run to this file, as JSON
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_REPORT")]
+    pub report: Option<PathBuf>,
+    /// How long to wait for workers that the run needs, before it begins or when too few are left.
+    /// After that time the exit code is 3
+    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub wait: u32,
+    /// Where the workers compute: cpu, cuda (a GPU for each), cuda:N (the GPU of that number), or
+    /// auto (a GPU if there is one)
+    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
+    pub device: DeviceChoice,
+    /// Start a new worker for every one that dies once the run has begun
+    #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
+    pub respawn: bool,
+    /// Write the begin and the duration of each stage of each step, worker by worker, to
+    /// DIR/traces, for Perfetto (ui.perfetto.dev) or chrome://tracing
+    #[arg(long, env = "EVERSTEP_TRACES", value_parser = BoolishValueParser::new())]
+    pub traces: bool,
+}

@@ -1,0 +1,186 @@
+//! Goes on with a run from the store of its checkpoints, on a new local cluster.
+//!
+//! The store is read and the run is checked before a process starts. So bad input is one error, and
+//! leaves no directory.
+
+use everstep_checkpoint::choose::PassedOver;
+use everstep_checkpoint::digest::Digest;
+use everstep_checkpoint::history;
+use everstep_checkpoint::manifest::{MAX_MANIFEST_BYTES, Manifest};
+use everstep_checkpoint::names::ObjectName;
+use everstep_checkpoint::store::{Place, Store, StoredObject};
+use everstep_transport::protocol::{CheckpointId, MetricsLine, RunSpec, Step};
+use everstep_worker::registry::Registry;
+
+use super::stored_run::{self, StoredRun};
+use super::{check, notes};
+use crate::checkpoint::{self, ReadProgress, store_failure};
+use crate::cli::ResumeFlags;
+use crate::cluster::{self, ClusterError, StoredHistory};
+use crate::config;
+use crate::failure::{Exit, Failure};
+use crate::text::RunText;
+use crate::train::{self, Trained};
+use crate::{output, progress};
+
+pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Result<(), Failure> {
+    train::check_coordinators(flags.local.coordinators)?;
+    let store = checkpoint::open(place)?;
+    let listing = store.list().map_err(store_failure)?;
+    let stored = read_stored(&*store, &listing, flags.step)?;
+    let StoredRun { mut run, origin, manifest, passed_over } = stored;
+    passed_over.iter().for_each(pass_over);
+    go_on_here(&mut run, flags, place)?;
+    check(&flags.from, &flags.local.device, &run, registry)?;
+    check_stored(&run, &manifest, registry)?;
+    let workers = flags.workers.unwrap_or(run.start_workers);
+    for note in notes(workers, &run) {
+        output::say(format_args!("note: {note}"));
+    }
+    let step = manifest.step;
+    output::say(format_args!("goes on from the checkpoint of step {step} in {place}"));
+    run.start_workers = workers.max(run.min_workers);
+    let lines = lines(&*store, &listing, &manifest)?;
+    let history = StoredHistory { origin, lines };
+    train_on(flags, (&run, workers), history, registry)
+}
+
+/// Reads the run in a store. With `step`, it goes on from the checkpoint of that step.
+pub(crate) fn read_stored(
+    store: &dyn Store,
+    listing: &[StoredObject],
+    step: Option<u64>,
+) -> Result<StoredRun, Failure> {
+    if step == Some(0) {
+        return Err(Failure::new(Exit::Usage, "the initial state is no checkpoint")
+            .at("--step")
+            .because("a store has what the run has trained")
+            .next("`everstep train` begins at the first step, and ends with the same bits"));
+    }
+    let mut read = |step| store.read_whole(&ObjectName::Manifest(step), MAX_MANIFEST_BYTES);
+    stored_run::read(store.place(), listing, step.map(Step), &mut read)
+}
+
+/// The metrics lines of the steps that the run has trained. The user hears if some are missing.
+fn lines(
+    store: &dyn Store,
+    listing: &[StoredObject],
+    manifest: &Manifest,
+) -> Result<Vec<MetricsLine>, Failure> {
+    let is_lines = |object: &&StoredObject| matches!(object.name, ObjectName::Lines(_));
+    let total = listing.iter().filter(is_lines).map(|object| object.bytes).sum();
+    let mut progress = ReadProgress::new("metrics".into(), total);
+    let (step, generation) = (manifest.step, manifest.generation);
+    let id = CheckpointId { step, generation };
+    let lines = history::lines(store, listing, id, &mut |bytes| progress.add(bytes));
+    let lines = lines.map_err(store_failure)?;
+    let missing = step.0 - lines.len() as u64;
+    if missing > 0 {
+        output::say(format_args!("note: the store has no metrics of {missing} of {step} steps"));
+    }
+    Ok(lines)
+}
+
+fn pass_over(passed: &PassedOver) {
+    let (step, damage) = (passed.step, output::plain(&passed.damage.to_string()));
+    output::say(format_args!("note: the checkpoint of step {step} is passed over: {damage}"));
+}
+
+/// The run as it goes on: it writes to the same store, wherever that is by now.
+fn go_on_here(run: &mut RunSpec, flags: &ResumeFlags, place: &Place) -> Result<(), Failure> {
+    if let Some(data) = &flags.data {
+        run.data.path = config::locate(data).map_err(|problem| {
+            Failure::new(Exit::Usage, "the data cannot be used")
+                .at("--data")
+                .because(format!("it {problem}"))
+                .next("name what the run was trained on")
+        })?;
+    }
+    let Some(checkpoint) = &mut run.checkpoint else {
+        return Err(Failure::new(Exit::Usage, "the run cannot go on from its store")
+            .at(place)
+            .because("its specification has no section [checkpoint]")
+            .next("`everstep checkpoint export` makes weights for a new run of it"));
+    };
+    checkpoint.path = place.to_string();
+    Ok(())
+}
+
+/// Checks that this program has the model and the data of a checkpoint's run, before any worker
+/// looks for them.
+pub(crate) fn check_stored(
+    run: &RunSpec,
+    manifest: &Manifest,
+    registry: &Registry,
+) -> Result<(), Failure> {
+    check_model(run, manifest, registry)?;
+    check_data(run, manifest, registry)
+}
+
+/// Checks that this program's model is the one that the run has trained.
+fn check_model(run: &RunSpec, manifest: &Manifest, registry: &Registry) -> Result<(), Failure> {
+    let refused = |why: String| {
+        Failure::new(Exit::Usage, "this program cannot train the run")
+            .at(format!("its model, {}", run.model.kind))
+            .because(why)
+            .next("resume it with the program that began it")
+    };
+    let plan = registry.plan_model(run).map_err(|error| refused(error.to_string()))?;
+    manifest.check_layout(&plan.layout).map_err(|error| refused(error.to_string()))
+}
+
+/// Checks that the data are those that the run was trained on.
+fn check_data(run: &RunSpec, manifest: &Manifest, registry: &Registry) -> Result<(), Failure> {
+    let refused = |why: String| {
+        Failure::new(Exit::Usage, "the run's data are not here")
+            .at(&run.data.path)
+            .because(why)
+            .next("name with --data where they are now")
+    };
+    let dataset = registry.build_dataset(run).map_err(|error| refused(error.to_string()))?;
+    let (theirs, ours) = (manifest.data, Digest(dataset.fingerprint()));
+    if theirs == ours && manifest.samples == dataset.len() {
+        return Ok(());
+    }
+    Err(refused(format!(
+        "the run was trained on {} samples with the digest {}, and these are {} with {}",
+        manifest.samples,
+        short(theirs),
+        dataset.len(),
+        short(ours)
+    )))
+}
+
+fn short(digest: Digest) -> String {
+    digest.to_string()[..12].into()
+}
+
+fn train_on(
+    flags: &ResumeFlags,
+    (run, workers): (&RunSpec, u32),
+    history: StoredHistory,
+    registry: &Registry,
+) -> Result<(), Failure> {
+    let (directory, report_file) = train::claim(&flags.local, run)?;
+    let (step, home) = (history.origin.step(), directory.path().to_path_buf());
+    let options = train::options(&flags.local, workers, registry);
+    let mut display = progress::Display::new(run, workers, &home);
+    let mut reached = step;
+    let report = cluster::resume_stored(run, history, directory, &options, |progress| {
+        reached = progress.step();
+        display.show(progress);
+    });
+    display.end();
+    match report {
+        Err(ClusterError::Failed { process: None, reason }) if reached <= step => {
+            Err(Failure::new(Exit::Failed, "the run cannot go on from its store")
+                .at(flags.from.display())
+                .because(reason)
+                .next("`everstep checkpoint verify` names all damage in the store"))
+        }
+        report => {
+            let trained = Trained { run, home: &home, text: &RunText::of(run) };
+            trained.conclude(report, report_file, registry)
+        }
+    }
+}

@@ -1,0 +1,45 @@
+//! Steps that are trained again from a checkpoint, and compared with what was recorded.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::world::{Ended, World, show};
+
+fn replay(world: &World, dir: &Path, flags: &[&str]) -> (Ended, Value) {
+    let verb = ["checkpoint", "verify", "--json", "--dir", show(dir)];
+    let ended = world.start(&[&verb[..], flags].concat()).end();
+    let told = serde_json::from_str(&ended.stdout).unwrap_or_else(|_| panic!("{ended:?}"));
+    (ended, told)
+}
+
+#[test]
+fn a_replay_finds_each_step_that_is_not_as_recorded() {
+    let world = World::new().with("run.steps", 60).with("checkpoint.every", 10);
+    let run = world.train(&["--workers", "2"]);
+    let before = fs::read_dir(run.dir.join("checkpoints")).expect("a store").count();
+    let (ended, told) = replay(&world, &run.dir, &["--replay", "7"]);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(told["steps"].as_u64().is_some_and(|steps| steps > 0), "{told}");
+    assert_eq!(told["differences"], serde_json::json!([]));
+    // The store has the lines, too.
+    let (ended, told) = replay(&world, &run.dir.join("checkpoints"), &["--replay", "7"]);
+    assert_eq!((ended.code, &told["differences"]), (Some(0), &serde_json::json!([])), "{ended:?}");
+    let after = fs::read_dir(run.dir.join("checkpoints")).expect("a store").count();
+    assert_eq!(after, before, "the store is only read");
+
+    let path = run.dir.join("metrics.jsonl");
+    let mut lines: Vec<Value> = run.lines("metrics.jsonl");
+    let step = told["checkpoint"].as_u64().expect("a step") + 2;
+    lines[step as usize - 1]["loss"] = 1.0.into();
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    fs::write(path, text).expect("written");
+    let from = (step - 2).to_string();
+    let (ended, told) = replay(&world, &run.dir, &["--replay", "4", "--step", &from]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.block().contains("the replay differs from what was recorded"), "{ended:?}");
+    let differences = told["differences"].as_array().expect("a list");
+    let steps: Vec<&Value> = differences.iter().map(|it| &it["step"]).collect();
+    assert_eq!(steps, [step]);
+}

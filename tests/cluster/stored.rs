@@ -1,0 +1,168 @@
+//! Runs of which nothing is left but the store of their checkpoints.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::world::{Ended, Launched, Run, Signal, World, show};
+
+const STEPS: i64 = 300;
+
+/// The small run, with a checkpoint every ten steps.
+fn saved_run() -> World {
+    World::new().with("run.steps", STEPS).with("checkpoint.every", 10)
+}
+
+/// Kills a run once a step at or after this one is listed. Its store is all that stays, elsewhere.
+fn orphaned_store(world: &World, run: Launched, step: u64) -> PathBuf {
+    let is_listed = || {
+        let events = run.lines("events.jsonl");
+        let listed = events.iter().rfind(|event| event["event"] == "checkpoint");
+        listed.is_some_and(|event| event["step"].as_u64() >= Some(step)).then_some(())
+    };
+    run.until("the checkpoint", is_listed);
+    run.program.signal(Signal::KILL);
+    run.program.end();
+    let store = world.path(&format!("store-of-{step}"));
+    fs::rename(run.dir.join("checkpoints"), &store).expect("moved");
+    fs::remove_dir_all(&run.dir).expect("removed");
+    store
+}
+
+fn resume(world: &World, store: &Path, flags: &[&str]) -> (Ended, Option<Run>) {
+    let (dir, report) = (store.with_extension("run"), store.with_extension("json"));
+    let ours = ["resume", show(store), "--dir", show(&dir), "--report", show(&report)];
+    let ended = world.start(&[&ours[..], flags].concat()).end();
+    let run = (ended.code == Some(0)).then(|| Run::read(dir, &report, ended.stdout.clone()));
+    (ended, run)
+}
+
+/// The steps of a run's events of this kind.
+fn steps(run: &Run, kind: &str) -> Vec<u64> {
+    let events = run.lines("events.jsonl");
+    let of_kind = events.iter().filter(|event| event["event"] == kind);
+    of_kind.map(|event| event["step"].as_u64().expect("a step")).collect()
+}
+
+/// The folders of complete checkpoints, oldest first.
+fn complete(store: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(store).expect("a store").map(|entry| entry.expect("one").path());
+    let mut folders: Vec<_> =
+        entries.filter(|folder| folder.join("manifest.json").is_file()).collect();
+    folders.sort();
+    folders
+}
+
+/// Flips the last bit of a part of a checkpoint.
+fn damage(checkpoint: &Path) {
+    let parts = fs::read_dir(checkpoint).expect("files").map(|file| file.expect("one").path());
+    let is_part = |path: &PathBuf| path.extension().is_some_and(|it| it == "safetensors");
+    let part = parts.into_iter().find(is_part).expect("a part");
+    let mut bytes = fs::read(&part).expect("read");
+    *bytes.last_mut().expect("bytes") ^= 1;
+    fs::write(&part, bytes).expect("written");
+}
+
+#[test]
+fn i12_a_run_goes_on_from_its_store_alone_with_any_number_of_workers() {
+    let world = saved_run();
+    let wanted = world.undisturbed();
+    for (step, workers) in [(10, "1"), (30, "2"), (20, "3"), (50, "5")] {
+        let store = orphaned_store(&world, world.launch(&["--workers", "2"]), step);
+        let (ended, run) = resume(&world, &store, &["--workers", workers]);
+        let run = run.unwrap_or_else(|| panic!("{ended:?}"));
+        assert_eq!(run.hash(), wanted, "{workers} workers");
+        run.assert_survived(STEPS as u64);
+        let resumed = steps(&run, "resumed");
+        assert!(resumed.len() == 1 && resumed[0] >= step, "not from scratch: {resumed:?}");
+        let saved = steps(&run, "checkpoint");
+        assert!(saved.last() > resumed.last(), "it goes on writing there: {saved:?}");
+    }
+}
+
+/// The run's directory names the store. A new cluster writes its files elsewhere.
+#[test]
+fn i13_a_run_that_lost_its_coordinators_goes_on_twice_and_has_each_step_once() {
+    let world = saved_run();
+    let run = world.launch(&["--workers", "2", "--coordinators", "3"]);
+    let dir = run.dir.clone();
+    run.until("a checkpoint", || complete_in(&dir).then_some(()));
+    run.program.signal(Signal::KILL);
+    run.program.end();
+    for number in 1..=3 {
+        fs::remove_dir_all(dir.join(format!("coordinator-{number}"))).expect("removed");
+    }
+    let second = world.path("second");
+    let flags = ["resume", show(&dir), "--dir", show(&second), "--workers", "2"];
+    let resumed = Launched {
+        program: world.start(&flags),
+        dir: second.clone(),
+        report: second.with_extension("json"),
+    };
+    let listed = || {
+        let events = resumed.lines("events.jsonl");
+        events.iter().any(|event| event["event"] == "checkpoint").then_some(())
+    };
+    resumed.until("another checkpoint", listed);
+    resumed.program.signal(Signal::KILL);
+    resumed.program.end();
+    let (ended, run) = resume(&world, &dir.join("checkpoints"), &["--workers", "3"]);
+    let run = run.unwrap_or_else(|| panic!("{ended:?}"));
+    assert_eq!(run.hash(), world.undisturbed());
+    run.assert_survived(STEPS as u64);
+}
+
+fn complete_in(dir: &Path) -> bool {
+    dir.join("checkpoints").is_dir() && !complete(&dir.join("checkpoints")).is_empty()
+}
+
+#[test]
+fn i12_a_damaged_checkpoint_of_a_store_is_told_of_and_an_older_one_is_taken() {
+    let world = saved_run();
+    let store = orphaned_store(&world, world.launch(&["--workers", "2"]), 30);
+    let folders = complete(&store);
+    damage(folders.last().expect("one"));
+    let newest = folders.last().and_then(|it| it.file_name()?.to_str()?.strip_prefix("step-"));
+    let newest: u64 = newest.and_then(|step| step.parse().ok()).expect("a step");
+
+    let step = newest.to_string();
+    let (ended, _) = resume(&world, &store, &["--workers", "2", "--step", &step]);
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.block().starts_with("error: the run cannot go on from its store"), "{ended:?}");
+    assert!(ended.block().contains(&format!("the checkpoint of step {newest}")), "{ended:?}");
+    fs::remove_dir_all(store.with_extension("run")).expect("its files");
+
+    let (ended, run) = resume(&world, &store, &["--workers", "2"]);
+    let run = run.unwrap_or_else(|| panic!("{ended:?}"));
+    assert_eq!(run.hash(), world.undisturbed());
+    run.assert_one_history(STEPS as u64);
+    assert_eq!(steps(&run, "checkpoint_damaged"), [newest]);
+}
+
+#[test]
+fn what_a_run_cannot_go_on_from_is_refused_in_one_block_with_what_to_do() {
+    let world = saved_run();
+    let refused = |from: &str, flags: &[&str]| {
+        let ended = world.start(&[&["resume", from], flags].concat()).end();
+        assert_eq!(ended.code, Some(2), "{ended:?}");
+        ended.block().to_string()
+    };
+    let empty = world.path("empty");
+    fs::create_dir(&empty).expect("a folder");
+    let told = refused(show(&empty), &[]);
+    assert!(told.contains("there is no checkpoint that the run could go on from"), "{told}");
+    assert!(told.contains("the store is empty") && told.contains("next: "), "{told}");
+    let told = refused("ftp://host/run", &[]);
+    assert!(told.contains("there are no stores of this scheme"), "{told}");
+    let told = refused(show(&world.path("nowhere")), &[]);
+    assert!(told.contains("there is no such directory"), "{told}");
+
+    let store = orphaned_store(&world, world.launch(&["--workers", "2"]), 10);
+    let told = refused(show(&store), &["--step", "7"]);
+    assert!(told.contains("there is no checkpoint of step 7; the newest are those"), "{told}");
+    let told = refused(show(&store), &["--step", "0"]);
+    assert!(told.contains("`everstep train` begins at the first step"), "{told}");
+    let other = world.write("other.txt", &"another text\n".repeat(4_096));
+    let told = refused(show(&store), &["--data", show(&other)]);
+    assert!(told.contains("the run's data are not here"), "{told}");
+    assert!(told.contains("was trained on") && told.contains("--data"), "{told}");
+}
