@@ -107,7 +107,7 @@ fn sweep_up(store: &dyn Store, up_to: Step) -> Result<(), StoreError> {
 }
 
 fn name_of(of: &WorkerPart, claim: u64) -> PartName {
-    PartName { generation: of.part.commit.generation, worker: of.worker, claim }
+    PartName { generation: of.part.generation, worker: of.worker, claim }
 }
 
 /// The manifest of these parts, which the cluster with this claim wrote. An error in words if they

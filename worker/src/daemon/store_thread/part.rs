@@ -34,7 +34,7 @@ pub(super) fn write_part(
     };
     let plan = PartPlan {
         step: part.commit.step,
-        name: PartName { generation: part.commit.generation, worker: part.worker, claim: number },
+        name: PartName { generation: part.generation, worker: part.worker, claim: number },
         run: facts.run_digest.clone(),
         parameters: facts.layout.count(),
         slots: facts.slots.clone(),
