@@ -27,7 +27,7 @@ use self::holding::Holding;
 use self::pausing::Pausing;
 use super::catch_up::CatchUp;
 use super::directives::Asked;
-use super::failure_detector::{Certainty, SignOfLife, Suspicion, WORKER_SUSPECT_AFTER};
+use super::failure_detector::{SignOfLife, Suspicion};
 use super::feeds::Feeds;
 use super::partition::Partition;
 use super::plan::{Plan, PlanInputs, Wait, plan};

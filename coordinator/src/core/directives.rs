@@ -10,6 +10,7 @@
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{PausedBy, RunPause};
+use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::{CheckpointId, Generation, Step, WorkerId};
 use everstep_transport::time::Time;
 
@@ -155,7 +156,7 @@ impl Core {
             }
         }
         for worker in members {
-            let reason = "it has left".to_string();
+            let reason = LossReason::Left;
             self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
     }

@@ -149,7 +149,7 @@ fn class(reason: &LossReason) -> &'static str {
             "replaced"
         }
         LossReason::Unreachable(_) => "unreachable",
-        LossReason::FoundDead | LossReason::Revoked => "other",
+        LossReason::FoundDead | LossReason::Revoked | LossReason::Left => "other",
         LossReason::CannotCompute(_) | LossReason::DeviceHangs(_) => "other",
         LossReason::Words(words) => class_of_words(words),
     }

@@ -109,6 +109,9 @@ pub enum LossReason {
     /// The worker's device hangs.
     #[error("{0}")]
     DeviceHangs(DeviceHang),
+    /// The worker has left with all others, once a checkpoint had what they held.
+    #[error("it has left")]
+    Left,
     /// A build of log format 1 put it in these words.
     #[error("{0}")]
     Words(String),

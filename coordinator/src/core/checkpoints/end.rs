@@ -73,7 +73,7 @@ impl Core {
             pending.is_some_and(|pending| pending.cover(self.state.shards().unwrap_or(0)).is_ok());
         let heard = pending.map_or(Time(0), |pending| pending.heard());
         let since = self.checkpoints.renewed.max(heard);
-        let is_over = now.since(since) >= LAST_CHECKPOINT_GIVEN_UP_AFTER;
+        let is_over = now.since(since) >= STORE_GIVEN_UP_AFTER;
         if !is_whole && is_over && !self.checkpoints.failed.contains(&asked.id) {
             self.fail_incomplete(now, asked.id);
         }
