@@ -389,7 +389,8 @@ mod tests {
         assert!(told.contains("cannot build the data set \"rings\": rings://7"), "{told}");
 
         let flags = LocalFlags { dir: Some(folder.path().join("run")), ..LocalFlags::default() };
-        let (directory, _) = claim_directory(&flags, &mut resolved.run, &text).expect("a directory");
+        let (directory, _) =
+            claim_directory(&flags, &mut resolved.run, &text).expect("a directory");
         assert_eq!(resolved.run.data.path, "rings://7");
         let stated = fs::read_to_string(directory.path().join("run.json")).expect("claimed");
         assert!(stated.contains("rings://7"), "{stated}");

@@ -72,7 +72,7 @@ fn i12_a_run_goes_on_from_its_store_alone_with_any_number_of_workers() {
         let run = run.unwrap_or_else(|| panic!("{ended:?}"));
         assert_eq!(run.hash(), wanted, "{workers} workers");
         run.assert_survived(STEPS as u64);
-        let resumed = steps(&run, "resumed");
+        let resumed = steps(&run, "continued");
         assert!(resumed.len() == 1 && resumed[0] >= step, "not from scratch: {resumed:?}");
         let saved = steps(&run, "checkpoint");
         assert!(saved.last() > resumed.last(), "it goes on writing there: {saved:?}");

@@ -13,9 +13,7 @@ use everstep_transport::protocol::{
     WorkerId, WrittenManifest,
 };
 use everstep_transport::time::Time;
-use everstep_worker::step::event::{
-    Input, PartToSave, ShardToSave, StoreJob, StoreReport,
-};
+use everstep_worker::step::event::{Input, PartToSave, ShardToSave, StoreJob, StoreReport};
 
 use super::World;
 use super::types::Event;

@@ -33,7 +33,7 @@ use super::partition::Partition;
 use super::plan::{Plan, PlanInputs, Wait, plan};
 use super::roster::Roster;
 use super::{Core, LinkId, Parts, links};
-use crate::state::{Change, Command, EntryOutcome, Loss, State, WorkerPhase};
+use crate::state::{Change, Command, Loss, State};
 
 /// What the leader knows of the change of generation under way, and of the next one.
 #[derive(Debug, Default)]

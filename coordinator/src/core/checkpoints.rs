@@ -231,9 +231,8 @@ impl Core {
             };
             invariants::check_sweep(self, id, sweep);
             let (lines, events) = (Vec::new(), self.events_since_checkpoint());
-            let order = ManifestToWrite {
-                term, generation, parts, bitwise, delete, sweep, lines, events,
-            };
+            let order =
+                ManifestToWrite { term, generation, parts, bitwise, delete, sweep, lines, events };
             let (to, after, to_step) = (link, self.stored_lines(id.step), id.step);
             let order = Box::new(order);
             self.outbox.push(ShellEffect::OrderManifest { to, after, to_step, order });

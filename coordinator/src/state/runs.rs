@@ -231,19 +231,15 @@ impl State {
 
     /// Why a run that another cluster has begun cannot go on, if `damaged` is the checkpoint that
     /// its members restore: it does not begin from the initial state without a word.
-    pub(crate) fn cannot_resume(&self, damaged: CheckpointId) -> Option<String> {
+    pub(crate) fn cannot_resume(&self, damaged: CheckpointId) -> Option<FailReason> {
         let origin = self.runs.origin.as_ref()?;
         let listed = self.checkpoints.find(damaged).and_then(|listed| listed.damage.as_ref());
-        let (step, why) = (damaged.step, listed?);
+        let (step, damage) = (damaged.step, listed?.clone());
         if !origin.falls_back && step == origin.step {
-            return Some(format!(
-                "the checkpoint of step {step}, from which the run was to go on, is damaged: {why}"
-            ));
+            return Some(FailReason::OriginDamaged { step, damage });
         }
         let is_last = self.checkpoints.newest_up_to(step).is_none();
-        is_last.then(|| {
-            format!("no checkpoint of the run is whole; that of step {step} is damaged: {why}")
-        })
+        is_last.then_some(FailReason::NoWholeCheckpoint { step, damage })
     }
 
     /// Begins a run. Nothing is left of the run before but what the state tells of it.

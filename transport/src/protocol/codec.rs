@@ -87,7 +87,7 @@ fn names(message: &Message) -> Vec<&NodeName> {
             let unable = update.unable.iter().map(|(name, _)| name);
             events.chain(workers).chain(&update.idle).chain(failed).chain(unable).collect()
         }
-        Message::WriteManifest(order) => order.events.iter().filter_map(name_of).collect(),
+        Message::WriteManifest(order) => order.events.iter().flat_map(names_in).collect(),
         Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),
         Message::Told(Reply::Coordinators { coordinators, .. }) => {
             coordinators.iter().map(|coordinator| &coordinator.view.name).collect()

@@ -147,6 +147,14 @@ pub enum FailReason {
          train with fewer workers or copies"
     )]
     RecordTooLarge { bytes: u64, most: u64 },
+    /// The run was to go on from this checkpoint and from no other one, and a worker found damage in
+    /// it, in these words.
+    #[error("the checkpoint of step {step}, from which the run was to go on, is damaged: {damage}")]
+    OriginDamaged { step: Step, damage: String },
+    /// The run was to go on from a store in which no checkpoint is whole. A worker found damage in
+    /// the last one, in these words.
+    #[error("no checkpoint of the run is whole; that of step {step} is damaged: {damage}")]
+    NoWholeCheckpoint { step: Step, damage: String },
     /// A build of log format 1 put it in these words.
     #[error("{0}")]
     Words(String),

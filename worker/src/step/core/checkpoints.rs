@@ -10,14 +10,12 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_transport::protocol::{
-    Cause, CheckpointId, Commit, Generation, ManifestToWrite, Message, Record, SavedPart, Shard,
-    WorkerId, WrittenManifest,
+    CheckpointId, Commit, Generation, ManifestToWrite, Message, Record, SavedPart, Shard, WorkerId,
+    WrittenManifest,
 };
 
 use super::{Core, Phase};
-use crate::step::event::{
-    Effect, Job, PartToSave, Report, ShardToSave, StoreJob, StoreReport,
-};
+use crate::step::event::{Effect, Job, PartToSave, Report, ShardToSave, StoreJob, StoreReport};
 use crate::step::member::Member;
 
 /// What the core knows of the run's checkpoints.
