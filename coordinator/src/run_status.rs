@@ -183,6 +183,7 @@ fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::outcome::{OwnersAwaited, PausedBy, Waiting};
+    use everstep_transport::protocol::reason::{PauseReason, UnsavedReason};
     use everstep_transport::protocol::{
         HostName, MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerLabel, WriteFailure,
     };
@@ -274,7 +275,7 @@ mod tests {
     #[test]
     fn a_pause_is_told_with_its_cause_and_the_way_out() {
         let by = PausedBy::Operator;
-        let (reason, since_unix_ms) = ("an operator asked for it".to_string(), 78_000);
+        let (reason, since_unix_ms) = (PauseReason::Asked, 78_000);
         let paused = RunPause { by, reason, since_unix_ms, in_force: false };
         let told = |paused| run_status(&ClusterView { paused: Some(paused), ..view() });
         let words = "pausing: step 812 of 1,000 with 2 workers; paused by an operator";
@@ -283,7 +284,8 @@ mod tests {
         let words = "paused by an operator: step 812 of 1,000 was the last, with 2 workers; \
                      `everstep run resume` lets it go on";
         assert_eq!(told(paused.clone()), ("paused", words.into()));
-        let reason = "the checkpoint of step 800 was not written: full".into();
+        let reason = UnsavedReason::Words("full".into());
+        let reason = PauseReason::Unsaved { step: Step(800), reason };
         let paused = RunPause { by: PausedBy::FailedCheckpoint, reason, ..paused };
         let (state, words) = told(paused);
         assert!(state == "paused" && words.contains("since the checkpoint of step 800"), "{words}");

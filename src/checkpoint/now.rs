@@ -56,7 +56,7 @@ impl Told {
                     self.step = Some(*step);
                 }
                 EventKind::CheckpointFailed { step, reason } if self.step == Some(*step) => {
-                    self.failed = Some(reason.clone());
+                    self.failed = Some(reason.to_string());
                 }
                 _ => {}
             }
@@ -129,6 +129,7 @@ mod tests {
     use everstep_transport::protocol::Message;
     use everstep_transport::protocol::exemplars;
     use everstep_transport::protocol::outcome::Event;
+    use everstep_transport::protocol::reason::UnsavedReason;
 
     use super::*;
 
@@ -139,7 +140,8 @@ mod tests {
             _ => None,
         });
         let mut update = updates.next().expect("an example of every message");
-        let failed = |step| EventKind::CheckpointFailed { step: Step(step), reason: "full".into() };
+        let reason = || UnsavedReason::Words("full".into());
+        let failed = |step| EventKind::CheckpointFailed { step: Step(step), reason: reason() };
         let kinds = [failed(7), EventKind::CheckpointRequested { step: Step(7) }, failed(5)];
         let event = |(number, kind)| Event { number, unix_ms: 1, kind };
         update.events = (4..).zip(kinds).map(event).collect();

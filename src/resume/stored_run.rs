@@ -203,7 +203,7 @@ mod tests {
     }
 
     fn part_name(generation: u64) -> PartName {
-        PartName { generation: Generation(generation), worker: WorkerId(5) }
+        PartName { claim: 1, generation: Generation(generation), worker: WorkerId(5) }
     }
 
     fn object(name: ObjectName, bytes: u64) -> StoredObject {

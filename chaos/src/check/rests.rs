@@ -75,6 +75,7 @@ impl Rests {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::outcome::PausedBy;
+    use everstep_transport::protocol::reason::{PauseReason, UnsavedReason};
     use everstep_transport::protocol::{Cause, Generation, Message, exemplars};
 
     use super::*;
@@ -101,8 +102,7 @@ mod tests {
     }
 
     fn paused() -> EventKind {
-        let reason = "an operator asked for it".into();
-        EventKind::Paused { by: PausedBy::Operator, reason }
+        EventKind::Paused { by: PausedBy::Operator, reason: PauseReason::Asked }
     }
 
     #[test]
@@ -135,7 +135,8 @@ mod tests {
     #[test]
     fn i26_a_checkpoint_of_which_nothing_tells_is_found() {
         let asked = || EventKind::CheckpointRequested { step: Step(4) };
-        let failed = || EventKind::CheckpointFailed { step: Step(4), reason: "full".into() };
+        let reason = || UnsavedReason::Words("full".into());
+        let failed = || EventKind::CheckpointFailed { step: Step(4), reason: reason() };
         let listed = || {
             let state_hash = String::new();
             EventKind::Checkpoint { step: Step(4), bytes: 1, seconds: 1.0, state_hash }

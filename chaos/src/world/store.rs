@@ -51,6 +51,8 @@ impl SimStore {
             parts: BTreeMap::new(),
             manifests: BTreeMap::new(),
             model_place: ModelPlace { host: String::new(), path },
+            lines: BTreeSet::new(),
+            lacks_lines: false,
             away_until: Time(0),
             busy_until: BTreeMap::new(),
         }

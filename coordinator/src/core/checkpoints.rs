@@ -17,6 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{Event, EventKind};
+use everstep_transport::protocol::reason::UnsavedReason;
 use everstep_transport::protocol::{
     CheckpointId, ListedCheckpoint, ManifestToWrite, Record, SavedPart, Step, WorkerId, WorkerPart,
     WrittenManifest,
@@ -309,6 +310,7 @@ impl Core {
         let last = self.state.run().map_or(Step(0), |run| Step(run.steps));
         let is_told = id.step == last || !self.fails_since(id);
         if self.checkpoints.fail(id) && !is_known && is_told {
+            let reason = UnsavedReason::Words(reason);
             self.note(now, EventKind::CheckpointFailed { step: id.step, reason });
         }
         self.conclude(now);

@@ -7,6 +7,7 @@
 //! know how a generation is planned.
 
 use everstep_transport::protocol::outcome::{EventKind, PausedBy, RunPause};
+use everstep_transport::protocol::reason::{PauseReason, UnsavedReason};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{CheckpointId, Generation, OnFailure, Record, RunId, Step};
 use rkyv::{Archive, Deserialize, Serialize};
@@ -79,13 +80,13 @@ impl State {
             return Err(Rejection::Paused(pause.clone()));
         }
         let saves = self.run().is_some_and(|run| run.checkpoint.is_some());
-        self.begin_pause(unix_ms, PausedBy::Operator, "an operator asked for it".into());
+        self.begin_pause(unix_ms, PausedBy::Operator, PauseReason::Asked);
         self.runs.directives.save.by_pause = saves;
         self.meet_request(unix_ms);
         Ok(EntryOutcome::Accepted)
     }
 
-    fn begin_pause(&mut self, unix_ms: u64, by: PausedBy, reason: String) {
+    fn begin_pause(&mut self, unix_ms: u64, by: PausedBy, reason: PauseReason) {
         let in_force = self.record().is_some_and(|record| record.waiting);
         let since_unix_ms = unix_ms;
         self.events.note(unix_ms, EventKind::Paused { by, reason: reason.clone() });
@@ -162,7 +163,7 @@ impl State {
         let asked = self.runs.directives.saving;
         if let Some(asked) = asked.filter(|asked| !self.is_of_history(asked.id)) {
             self.runs.directives.saving = None;
-            let (step, reason) = (asked.id.step, "the run went back before that step".into());
+            let (step, reason) = (asked.id.step, UnsavedReason::WentBack);
             self.events.note(unix_ms, EventKind::CheckpointFailed { step, reason });
         }
     }
@@ -180,7 +181,7 @@ impl State {
         let spec = self.run().and_then(|run| run.checkpoint.as_ref());
         let pauses = spec.is_some_and(|spec| spec.on_failure == OnFailure::Pause);
         if pauses && self.pause().is_none() {
-            let reason = format!("the checkpoint of step {step} was not written: {reason}");
+            let reason = PauseReason::Unsaved { step: *step, reason: reason.clone() };
             self.begin_pause(unix_ms, PausedBy::FailedCheckpoint, reason);
         }
     }

@@ -28,7 +28,7 @@ use super::outcome::{
     Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
-use super::reason::{FailReason, LossReason};
+use super::reason::{FailReason, LossReason, PauseReason, UnsavedReason};
 use super::rejection::Rejection;
 use super::run::Precision;
 use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
@@ -278,7 +278,8 @@ fn event() -> Event {
 
 /// A pause by a failed checkpoint.
 pub fn pause() -> RunPause {
-    let reason = "the checkpoint of step 5 was not written: no space left".into();
+    let reason = UnsavedReason::Words("no space left".into());
+    let reason = PauseReason::Unsaved { step: Step(5), reason };
     RunPause { by: PausedBy::FailedCheckpoint, reason, since_unix_ms: 8, in_force: true }
 }
 

@@ -19,7 +19,9 @@ use super::ids::{
     DataShard, Generation, HostName, NodeName, Rank, Shard, Step, Term, WorkerId, WorkerLabel, Zone,
 };
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
-use super::reason::{FailReason, LossReason, RollbackReason, StandstillReason, as_words};
+use super::reason::{
+    FailReason, LossReason, PauseReason, RollbackReason, StandstillReason, UnsavedReason, as_words,
+};
 use super::rejection::Rejection;
 use super::step::MetricsLine;
 
@@ -200,8 +202,9 @@ pub enum EventKind {
     CheckpointFailed {
         /// Its step.
         step: Step,
-        /// The reason in words for the user.
-        reason: String,
+        /// The reason. JSON has its sentence.
+        #[serde(serialize_with = "as_words")]
+        reason: UnsavedReason,
     },
     /// A checkpoint cannot be restored. The run goes back to an older one.
     CheckpointDamaged {
@@ -223,8 +226,9 @@ pub enum EventKind {
     Paused {
         /// What asked for it.
         by: PausedBy,
-        /// The reason in words for the user.
-        reason: String,
+        /// The reason. JSON has its sentence.
+        #[serde(serialize_with = "as_words")]
+        reason: PauseReason,
     },
     /// An operator lets a paused run go on.
     Resumed,

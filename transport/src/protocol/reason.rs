@@ -1,4 +1,5 @@
-//! Why a worker was lost, why a run failed, went back, or stands still.
+//! Why a worker was lost, why a run failed, went back, pauses, or stands still, and why a checkpoint
+//! was not written.
 //!
 //! The replicated state and the entries of the log hold these values, and no sentences: a build
 //! that words a sentence in another way holds the same state. Each value displays itself as the
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::ids::{NodeName, Shard, WorkerId, WorkerLabel};
+use super::ids::{NodeName, Shard, Step, WorkerId, WorkerLabel};
 
 /// JSON has the sentence of a reason.
 pub(super) fn as_words<S: serde::Serializer>(
@@ -226,4 +227,26 @@ pub enum StandstillReason {
     /// A build of log format 1 put it in these words.
     #[error("{0}")]
     Words(String),
+}
+
+/// Why a checkpoint was not written.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnsavedReason {
+    /// The run went back to an earlier step.
+    #[error("the run went back before that step")]
+    WentBack,
+    /// The leader saw it, or a worker says it, in these words.
+    #[error("{0}")]
+    Words(String),
+}
+
+/// Why a run pauses.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PauseReason {
+    /// An operator asked for it.
+    #[error("an operator asked for it")]
+    Asked,
+    /// A checkpoint was not written, in a run that asks for a pause then.
+    #[error("the checkpoint of step {step} was not written: {reason}")]
+    Unsaved { step: Step, reason: UnsavedReason },
 }

@@ -89,6 +89,14 @@ fn the_failure_of_a_run_has_its_sentence() {
             "the record of a generation takes 9 bytes of the log, which takes 8 at most: train \
              with fewer workers or copies",
         ),
+        (
+            FailReason::OriginDamaged { step: Step(3), damage: "it was cut".into() },
+            "the checkpoint of step 3, from which the run was to go on, is damaged: it was cut",
+        ),
+        (
+            FailReason::NoWholeCheckpoint { step: Step(3), damage: "it was cut".into() },
+            "no checkpoint of the run is whole; that of step 3 is damaged: it was cut",
+        ),
         (FailReason::Words(words()), "no such file"),
     ] {
         assert_eq!(reason.to_string(), sentence);

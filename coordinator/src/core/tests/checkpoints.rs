@@ -84,7 +84,7 @@ pub(super) fn listed(world: &World) -> Vec<u64> {
 /// The steps and reasons of checkpoints that failed.
 pub(super) fn failures(world: &World) -> Vec<(u64, String)> {
     let failure = |kind| match kind {
-        EventKind::CheckpointFailed { step, reason } => Some((step.0, reason)),
+        EventKind::CheckpointFailed { step, reason } => Some((step.0, reason.to_string())),
         _ => None,
     };
     world.events().into_iter().filter_map(failure).collect()

@@ -257,7 +257,8 @@ fn a_failed_checkpoint_pauses_a_run_that_asks_for_it() {
     world.say(links[1], unsaved(id(5, 1)));
     let paused = world.watch(5, 0).paused.expect("it pauses");
     assert_eq!(paused.by, PausedBy::FailedCheckpoint);
-    assert!(paused.reason.contains("step 5") && paused.reason.contains("no space left"));
+    let words = paused.reason.to_string();
+    assert!(words.contains("step 5") && words.contains("no space left"), "{words}");
     world.hold_all();
     assert_eq!(world.stands(), (Cause::Pause, 5, true));
     assert_eq!(world.ask(1, OperatorCommand::Resume), None);

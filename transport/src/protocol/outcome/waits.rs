@@ -8,6 +8,7 @@ use std::fmt;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::protocol::ids::{Step, WorkerId, WorkerLabel};
+use crate::protocol::reason::{PauseReason, as_words};
 
 /// A run that starts no step, because too few workers take part.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,8 +60,9 @@ impl fmt::Display for OwnersAwaited {
 pub struct RunPause {
     /// What asked for it.
     pub by: PausedBy,
-    /// The reason in words for the user.
-    pub reason: String,
+    /// The reason. JSON has its sentence.
+    #[serde(serialize_with = "as_words")]
+    pub reason: PauseReason,
     /// Since when it was asked for: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,
     /// Whether the pause is in force. Before that the members finish the step under way.

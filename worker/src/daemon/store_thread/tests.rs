@@ -2,6 +2,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use everstep_checkpoint::manifest::Manifest;
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce;
