@@ -4,11 +4,9 @@
 //! [`train`] does all of it for one run, and [`resume`] goes on with a run of which all processes
 //! have ended. A program that wants to act in between uses [`Cluster`]. The processes are this same
 //! program with other verbs, so all of them know a program's own models and data sets. They end
-//! when this process does, however it ends. `workers.rs` and `coordinators.rs` say what happens
-//! when one of *them* ends.
+//! when this process does. `workers.rs` and `coordinators.rs` say what happens when they end.
 //!
-//! Nothing here takes part in training: this process learns all that it reports from the
-//! coordinators.
+//! Nothing here trains: this process learns all that it reports from the coordinators.
 
 mod conclusion;
 mod continuation;

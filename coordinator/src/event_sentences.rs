@@ -28,6 +28,11 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
     )
 }
 
+fn members(count: usize) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} worker{plural}")
+}
+
 /// A sentence about the event.
 pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
     let called = |worker: &WorkerId| state.called(*worker);
@@ -41,13 +46,9 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
             format!("coordinator {coordinator} leads this cluster, in term {term}")
         }
         EventKind::Generation { generation, workers, at_step, redone, .. } => {
-            let count = workers.len();
-            let plural = if count == 1 { "" } else { "s" };
             let again = if *redone { ", and the step under way is done again" } else { "" };
-            format!(
-                "generation {generation} of {count} worker{plural} begins after step \
-                 {at_step}{again}"
-            )
+            let members = members(workers.len());
+            format!("generation {generation} of {members} begins after step {at_step}{again}")
         }
         EventKind::Joined { worker } => format!("{} joined", called(worker)),
         EventKind::Draining { worker } => format!("{} was asked to leave", called(worker)),

@@ -3,8 +3,7 @@
 //! Input: [`Job`]s in order. Output: [`Report`]s. A job blocks its thread and nothing else. While a
 //! pass waits for parameters, it takes the jobs that arrive, and does them or puts them off. The
 //! same code runs under a simulator, which calls [`Device::handle`] with a [`DeviceChannel`] of its
-//! own. The device knows neither the members nor votes. Of a change of generation it knows which
-//! shards to keep.
+//! own. The device knows no members and no votes. At a change it knows which shards to keep.
 
 pub mod accumulate;
 pub mod build;

@@ -1,5 +1,5 @@
-//! Why a worker was lost, why a run failed, went back, pauses, or stands still, and why a checkpoint
-//! was not written.
+//! Why a worker was lost, why a run failed, went back, pauses or stands still, and why a
+//! checkpoint was not written.
 //!
 //! The replicated state and the entries of the log hold these values, and no sentences: a build
 //! that words a sentence in another way holds the same state. Each value displays itself as the
@@ -148,8 +148,8 @@ pub enum FailReason {
          train with fewer workers or copies"
     )]
     RecordTooLarge { bytes: u64, most: u64 },
-    /// The run was to go on from this checkpoint and from no other one, and a worker found damage in
-    /// it, in these words.
+    /// The run was to go on from this checkpoint and from no other one, and a worker found damage
+    /// in it, in these words.
     #[error("the checkpoint of step {step}, from which the run was to go on, is damaged: {damage}")]
     OriginDamaged { step: Step, damage: String },
     /// The run was to go on from a store in which no checkpoint is whole. A worker found damage in
