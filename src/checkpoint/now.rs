@@ -39,7 +39,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
 /// What the events tell of the checkpoint that was asked for.
 #[derive(Default)]
 struct Told {
-    /// The newest event.
+    /// The newest event before the request.
     event: u64,
     /// The step that is saved.
     step: Option<Step>,

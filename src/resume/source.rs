@@ -9,7 +9,7 @@ use crate::checkpoint::{place_of_run, store_failure};
 use crate::cluster::{self, Directory};
 use crate::failure::{Exit, Failure};
 
-/// See the module.
+/// A place from which a run can go on.
 #[derive(Debug, PartialEq)]
 pub(super) enum ResumeSource {
     /// The coordinators of this directory go on.

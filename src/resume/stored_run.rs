@@ -24,9 +24,9 @@ const MAX_LISTED: usize = 1_000;
 /// What a store has of a run.
 #[derive(Debug, PartialEq)]
 pub(crate) struct StoredRun {
-    /// The run's specification.
+    /// The run's specification, from its manifests.
     pub(crate) run: RunSpec,
-    /// The checkpoints.
+    /// The checkpoints that the store has.
     pub(crate) origin: RunOrigin,
     /// The manifest of the checkpoint from which the run goes on.
     pub(crate) manifest: Manifest,

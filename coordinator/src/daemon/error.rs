@@ -139,7 +139,7 @@ pub enum JoinError {
     /// This coordinator does not answer.
     #[error("{address}: {error}")]
     Unanswered {
-        /// The coordinator's address.
+        /// The address of the coordinator asked.
         address: SocketAddr,
         /// Why there is no answer.
         error: AnswerError,

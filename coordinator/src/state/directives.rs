@@ -28,7 +28,7 @@ pub(super) struct Directives {
 /// What asks for a checkpoint.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SaveRequests {
-    /// An operator does.
+    /// Whether an operator asks for a checkpoint.
     pub(super) by_operator: bool,
     /// The pause does. A run that goes on needs it no more.
     pub(super) by_pause: bool,
@@ -37,7 +37,7 @@ pub(super) struct SaveRequests {
 /// A checkpoint that was asked for.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AskedCheckpoint {
-    /// The checkpoint.
+    /// The checkpoint of the requested state.
     pub id: CheckpointId,
     /// The newest generation that was asked to save it.
     pub generation: Generation,

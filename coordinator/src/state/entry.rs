@@ -46,7 +46,7 @@ pub enum Command {
     },
     /// The proposer leads, in the term of the entry.
     Lead {
-        /// The proposer's id.
+        /// The id of the new leader.
         coordinator: CoordinatorId,
     },
     /// A worker that is no member is gone. A member goes only by a generation without it.
@@ -148,7 +148,7 @@ pub enum Command {
     ListCheckpoint {
         /// The run's id.
         run: u64,
-        /// The checkpoint.
+        /// The checkpoint with its digests.
         checkpoint: ListedCheckpoint,
         /// Dropped checkpoints that the writer of the manifest has deleted.
         deleted: Vec<CheckpointId>,
@@ -157,7 +157,7 @@ pub enum Command {
     DamageCheckpoint {
         /// The run's id.
         run: u64,
-        /// The checkpoint.
+        /// The checkpoint that cannot be restored.
         id: CheckpointId,
         /// The file, the shard, and what is wrong.
         reason: String,

@@ -188,7 +188,7 @@ pub enum EventKind {
     },
     /// A checkpoint is complete: the run can go on from it.
     Checkpoint {
-        /// Its step.
+        /// The step of the saved state.
         step: Step,
         /// The bytes of all of its files.
         bytes: u64,
@@ -200,7 +200,7 @@ pub enum EventKind {
     /// A checkpoint that was due, or asked for, was not written. Training went on, or the run
     /// paused: its specification says which.
     CheckpointFailed {
-        /// Its step.
+        /// The step that was not saved.
         step: Step,
         /// The reason. JSON has its sentence.
         #[serde(serialize_with = "as_words")]
@@ -208,7 +208,7 @@ pub enum EventKind {
     },
     /// A checkpoint cannot be restored. The run goes back to an older one.
     CheckpointDamaged {
-        /// Its step.
+        /// The step of the damaged checkpoint.
         step: Step,
         /// The file, the shard, and what is wrong.
         reason: String,
@@ -235,12 +235,12 @@ pub enum EventKind {
     /// The state after this step is saved, although the step may not be due: an operator asked for
     /// it, the run pauses, or its last workers leave.
     CheckpointRequested {
-        /// The step.
+        /// The step that will be saved.
         step: Step,
     },
     /// The run goes on from a checkpoint that another cluster has written.
     Continued {
-        /// The checkpoint's step.
+        /// The step of that checkpoint's state.
         step: Step,
     },
 }

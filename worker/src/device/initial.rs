@@ -16,12 +16,12 @@ use everstep_transport::protocol::RunSpec;
 
 use crate::registry::BuildError;
 
-/// See the module.
+/// The weights with which a run begins.
 #[derive(Clone)]
 pub enum InitialParameters {
     /// They follow from this seed.
     Seed(u64),
-    /// They are read.
+    /// Those that a file has.
     Weights(Arc<InitialWeights>),
 }
 

@@ -82,7 +82,7 @@ impl fmt::Display for RunPause {
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(rename_all = "snake_case")]
 pub enum PausedBy {
-    /// An operator's word.
+    /// An operator asked for it.
     Operator,
     /// A checkpoint that was not written, in a run that asks for a pause then.
     FailedCheckpoint,

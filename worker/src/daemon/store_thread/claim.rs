@@ -14,7 +14,7 @@ pub(super) enum Permit {
     MayNot(String),
 }
 
-/// See the module.
+/// Whether this worker's cluster may write into the store.
 pub(super) struct ClusterClaim {
     claim: Claim,
     /// Its number, as this process has learned it.

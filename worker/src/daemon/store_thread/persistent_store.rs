@@ -32,7 +32,7 @@ pub(super) enum Abandoned {
 
 /// What an attempt comes to, if the store does not fail.
 pub(super) enum Attempt<T> {
-    /// The result.
+    /// It worked, with this result.
     Done(T),
     /// It must not be done, for this reason. It is not tried again.
     Refused(String),

@@ -41,7 +41,7 @@ pub enum StoreJob {
 /// This worker's part of a checkpoint.
 #[derive(Debug)]
 pub struct PartToSave {
-    /// The worker.
+    /// The worker that writes the part.
     pub worker: WorkerId,
     /// The generation that names the file, with the worker. It is that of the commit if the step is
     /// due.
@@ -101,7 +101,7 @@ pub enum StoreReport {
     Stored {
         /// The generation in which its file became complete.
         generation: Generation,
-        /// The place.
+        /// The place of the model in the store.
         place: ModelPlace,
     },
     /// The store does not do what is asked, for this reason, and the thread tries again. None: it
