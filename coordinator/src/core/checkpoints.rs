@@ -302,13 +302,14 @@ impl Core {
         self.fail_checkpoint(now, id, reason);
     }
 
-    /// A checkpoint is not written, for this reason. An event tells of the first that fails, and of
-    /// the run's last. The listing of a later one tells of those in between.
+    /// A checkpoint is not written, for this reason. An event tells of the first that fails, of the
+    /// run's last, and of one that was asked for. The listing of a later one tells of the others.
     fn fail_checkpoint(&mut self, now: Time, id: CheckpointId, reason: String) {
         let is_known = self.has_failed(id.step);
         self.departures.save_failed(now);
         let last = self.state.run().map_or(Step(0), |run| Step(run.steps));
-        let is_told = id.step == last || !self.fails_since(id);
+        let is_asked = self.state.asked_checkpoint().is_some_and(|asked| asked.id == id);
+        let is_told = id.step == last || is_asked || !self.fails_since(id);
         if self.checkpoints.fail(id) && !is_known && is_told {
             let reason = UnsavedReason::Words(reason);
             self.note(now, EventKind::CheckpointFailed { step: id.step, reason });

@@ -227,6 +227,20 @@ fn a_checkpoint_whose_writer_is_lost_fails_if_steps_go_on() {
     assert_eq!(world.core.state().asked_checkpoint(), None);
 }
 
+/// Else the run would wait for it at its end.
+#[test]
+fn a_checkpoint_that_is_asked_for_and_fails_after_another_one_is_told_of() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=3);
+    world.ask(1, OperatorCommand::Checkpoint);
+    world.hold_all();
+    settle(&mut world, links[0], 4..=5);
+    world.say(links[1], unsaved(id(5, 2)));
+    world.say(links[1], unsaved(id(3, 1)));
+    assert_eq!(failures(&world).len(), 2);
+    assert_eq!(world.core.state().asked_checkpoint(), None);
+}
+
 #[test]
 fn a_paused_run_saves_anew_after_a_loss_and_after_a_failure() {
     let (mut world, links) = World::training_as(saving(3));
