@@ -75,11 +75,9 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
             format!("{} cannot write the model to {place}: {reason}", called(worker))
         }
         EventKind::NoStore => "no worker has a directory to write the model to".into(),
-        EventKind::Complete { step, model: None } => {
-            format!("the run is complete, after step {step}")
-        }
-        EventKind::Complete { step, model: Some(place) } => {
-            format!("the run is complete, after step {step}: its model is {place}")
+        EventKind::Complete { step, model } => {
+            let model = model.iter().map(|place| format!(": its model is {place}"));
+            format!("the run is complete, after step {step}{}", model.collect::<String>())
         }
         EventKind::LinesLost { from, to } => {
             format!("no process has the metrics of steps {from} to {to} any more")
