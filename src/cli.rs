@@ -274,12 +274,15 @@ mod tests {
     fn every_flag_has_the_variable_of_its_name() {
         // For `worker` the variable of this name means addresses. Here it would be a count.
         let exceptions = [("train", "coordinators"), ("resume", "coordinators")];
-        fn flags(command: &clap::Command) -> Vec<(String, &clap::Arg)> {
+        fn flags<'a>(verb: &str, command: &'a clap::Command) -> Vec<(String, &'a clap::Arg)> {
             let own = command.get_arguments().filter(|flag| !flag.is_hide_set());
-            let own = own.map(|flag| (command.get_name().to_string(), flag));
-            own.chain(command.get_subcommands().flat_map(flags)).collect()
+            let own = own.map(|flag| (verb.to_string(), flag));
+            let of = |below: &'a clap::Command| {
+                flags(format!("{verb} {}", below.get_name()).trim_start(), below)
+            };
+            own.chain(command.get_subcommands().flat_map(of)).collect()
         }
-        for (command, flag) in flags(&Cli::command()) {
+        for (command, flag) in flags("", &Cli::command()) {
             let Some(long) = flag.get_long() else { continue };
             let variable = format!("EVERSTEP_{}", long.to_uppercase().replace('-', "_"));
             let wanted = (!exceptions.contains(&(&*command, long))).then_some(&*variable);

@@ -5,7 +5,8 @@ use std::time::Duration;
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::digest as digest_of;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Decision, Generation, Message, Rank, Record, Shard, Step, WorkerId,
+    Cause, Chunk, ChunkKind, Commit, Decision, Generation, Message, Rank, Record, Shard, Step,
+    WorkerId,
 };
 use everstep_worker::step::event::{Admission, Effect, Input, Job, Report, StreamItem};
 
@@ -389,7 +390,8 @@ fn a_joiner_shows_what_it_holds_and_keeps_it_at_the_resume_version() {
     for (resume, kept) in [(2, vec![Shard(0)]), (1, vec![])] {
         let number = solo.core.generation().next();
         let commit = Some(commit(resume));
-        let record = Record { number, resume: Step(resume), commit, ..record() };
+        let (cause, step) = (Cause::Lost, Step(resume));
+        let record = Record { number, cause, resume: step, commit, ..record() };
         solo.hear(Message::Announce(Record { predecessor: GENERATION, ..record }));
         let jobs = solo.jobs();
         let syncing = jobs.iter().find_map(|job| match job {
