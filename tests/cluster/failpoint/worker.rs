@@ -214,7 +214,9 @@ fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
         assert_eq!(checkpoint("verify", &[]).code, Some(0), "{point}: a checkpoint is damaged");
         let told = checkpoint("ls", &["--json"]).stdout;
         let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
-        let there: Vec<_> = told.as_array().expect("a list").iter().map(|it| &it["step"]).collect();
+        // Beside those that are listed, there may be parts of one that was skipped.
+        let whole = told.as_array().expect("a list").iter().filter(|it| it["complete"] == true);
+        let there: Vec<_> = whole.map(|it| &it["step"]).collect();
         let events = fs::read_to_string(dir.join("events.jsonl")).expect("events");
         let events = events.lines().map(|line| serde_json::from_str(line).expect("JSON"));
         let events: Vec<serde_json::Value> = events.collect();
@@ -223,7 +225,8 @@ fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
         };
         let listed: Vec<_> = of("checkpoint").into_iter().map(|it| &it["step"]).collect();
         let newest = &listed[listed.len().saturating_sub(2)..];
-        assert!(there.ends_with(newest), "{point}: {there:?} lacks some of {listed:?}");
+        let all = newest.iter().all(|step| there.contains(step));
+        assert!(all, "{point}: {there:?} lacks some of {listed:?}");
         let model = dir.join("checkpoints/model.safetensors");
         assert!(model.is_file(), "{point}: the model is in the store");
         let named = of("complete").pop().expect("it is complete");
