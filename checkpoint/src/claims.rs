@@ -204,7 +204,7 @@ mod tests {
         assert_eq!(stands(&store, &second, None), Standing::Holds(2), "it was started again");
     }
 
-    /// A store whose answers to a create are lost at times, though the object is there.
+    /// A store. It creates the object, and its answer is lost at times.
     struct Flaky<'a>(&'a DirectoryStore, AtomicBool);
 
     impl Store for Flaky<'_> {

@@ -5,9 +5,9 @@
 //! so a complete checkpoint has the lines of all steps up to its own. They stay when the checkpoint
 //! goes.
 //!
-//! Steps that a rollback has undone leave their lines. Whoever trained such a step again did so in
-//! a later generation. So the line that counts is that of the latest generation which the
-//! checkpoint's own has followed.
+//! The lines of undone steps stay in the store. The members of a later generation have trained such
+//! a step again. So the line that counts is that of the latest generation which the checkpoint's
+//! own has followed.
 
 use std::collections::BTreeMap;
 

@@ -34,17 +34,17 @@ pub struct Rates {
     pub coordinator_stops: f64,
     /// Coordinators that crash when they shut another one out.
     pub expelling_crashes: f64,
-    /// Coordinators whose disks are lost.
+    /// Losses of a coordinator's disk, in a virtual minute.
     pub coordinator_wipes: f64,
-    /// Coordinators whose logs are damaged.
+    /// Damages of a coordinator's log, in a virtual minute.
     pub damages: f64,
-    /// Coordinators whose disks are full.
+    /// Times in which a coordinator's disk is full.
     pub full_disks: f64,
     /// Coordinators that the operator removes.
     pub coordinator_removals: f64,
     /// Further machines that become coordinators.
     pub coordinator_joins: f64,
-    /// Coordinators whose disks write nothing for a while.
+    /// Times in which a coordinator's disk writes nothing.
     pub disk_stalls: f64,
     /// The share of crashed processes that start again.
     pub restarts: f64,

@@ -42,7 +42,7 @@ impl Asked {
 /// What a leader remembers of the workers that leave together.
 #[derive(Debug, Default)]
 pub(super) struct Departures {
-    /// The generation whose members leave together, as the leader has proposed.
+    /// The leader has proposed that all members of this generation leave together.
     proposed: Option<Generation>,
     /// When a checkpoint last failed.
     save_failed: Option<Time>,

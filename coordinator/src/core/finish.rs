@@ -100,7 +100,7 @@ impl Core {
         if !is_durable || self.written() < Step(run.steps) || !self.running() {
             return;
         }
-        // A run whose last checkpoint has failed may ask for an operator first.
+        // If its last checkpoint has failed, the run may ask for an operator first.
         let is_held = |pause: &RunPause| pause.by == PausedBy::FailedCheckpoint;
         if self.lacks_last_checkpoint() || self.state.pause().is_some_and(is_held) {
             return;

@@ -434,9 +434,9 @@ mod tests {
 
     /// Keeps the reports.
     #[derive(Default)]
-    struct Reports(Vec<Report>);
+    struct CollectedReports(Vec<Report>);
 
-    impl DeviceChannel for Reports {
+    impl DeviceChannel for CollectedReports {
         fn report(&mut self, report: Report) {
             self.0.push(report);
         }
@@ -459,7 +459,7 @@ mod tests {
         let owned = vec![(Shard(0), true), (Shard(1), true)];
         let (generation, origin, syncing) = (Generation(1), Origin::Seed, Vec::new());
         let enter = Job::Enter { generation, origin, owned, syncing };
-        store.handle(enter, &mut Reports::default(), &mut |_, _| {}).expect("it enters");
+        store.handle(enter, &mut CollectedReports::default(), &mut |_, _| {}).expect("it enters");
         let copy = store.copies.get_mut(&Shard(1)).expect("owned");
         let weight = &mut Arc::get_mut(&mut copy.state).expect("not shared").master[3];
         *weight = f32::from_bits(weight.to_bits() ^ 1);
@@ -471,7 +471,7 @@ mod tests {
         let mut store = flipped();
         let mut shares = |shard| {
             let share = Job::Share { to: WorkerId(7), shards: vec![Shard(shard)] };
-            let mut reports = Reports::default();
+            let mut reports = CollectedReports::default();
             let done = store.handle(share, &mut reports, &mut |_, _| {});
             (done.is_ok(), reports.0.len())
         };
