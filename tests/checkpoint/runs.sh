@@ -35,7 +35,7 @@ width = 32
 context = 32
 [batch]
 data_shards = 4
-micro_batch = 1
+micro_batch = 4
 [data]
 path = "$PWD/kernels/src"
 TOML
@@ -44,7 +44,7 @@ TOML
 }
 
 tell "all processes of a local cluster are killed, and the run goes on with three workers"
-configure local 600
+configure local 2000
 wanted=$(hash_alone "$out/alone.toml")
 begin train here "$everstep" train --config "$out/local.toml" --workers 2 --dir "$out/local"
 checkpoints() { [ "$(grep -c '"event":"checkpoint"' "$out/local/events.jsonl")" -ge "$1" ]; }

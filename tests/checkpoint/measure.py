@@ -1,0 +1,241 @@
+#!/usr/bin/env python3
+"""Measures what checkpoints are for, and what they cost, with real runs of the default model.
+
+    cargo build --release
+    tests/checkpoint/measure.py resumes [--kills 100]
+    tests/checkpoint/measure.py cost [--rounds 5] [--megabytes-per-second 126]
+
+`resumes` kills all processes of a local cluster (SIGKILL) at random moments, again and again, and
+resumes the run with another number of workers each time. It prints the time from the start of
+`everstep resume` to the first new step. At the end the state hash must be that of a run that
+nothing happened to.
+
+`cost` trains the same run with a checkpoint every five steps and without checkpoints, in turn, and
+prints the ratio of the median steps and of the longest steps. With --megabytes-per-second the
+checkpoints go to a disk that writes no faster (Linux with cgroup version 1, root).
+
+Standard output is JSON, and what happens goes to standard error.
+"""
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+# Where a device's writes are limited: groups of processes, in version 1 of cgroups.
+GROUPS = Path("/sys/fs/cgroup/blkio")
+
+
+def main() -> None:
+    arguments = flags().parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        cluster = Cluster(arguments.everstep.absolute(), Path(scratch))
+        if arguments.what == "resumes":
+            result = resumes(cluster, arguments.kills, random.Random(arguments.seed))
+        else:
+            result = cost(cluster, arguments)
+        json.dump(result, sys.stdout, indent=2)
+        print()
+
+
+def flags() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--everstep", type=Path, default=ROOT / "target/release/everstep")
+    verbs = parser.add_subparsers(dest="what", required=True)
+    verb = verbs.add_parser("resumes")
+    verb.add_argument("--kills", type=int, default=100)
+    verb.add_argument("--seed", type=int, default=1)
+    verb = verbs.add_parser("cost")
+    verb.add_argument("--rounds", type=int, default=5)
+    verb.add_argument("--steps", type=int, default=100)
+    verb.add_argument("--workers", type=int, default=2)
+    verb.add_argument("--config", type=Path, help="the run [default: the default model]")
+    verb.add_argument("--megabytes-per-second", type=int)
+    return parser
+
+
+class Cluster:
+    """The program, and the runs of this measurement."""
+
+    def __init__(self, program: Path, scratch: Path) -> None:
+        self.program, self.scratch = program, scratch
+        self.environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")}
+
+    def begin(self, *arguments: object, group: Path | None = None) -> subprocess.Popen:
+        """A launcher in a session of its own, with all processes that it starts."""
+        def enter() -> None:
+            if group is not None:
+                (group / "cgroup.procs").write_text(str(os.getpid()))
+        log = open(self.scratch / "log", "w")
+        return subprocess.Popen(
+            [str(word) for word in [self.program, *arguments]], cwd=ROOT, env=self.environment,
+            stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, preexec_fn=enter)
+
+    def run(self, *arguments: object, group: Path | None = None) -> None:
+        launcher = self.begin(*arguments, group=group)
+        if launcher.wait() != 0:
+            fail(f"the run ended with {launcher.returncode}", (self.scratch / "log").read_text())
+
+    def configure(self, name: str, text: str) -> Path:
+        path = self.scratch / f"{name}.toml"
+        path.write_text(text)
+        return path
+
+
+def resumes(cluster: Cluster, kills: int, dice: random.Random) -> dict:
+    """Kills everything `kills` times, while one run goes on."""
+    # A cycle lasts about twenty steps; what remains at the end is trained without a kill.
+    steps = 40 + 12 * kills
+    config = cluster.configure("run", "[checkpoint]\nevery = 5\n")
+    alone, run = cluster.scratch / "alone", cluster.scratch / "run"
+    cluster.run("train", "--steps", steps, "--workers", 1, "--dir", alone)
+    begun_ms = unix_ms()
+    launcher = cluster.begin(
+        "train", "--config", config, "--steps", steps, "--workers", 2, "--dir", run)
+    first_steps, undone = [], []
+    for kill in range(kills):
+        # The random moment: some steps after the first one, and some checkpoints with them.
+        wait_for_line(cluster, launcher, run, begun_ms)
+        time.sleep(dice.uniform(0.2, 3.0))
+        reached = last_line(run)["step"]
+        if reached > steps - 20:
+            fail(f"the run is nearly over after {kill} kills: it needs more steps", "")
+        os.killpg(launcher.pid, signal.SIGKILL)
+        launcher.wait()
+        workers = 1 + (kill + dice.randrange(1, 5)) % 5
+        begun_ms = unix_ms()
+        launcher = cluster.begin("resume", run, "--workers", workers)
+        line = wait_for_line(cluster, launcher, run, begun_ms)
+        first_steps.append((line["unix_ms"] - begun_ms) / 1000)
+        undone.append(max(0, reached + 1 - line["step"]))
+        print(f"{kill + 1} of {kills}: {workers} workers, killed at step {reached}, first step "
+              f"{line['step']} after {first_steps[-1]:.2f} s", file=sys.stderr)
+    if launcher.wait() != 0:
+        fail(f"the resumed run ended with {launcher.returncode}",
+             (cluster.scratch / "log").read_text())
+    hashes = [json.loads((at / "report.json").read_text())["state_hash"] for at in (alone, run)]
+    if hashes[0] != hashes[1]:
+        fail("another hash than that of the undisturbed run", " ".join(hashes))
+    return {"kills": kills, "first_step_seconds": quantiles(first_steps),
+            "steps_undone": quantiles(undone), "state_hash": hashes[1]}
+
+
+def wait_for_line(cluster: Cluster, launcher: subprocess.Popen, run: Path, after_ms: int) -> dict:
+    """The first metrics line that was written of a step after this moment."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and launcher.poll() is None:
+        line = next((line for line in lines(run) if line["unix_ms"] > after_ms), None)
+        if line:
+            return line
+        time.sleep(0.02)
+    fail("no step within 60 s", (cluster.scratch / "log").read_text())
+
+
+def lines(run: Path) -> list[dict]:
+    """The newest metrics lines. The last one may be under way, and is left out."""
+    path = run / "metrics.jsonl"
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 100_000))
+        whole = file.read().split(b"\n")
+    return [json.loads(line) for line in whole[:-1] if line.startswith(b'{"step"')]
+
+
+def last_line(run: Path) -> dict:
+    return lines(run)[-1]
+
+
+def cost(cluster: Cluster, arguments: argparse.Namespace) -> dict:
+    """Pairs of runs, with and without checkpoints; the order changes from pair to pair."""
+    text = arguments.config.read_text() if arguments.config else ""
+    disk = Disk(cluster.scratch, arguments.megabytes_per_second)
+    with disk:
+        stored = cluster.configure(
+            "with", f'{text}\n[checkpoint]\nevery = 5\nkeep = 2\npath = "{disk.path}"\n')
+        sides = {"with": stored, "without": cluster.configure("without", text)}
+        pairs = []
+        for number in range(arguments.rounds):
+            order = list(sides) if number % 2 == 0 else list(reversed(sides))
+            pair = {}
+            for side in order:
+                run = cluster.scratch / f"{side}-{number}"
+                cluster.run("train", "--config", sides[side], "--steps", arguments.steps,
+                            "--workers", arguments.workers, "--dir", run, group=disk.group)
+                # The first steps are those of caches and of a model that was just built.
+                took = [line["seconds"] * 1000 for line in lines(run)][10:]
+                pair[side] = {"median_ms": statistics.median(took), "longest_ms": max(took)}
+            written = [json.loads(line) for line in
+                       (cluster.scratch / f"with-{number}/events.jsonl").read_text().splitlines()]
+            pair["checkpoints"] = sum(event["event"] == "checkpoint" for event in written)
+            pair["ratio"] = pair["with"]["median_ms"] / pair["without"]["median_ms"]
+            pair["longest_ratio"] = pair["with"]["longest_ms"] / pair["without"]["longest_ms"]
+            print(json.dumps(pair), file=sys.stderr)
+            pairs.append(pair)
+            disk.empty()
+    return {"megabytes_per_second": arguments.megabytes_per_second, "pairs": pairs,
+            "median_ratio": statistics.median(pair["ratio"] for pair in pairs),
+            "median_longest_ratio": statistics.median(pair["longest_ratio"] for pair in pairs)}
+
+
+class Disk:
+    """Where the checkpoints go: a folder, or a disk that writes no faster than asked for."""
+
+    def __init__(self, scratch: Path, megabytes_per_second: int | None) -> None:
+        self.rate, self.image = megabytes_per_second, scratch / "disk.img"
+        self.path, self.group = scratch / "store", None
+
+    def __enter__(self) -> None:
+        self.path.mkdir()
+        if self.rate is None:
+            return
+        self.image.touch()
+        os.truncate(self.image, 4 << 30)
+        shell("mkfs.ext4", "-q", "-F", self.image)
+        shell("mount", "-o", "loop", self.image, self.path)
+        source = shell("findmnt", "-no", "SOURCE", self.path).strip()
+        device = Path(f"/sys/block/{Path(source).name}/dev").read_text().strip()
+        self.group = GROUPS / f"everstep-{os.getpid()}"
+        self.group.mkdir()
+        limit = f"{device} {self.rate * 1_000_000}"
+        (self.group / "blkio.throttle.write_bps_device").write_text(limit)
+
+    def empty(self) -> None:
+        """The next pair's run is another one, and would not write into the store of this one."""
+        shell("find", self.path, "-mindepth", "1", "-delete")
+
+    def __exit__(self, *_: object) -> None:
+        if self.rate is not None:
+            shell("umount", self.path)
+            self.group.rmdir()
+
+
+def shell(*command: object) -> str:
+    return subprocess.run(
+        [str(word) for word in command], check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def quantiles(values: list) -> dict:
+    ordered = sorted(values)
+    at = [ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.99)]
+    return {"p50": at[0], "p99": at[1], "longest": ordered[-1]}
+
+
+def unix_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def fail(what: str, why: str) -> None:
+    sys.exit(f"error: {what}\n{why[-4000:]}")
+
+
+if __name__ == "__main__":
+    main()
