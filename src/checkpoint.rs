@@ -21,6 +21,7 @@ use crate::failure::{Exit, Failure};
 use crate::logging;
 pub(crate) use read_progress::ReadProgress;
 pub(crate) use source::{open, place_of_run};
+pub(crate) use verify::must_be_whole;
 
 pub(crate) fn run(task: &CheckpointTask, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;

@@ -1,5 +1,6 @@
 //! `everstep resume`: goes on with the run of a local cluster whose processes have all ended.
 
+mod checks;
 mod source;
 mod stored;
 mod stored_run;
@@ -37,6 +38,7 @@ fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure>
     let (directory, run) = Directory::reopen(&flags.from)?;
     unused(flags).for_each(|note| output::say(format_args!("note: {note}")));
     check(&flags.from, &flags.local.device, &run, registry)?;
+    checks::check_checkpoints(&flags.from, &run, flags.step)?;
     let workers = flags.workers.unwrap_or_else(|| as_before(directory.path(), &run));
     for note in notes(workers, &run) {
         output::say(format_args!("note: {note}"));

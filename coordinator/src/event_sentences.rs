@@ -91,8 +91,11 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::CheckpointsResumed { from, to, count } => {
             format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
         }
-        EventKind::CheckpointDamaged { step, reason } => {
-            format!("the checkpoint of step {step} is damaged, and cannot be restored: {reason}")
+        EventKind::CheckpointDamaged { step, reason, is_last } => {
+            let last = if *is_last { "; no other one of the run is whole" } else { "" };
+            format!(
+                "the checkpoint of step {step} is damaged, and cannot be restored: {reason}{last}"
+            )
         }
         EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
         EventKind::Resumed => "the run goes on: an operator has resumed it".into(),

@@ -71,6 +71,14 @@ fn rests(view: &ClusterView) -> Option<(&'static str, String)> {
         let waited = seconds(view.since(awaited.since_unix_ms));
         return Some(("waiting", format!("waiting for {waited}: {awaited}")));
     }
+    if let Some(since) = view.lacks_checkpoint {
+        let words = format!(
+            "waiting for {}: no checkpoint that the run may go back to is whole; `everstep \
+             checkpoint ls` says why, and `everstep run rollback --step 0` lets the run begin anew",
+            seconds(view.since(since)),
+        );
+        return Some(("waiting", words));
+    }
     if let Some(paused) = &view.paused {
         return Some(pause_status(view, paused));
     }

@@ -60,6 +60,18 @@ fn complete(listing: &[StoredObject]) -> Vec<Step> {
     complete
 }
 
+/// Checks that a checkpoint is as it was written.
+pub(crate) fn must_be_whole(store: &dyn Store, step: Step) -> Result<(), Failure> {
+    let verified = verify(store, step)?;
+    if verified.damage.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(Exit::Failed, format!("the checkpoint of step {step} is damaged"))
+        .at(store.place())
+        .because(verified.words())
+        .next("name another step, or none for the newest checkpoint that is not damaged"))
+}
+
 fn verify(store: &dyn Store, step: Step) -> Result<Verified, Failure> {
     let manifest = match choose::exactly(store, step, None) {
         Ok(manifest) => manifest,

@@ -255,7 +255,8 @@ mod tests {
         assert_eq!(newest(saved(10)), Some(10));
         assert_eq!(newest(saved(15)), Some(15));
         assert_eq!(newest(back(10)), Some(10));
-        let damage = EventKind::CheckpointDamaged { step: Step(10), reason: String::new() };
+        let damage =
+            EventKind::CheckpointDamaged { step: Step(10), reason: String::new(), is_last: false };
         assert_eq!(newest(damage), Some(5));
         assert_eq!(newest(back(0)), None);
     }

@@ -29,8 +29,15 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::CheckpointsResumed { from, to, count } => {
             format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
         }
-        EventKind::CheckpointDamaged { step, reason } => {
-            format!("the checkpoint of step {step} is damaged: {reason}")
+        EventKind::CheckpointDamaged { step, reason, is_last } => {
+            let last = match is_last {
+                true => {
+                    "; no other one is whole, and a run that has to go back waits for `everstep \
+                     run rollback --step 0`"
+                }
+                false => "",
+            };
+            format!("the checkpoint of step {step} is damaged: {reason}{last}")
         }
         EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
         EventKind::Resumed => "the run goes on: an operator has resumed it".into(),

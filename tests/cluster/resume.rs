@@ -88,6 +88,32 @@ fn i12_a_damaged_checkpoint_is_named_and_an_older_one_is_taken() {
     assert!(reason.contains(name) && reason.contains("parameter shard"), "{reason}");
 }
 
+/// Neither a store that is not at its place, nor a step that was asked for and is damaged, costs the
+/// run a checkpoint.
+#[test]
+fn what_cannot_be_restored_is_refused_before_anything_is_undone() {
+    const STEPS: i64 = 200;
+    let world = saved_run(STEPS).with("checkpoint.keep", 100);
+    let dir = kill_after(world.launch(&["--workers", "2"]), 20);
+    let moved = world.path("moved");
+    fs::rename(&dir, &moved).expect("moved");
+    let (refused, _) = resume(&world, &moved, &["--workers", "1"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("move the run's directory back"), "{refused:?}");
+    fs::rename(&moved, &dir).expect("moved back");
+    let manifest = dir.join("checkpoints/step-000010/manifest.json");
+    let whole = fs::read(&manifest).expect("a manifest");
+    fs::write(&manifest, &whole[..whole.len() / 2]).expect("cut");
+    let (refused, _) = resume(&world, &dir, &["--workers", "1", "--step", "10"]);
+    assert_eq!(refused.code, Some(1), "{refused:?}");
+    assert!(refused.stderr.contains("the checkpoint of step 10 is damaged"), "{refused:?}");
+    fs::write(&manifest, whole).expect("mended");
+    let (ended, run) = resume(&world, &dir, &["--workers", "1", "--step", "10"]);
+    let run = run.unwrap_or_else(|| panic!("{ended:?}"));
+    assert_eq!((run.hash(), rollbacks(&run)), (world.undisturbed(), vec![10]));
+    run.assert_one_history(STEPS as u64);
+}
+
 #[test]
 fn what_is_kept_is_listed_verified_and_exported() {
     let world = saved_run(45).with("checkpoint.keep", 2);

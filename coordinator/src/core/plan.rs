@@ -13,7 +13,7 @@
 //! ended, or the operator gives up waiting for them. A checkpoint of the very point that history
 //! has come to loses no step, so the run waits for no owner then. Else, if no answer shows a shard
 //! while one of its owners may live, the run waits: silence is not death, however long it lasts
-//! (I21).
+//! (I21). A run of which all checkpoints are damaged waits for an operator.
 
 mod owners;
 mod planned_members;
@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use self::planned_members::PlannedMembers;
-use self::resume_point::ResumePoint;
+use self::resume_point::{NoWholeCheckpoint, ResumePoint};
 use self::shard_holders::ShardHolders;
 pub(super) use self::target::{Target, candidates};
 use super::directives::Asked;
@@ -111,6 +111,8 @@ pub(super) enum Wait {
         /// Whether another worker has answered, so that this coordinator surely hears.
         hears: bool,
     },
+    /// An operator's word: the run has to go back, and each of its checkpoints is damaged.
+    Checkpoint,
 }
 
 /// What the leader may give up without proof.
@@ -129,7 +131,9 @@ pub(super) fn plan(inputs: &PlanInputs) -> Plan {
     if answered.len() < wanted as usize {
         return Plan::Wait(inputs.answers_awaited(&answered));
     }
-    let resume_point = ResumePoint::resumed(inputs);
+    let Ok(resume_point) = ResumePoint::resumed(inputs) else {
+        return Plan::Wait(Wait::Checkpoint);
+    };
     let shard_holders = ShardHolders::at(&resume_point, inputs, &answered);
     let planned = PlannedMembers::choose(inputs, &answered, &shard_holders);
     let orphans = shard_holders.missing(&planned.members);
@@ -138,7 +142,12 @@ pub(super) fn plan(inputs: &PlanInputs) -> Plan {
     match inputs.reason_to_go_back(&orphans, &answered, is_saved) {
         Some(reason) => {
             inputs.prove_rollback(&orphans, &answered, is_saved);
-            Plan::Change(Box::new(go_back(inputs, &answered, (reached, reason))))
+            match ResumePoint::restored(inputs) {
+                Ok(point) => {
+                    Plan::Change(Box::new(go_back(inputs, &answered, point, (reached, reason))))
+                }
+                Err(NoWholeCheckpoint) => Plan::Wait(Wait::Checkpoint),
+            }
         }
         None if orphans.is_empty() => {
             let basis = GenerationBasis { resume_point, shard_holders, planned };
@@ -152,11 +161,11 @@ pub(super) fn plan(inputs: &PlanInputs) -> Plan {
 fn go_back(
     inputs: &PlanInputs,
     answered: &BTreeSet<WorkerId>,
+    resume_point: ResumePoint<'_>,
     rollback: (Step, RollbackReason),
 ) -> Change {
     let shard_holders = ShardHolders::Everyone;
     let planned = PlannedMembers::choose(inputs, answered, &shard_holders);
-    let resume_point = ResumePoint::restored(inputs);
     let basis = GenerationBasis { resume_point, shard_holders, planned };
     let mut change = basis.change(inputs, answered);
     change.record.cause = Cause::Rollback;
@@ -376,8 +385,14 @@ impl PlanInputs<'_> {
         })
     }
 
-    /// Which shards are lost, and which workers owned them.
+    /// Which shards are lost, and which workers owned them, or the damaged checkpoint that the
+    /// members could not restore.
     fn describe_loss(&self, first: Shard, shards: usize) -> RollbackReason {
+        let restored = self.current.and_then(Record::restores);
+        let restored = restored.filter(|id| self.written.max(self.reached) <= id.step);
+        if let Some(id) = restored.filter(|id| self.checkpoints.find_whole(*id).is_none()) {
+            return RollbackReason::CheckpointDamaged(id.step);
+        }
         let owners = self.owners_before(first).map(|owner| {
             NamedWorker::of(owner, self.workers.get(&owner).map(|known| known.label(owner)))
         });

@@ -49,6 +49,11 @@ impl Checkpoints {
         older.into_iter().find(|listed| listed.damage.is_none())
     }
 
+    /// Whether there are checkpoints, and none that can be restored.
+    pub fn has_only_damaged(&self) -> bool {
+        !self.listed.is_empty() && self.newest_up_to(Step(u64::MAX)).is_none()
+    }
+
     /// The checkpoint of this name, if it is listed. It may be damaged.
     pub fn find(&self, id: CheckpointId) -> Option<&ListedCheckpoint> {
         self.listed.get(&id.step).filter(|listed| listed.id() == id)
@@ -193,8 +198,9 @@ impl State {
         reason: &str,
     ) -> Result<EntryOutcome, Rejection> {
         self.checkpoints.damage(id, reason)?;
-        let reason = reason.to_owned();
-        self.events.note(unix_ms, EventKind::CheckpointDamaged { step: id.step, reason });
+        let (step, reason) = (id.step, reason.to_owned());
+        let is_last = self.checkpoints.has_only_damaged();
+        self.events.note(unix_ms, EventKind::CheckpointDamaged { step, reason, is_last });
         Ok(EntryOutcome::Accepted)
     }
 

@@ -212,6 +212,8 @@ pub enum EventKind {
         step: Step,
         /// The file, the shard, and what is wrong.
         reason: String,
+        /// Whether none of the run's checkpoints can be restored now.
+        is_last: bool,
     },
     /// Checkpoints are written again, after several that were not.
     CheckpointsResumed {

@@ -194,6 +194,8 @@ pub enum RollbackReason {
         /// The workers that owned the first shard.
         owners: Vec<NamedWorker>,
     },
+    /// The members were to restore the checkpoint of this step, and it is damaged.
+    CheckpointDamaged(Step),
     /// A build of log format 1 put it in these words.
     Words(String),
 }
@@ -212,6 +214,9 @@ impl fmt::Display for RollbackReason {
                         "parameter shard {first}, of {owners}, and {more} others were lost"
                     ),
                 }
+            }
+            Self::CheckpointDamaged(step) => {
+                write!(f, "the checkpoint of step {step} is damaged")
             }
             Self::Words(words) => f.write_str(words),
         }

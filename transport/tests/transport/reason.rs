@@ -112,6 +112,8 @@ fn a_rollback_and_a_standstill_have_their_sentences() {
     assert_eq!(lost(0).to_string(), format!("parameter shard 2 was lost with {both}"));
     let more = format!("parameter shard 2, of {both}, and 1 others were lost");
     assert_eq!(lost(1).to_string(), more);
+    let damaged = RollbackReason::CheckpointDamaged(Step(7));
+    assert_eq!(damaged.to_string(), "the checkpoint of step 7 is damaged");
     assert_eq!(RollbackReason::Words("all are lost".into()).to_string(), "all are lost");
     let hangs = StandstillReason::DeviceHangs { worker: worker(), hang: HANG };
     assert_eq!(hangs.to_string(), format!("worker 2 (id 4): {HANGS}"));

@@ -161,6 +161,7 @@ impl StoreThread {
         let Self { facts, claim, store, reports } = self;
         let replaces = |job: &StoreJob| matches!(job, StoreJob::Restore { .. });
         let read = store.persist(reports, replaces, |store, _| {
+            restore::find(store, id)?;
             claim.ask_to_read(store)?;
             restore::settle(restore::read_manifest(store, facts, id)).map(Attempt::Done)
         });
@@ -176,7 +177,12 @@ impl StoreThread {
         let read = store.persist(reports, replaces, |store, reports| {
             let mut reader = CheckpointReader::new(store, &manifest);
             while let Some(shard) = left.front().filter(|_| is_listened_to) {
-                match restore::settle(restore::read_shard(&mut reader, (generation, id), *shard))? {
+                match restore::settle(restore::read_shard(
+                    store,
+                    &mut reader,
+                    (generation, id),
+                    *shard,
+                ))? {
                     Ok(restored) => is_listened_to = reports.give(restored).is_some(),
                     Err(reason) => return Ok(Attempt::Done(Err(reason))),
                 }

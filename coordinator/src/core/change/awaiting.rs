@@ -50,7 +50,7 @@ impl Awaiting {
     pub(super) fn on_wait(&mut self, now: Time, wait: &Wait, logged: &AwaitedOwners) {
         let (owners, hears) = match wait {
             Wait::Owners { hears, .. } => (true, *hears),
-            Wait::Workers(_) => (false, false),
+            Wait::Workers(_) | Wait::Checkpoint => (false, false),
         };
         self.logged.get_or_insert_with(|| {
             let waited = |worker| (worker, Duration::from_millis(logged.waited_ms(worker)));
@@ -112,7 +112,7 @@ impl Pausing {
     fn wait_to_log(&mut self, roster: Roster<'_>) -> Option<Vec<AwaitedOwner>> {
         let owners: Vec<WorkerId> = match self.wait.as_ref()? {
             Wait::Owners { owners, .. } => owners.iter().copied().collect(),
-            Wait::Workers(_) => Vec::new(),
+            Wait::Workers(_) | Wait::Checkpoint => Vec::new(),
         };
         if !self.awaiting.is_to_be_logged(roster, &owners) {
             return None;
@@ -170,7 +170,15 @@ impl GenerationChange {
     pub(in crate::core) fn short_of_workers(&self) -> Option<(u32, Time)> {
         match self.waits()? {
             (Wait::Workers(count), pausing) => Some((*count, pausing.since)),
-            (Wait::Owners { .. }, _) => None,
+            (Wait::Owners { .. } | Wait::Checkpoint, _) => None,
+        }
+    }
+
+    /// Since when a change waits for an operator, since each of the run's checkpoints is damaged.
+    pub(in crate::core) fn lacks_checkpoint(&self) -> Option<Time> {
+        match self.waits()? {
+            (Wait::Checkpoint, pausing) => Some(pausing.since),
+            (Wait::Owners { .. } | Wait::Workers(_), _) => None,
         }
     }
 
@@ -180,7 +188,7 @@ impl GenerationChange {
             (Wait::Owners { shards, owners, .. }, pausing) => {
                 Some((*shards, owners, pausing.awaiting.owners_since?))
             }
-            (Wait::Workers(_), _) => None,
+            (Wait::Workers(_) | Wait::Checkpoint, _) => None,
         }
     }
 

@@ -17,12 +17,19 @@ pub(super) enum ResumePoint<'a> {
     Checkpoint(&'a Commit),
 }
 
+/// The run has checkpoints, and each of them is damaged. Only an operator lets it begin anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoWholeCheckpoint;
+
 impl<'a> ResumePoint<'a> {
     /// The greatest step that a Status shows committed in the current generation. Without one, the
     /// step at which the current generation itself resumed. Commits of older generations count for
     /// nothing: the current record has judged them. Before the first generation: the newest
     /// checkpoint, if another cluster has begun the run.
-    pub(super) fn resumed(inputs: &PlanInputs<'a>) -> Self {
+    ///
+    /// # Errors
+    /// [`NoWholeCheckpoint`], before the first generation.
+    pub(super) fn resumed(inputs: &PlanInputs<'a>) -> Result<Self, NoWholeCheckpoint> {
         let Some(current) = inputs.current else { return Self::restored(inputs) };
         let counts = |commit: &&Commit| {
             #[cfg(feature = "planted")]
@@ -33,18 +40,26 @@ impl<'a> ResumePoint<'a> {
         };
         let commits = inputs.statuses.values().filter_map(|status| status.commit.as_ref());
         let commits = commits.filter(counts).chain(&current.commit);
-        commits.max_by_key(|commit| commit.step).map_or(Self::Seed, Self::Commit)
+        Ok(commits.max_by_key(|commit| commit.step).map_or(Self::Seed, Self::Commit))
     }
 
     /// The newest checkpoint that can be restored: if an operator asks for a step, of that step at
-    /// most. Without one, the initial state.
-    pub(super) fn restored(inputs: &PlanInputs<'a>) -> Self {
+    /// most. A run without checkpoints begins anew, and so does one of which an operator says so.
+    ///
+    /// # Errors
+    /// [`NoWholeCheckpoint`]: damage of all checkpoints may be that of a disk that can be mended.
+    pub(super) fn restored(inputs: &PlanInputs<'a>) -> Result<Self, NoWholeCheckpoint> {
         let newest = match inputs.give_up {
             Some(GiveUp::After(step)) => *step,
             Some(GiveUp::Silent(_)) | None => Step(u64::MAX),
         };
-        let listed = inputs.checkpoints.newest_up_to(newest);
-        listed.map_or(Self::Seed, |listed| Self::Checkpoint(&listed.commit))
+        match inputs.checkpoints.newest_up_to(newest) {
+            Some(listed) => Ok(Self::Checkpoint(&listed.commit)),
+            None if newest > Step(0) && inputs.checkpoints.newest_step() > Step(0) => {
+                Err(NoWholeCheckpoint)
+            }
+            None => Ok(Self::Seed),
+        }
     }
 
     pub(super) fn step(&self) -> Step {

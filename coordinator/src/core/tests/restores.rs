@@ -102,7 +102,7 @@ fn i21_a_silent_owner_is_given_up_for_a_checkpoint_if_the_run_says_so() {
 }
 
 #[test]
-fn a_damaged_checkpoint_is_followed_by_an_older_one_and_at_last_by_the_seed() {
+fn a_damaged_checkpoint_is_followed_by_an_older_one_and_at_last_by_an_operators_word() {
     let (mut world, links) = listing(3, &[5, 10]);
     settle(&mut world, links[0], 11..=12);
     links.iter().for_each(|link| world.actor(*link).restores_late = true);
@@ -116,7 +116,23 @@ fn a_damaged_checkpoint_is_followed_by_an_older_one_and_at_last_by_the_seed() {
         |kind: &EventKind| matches!(kind, EventKind::CheckpointDamaged { step: Step(10), .. });
     assert_eq!(world.events().iter().filter(|kind| told(kind)).count(), 1);
     assert_eq!(listed(&world), [5], "step 10 is undone");
+    let reasons = world.events().into_iter().filter_map(|kind| match kind {
+        EventKind::Rollback { reason, .. } => Some(reason.to_string()),
+        _ => None,
+    });
+    assert_eq!(reasons.last().expect("two"), "the checkpoint of step 10 is damaged");
     damage(&mut world, links[0], id(5, 1));
+    world.pass(60_000, &living);
+    assert_eq!(began(&world), (Cause::Rollback, 5, Some(1)), "nothing begins anew by itself");
+    assert_eq!(listed(&world), [5], "it may be mended");
+    let last = |kind: &EventKind| {
+        matches!(kind, EventKind::CheckpointDamaged { step: Step(5), is_last: true, .. })
+    };
+    assert!(world.events().iter().any(last));
+    let (state, words) = crate::run_status::run_status(&world.core.cluster_view(world.now));
+    assert!(state == "waiting" && words.contains("rollback --step 0"), "{state}: {words}");
+    let (run, generation) = (world.core.state().run_id(), Generation(0));
+    world.request(1, OperatorCommand::Rollback { run, step: Step(0), generation });
     world.pass(100, &living);
     assert_eq!(began(&world), (Cause::Rollback, 0, None));
     assert_eq!(backs(&world), ["back from 12 to 10", "back from 10 to 5", "back from 5 to 0"]);

@@ -48,6 +48,9 @@ pub struct ClusterView {
     pub store_error: Option<CheckpointStoreError>,
     /// The step of the newest checkpoint that can be restored. 0 if there is none.
     pub checkpoint: Step,
+    /// Since when the run has to go back and cannot, as each of its checkpoints is damaged.
+    /// Milliseconds of Unix time.
+    pub lacks_checkpoint: Option<u64>,
     /// Why no device of the run gets on, while none does.
     pub standstill: Option<Standstill>,
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
@@ -96,7 +99,7 @@ impl ClusterView {
         let owners = self.owners_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
         let model = self.model_awaited.as_ref().map(|awaited| awaited.since_unix_ms);
         let away = self.store_error.as_ref().filter(|error| error.waits);
-        let store = model.or(away.map(|error| error.since_unix_ms));
+        let store = model.or(away.map(|error| error.since_unix_ms)).or(self.lacks_checkpoint);
         let devices = self.standstill.as_ref().map(|standstill| standstill.since_unix_ms);
         [
             ("workers", self.waiting.map(|waiting| passed(waiting.since_unix_ms))),
@@ -126,6 +129,7 @@ impl Core {
             model_awaited: self.model_awaited(),
             store_error: self.store_error(),
             checkpoint: self.newest_checkpoint(),
+            lacks_checkpoint: self.change.lacks_checkpoint().map(|since| self.unix_ms(since)),
             standstill: self.standstill(),
             unable: self.unable(),
             outage: self.health.detector.outage(now).filter(|_| self.running()),

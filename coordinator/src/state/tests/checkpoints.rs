@@ -136,7 +136,7 @@ fn a_damaged_checkpoint_is_told_of_once_and_does_not_count_as_kept() {
     assert_eq!(newest.commit.step, Step(2));
     let [HistoryEvent::Event(event)] = state.new_events() else { panic!("one event") };
     let reason = "a bit flipped".into();
-    assert_eq!(event.kind, EventKind::CheckpointDamaged { step: Step(4), reason });
+    assert_eq!(event.kind, EventKind::CheckpointDamaged { step: Step(4), reason, is_last: false });
     let again = refused(&[list(4, 1), damage(4, 1), damage(4, 1)]);
     assert!(again.starts_with("the checkpoint of step 4 is damaged"), "{again}");
     for wrong in [damage(4, 2), damage(2, 1)] {

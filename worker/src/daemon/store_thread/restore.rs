@@ -1,9 +1,14 @@
 //! How a worker reads shards of a checkpoint.
+//!
+//! Damage is what the bytes of a store show. A store that is empty shows none: its disk may not be
+//! mounted, or its path may be that of another place. Neither does a manifest that this program
+//! cannot read. In both cases the store is asked again, until it has the checkpoint, or an operator
+//! says otherwise.
 
 use everstep_checkpoint::manifest::{MAX_MANIFEST_BYTES, Manifest};
 use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::part::reader::{CheckpointReader, ReadError};
-use everstep_checkpoint::store::{Store, StoreError};
+use everstep_checkpoint::store::{ErrorKind, Store, StoreError};
 use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::{CheckpointId, Generation, Shard};
 
@@ -33,6 +38,29 @@ pub(super) fn settle<T>(read: Result<T, Unread>) -> Result<Result<T, String>, St
     }
 }
 
+/// Whether clusters have used this store: each of them claims it before it writes anything else.
+fn is_used(store: &dyn Store) -> Result<bool, StoreError> {
+    Ok(store.list()?.iter().any(|object| matches!(object.name, ObjectName::Claim(_))))
+}
+
+/// Checks that the store has the manifest of a checkpoint, or at least is the store that had it.
+///
+/// # Errors
+/// If the store does not answer, or no cluster has used it.
+pub(super) fn find(store: &dyn Store, id: CheckpointId) -> Result<(), StoreError> {
+    let name = ObjectName::Manifest(id.step);
+    match store.size(&name) {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_missing() && is_used(store)? => Ok(()),
+        Err(error) if error.is_missing() => {
+            let why = "it is not there, and neither is anything else of a run: is this the right \
+                       store, and is its disk mounted?";
+            Err(StoreError::new(ErrorKind::Retry, store.place(), &name, why))
+        }
+        Err(error) => Err(error),
+    }
+}
+
 pub(super) fn read_manifest(
     store: &dyn Store,
     facts: &CheckpointFacts,
@@ -44,7 +72,14 @@ pub(super) fn read_manifest(
         Err(error) if error.is_missing() => return Err(damaged("it is gone".into())),
         read => read?,
     };
-    let manifest = Manifest::parse(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let manifest = Manifest::parse(&bytes).map_err(|error| match error.is_damage() {
+        true => damaged(error.to_string()),
+        // A program of another version wrote it. An older checkpoint would lose steps.
+        false => {
+            let why = error.to_string();
+            Unread::Store(StoreError::new(ErrorKind::Refuse, store.place(), &name, why))
+        }
+    })?;
     if manifest.run != facts.run_digest {
         return Err(damaged(format!("it is the manifest of another run, {}", manifest.run)));
     }
@@ -57,12 +92,17 @@ pub(super) fn read_manifest(
 }
 
 pub(super) fn read_shard(
+    store: &dyn Store,
     reader: &mut CheckpointReader<'_>,
     (generation, id): (Generation, CheckpointId),
     shard: Shard,
 ) -> Result<StoreReport, Unread> {
     let state = reader.read(shard).map_err(|error| match error {
-        ReadError::Damaged(damage) => Unread::Damaged(damage.to_string()),
+        // The disk may have been unmounted while it was read.
+        ReadError::Damaged(damage) => match find(store, id) {
+            Ok(()) => Unread::Damaged(damage.to_string()),
+            Err(error) => Unread::Store(error),
+        },
         ReadError::Store(error) => Unread::Store(error),
     })?;
     let digest = state.digest(id.step.0);

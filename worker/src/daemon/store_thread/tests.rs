@@ -217,6 +217,44 @@ fn damage_is_told_by_file_and_shard() {
     assert_eq!(damage, "step-000005/manifest.json: it is gone");
 }
 
+/// A disk that is not mounted leaves an empty folder: the checkpoints in it are not damaged.
+#[test]
+fn a_store_with_nothing_in_it_is_waited_for_and_is_no_damaged_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [place, unmounted] = ["store", "disk"].map(|name| folder.path().join(name));
+    TestThread::start(&place).checkpoint(&commit(5, 2), Vec::new());
+    std::fs::rename(&place, &unmounted).expect("moved");
+    std::fs::create_dir(&place).expect("an empty folder");
+    let thread = TestThread::start(&place);
+    let shards = vec![Shard(0)];
+    thread.give(StoreJob::Restore { generation: Generation(8), id: id(5, 2), shards });
+    let StoreReport::Failing(Some(reason)) = thread.next() else { panic!("it waits") };
+    assert!(reason.contains("is its disk mounted?"), "{reason}");
+    std::fs::remove_dir_all(&place).expect("removed");
+    std::fs::rename(&unmounted, &place).expect("moved back");
+    loop {
+        match thread.next() {
+            StoreReport::Failing(_) => {}
+            StoreReport::Restored { shard, .. } => break assert_eq!(shard, Shard(0)),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_manifest_of_a_newer_program_is_waited_for_and_is_no_damaged_one() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let thread = TestThread::start(folder.path());
+    thread.checkpoint(&commit(5, 2), Vec::new());
+    let path = folder.path().join("step-000005/manifest.json");
+    let manifest = Manifest::parse(&std::fs::read(&path).expect("a manifest")).expect("whole");
+    std::fs::write(&path, Manifest { format: 9, ..manifest }.to_bytes()).expect("written");
+    let shards = vec![Shard(0)];
+    thread.give(StoreJob::Restore { generation: Generation(8), id: id(5, 2), shards });
+    let StoreReport::Failing(Some(reason)) = thread.next() else { panic!("it waits") };
+    assert!(reason.contains("format 9"), "{reason}");
+}
+
 #[test]
 fn a_store_that_fails_is_tried_again_and_gives_way_to_a_later_part() {
     let folder = tempfile::tempdir().expect("a folder");
