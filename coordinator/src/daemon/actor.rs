@@ -461,8 +461,17 @@ impl<A: Send> Handler<Query<A>> for CoordinatorActor {
             (self.node.coordinator_statuses(now), self.node.reachable());
         let leader = self.node.leader();
         let lines = &self.lines;
-        let known =
-            QueryContext { now, core, history, lines, peers, coordinators, reachable, leader };
+        let known = QueryContext {
+            now,
+            core,
+            history,
+            lines,
+            history_file: &self.history_file,
+            peers,
+            coordinators,
+            reachable,
+            leader,
+        };
         MessageResult(question(&known))
     }
 }

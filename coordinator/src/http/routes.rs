@@ -15,6 +15,7 @@ use super::problem::HttpProblem;
 use super::query::QueryParams;
 use super::source::Source;
 use super::{Overview, OwnAddress, metrics};
+use crate::core::EventsAfter;
 
 /// Every path, with its purpose.
 pub(super) const PATHS: [(&str, &str); 25] = [
@@ -206,10 +207,19 @@ async fn generations(source: Data<Source>, request: HttpRequest) -> ReadResponse
 async fn events(source: Data<Source>, request: HttpRequest) -> ReadResponse {
     let query = QueryParams::of_page(request.query_string())?;
     let page = source.page(query.stale, move |known| {
-        let rest = known.core.events_after(query.after);
-        ItemPage::of(rest, query.after, |event| event.number)
+        let read;
+        let rest = match known.core.events_after(query.after) {
+            EventsAfter::Recent(rest) => rest,
+            EventsAfter::InFile(range) => {
+                let events = known.history_file.events(range, PAGE + 1);
+                read = events.map_err(|error| error.to_string())?;
+                &read
+            }
+        };
+        Ok(ItemPage::of(rest, query.after, |event| event.number))
     });
-    Ok(told(query, answers::page("events", &page.await?)))
+    let page = page.await?.map_err(|error: String| HttpProblem::unready(error))?;
+    Ok(told(query, answers::page("events", &page)))
 }
 
 /// A client may have more steps than the run. The answer then shows that the run went back: the

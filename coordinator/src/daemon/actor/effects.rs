@@ -8,7 +8,7 @@ use everstep_transport::quic::{Encoded, LinkError};
 
 use tokio::task::spawn_blocking;
 
-use super::restored_node::recalled;
+use super::restored_node::RecalledHistory;
 use super::{CoordinatorActor, HistoryDurable, event_log};
 use crate::core::{LinkId, ShellEffect};
 use crate::daemon::CoordinatorError;
@@ -91,7 +91,9 @@ impl CoordinatorActor {
                 let lines = self.lines.page(after, PAGE)?;
                 self.send(to, protocol::Message::Lines { lineage, reach, lines });
             }
-            ShellEffect::Update { to, after, update } => self.update(to, after, *update)?,
+            ShellEffect::Update { to, after, in_file, update } => {
+                self.update(to, (after, in_file), *update)?;
+            }
             ShellEffect::OrderManifest { to, after, to_step, order } => {
                 let lines = self.lines.between(after, to_step)?;
                 let order = ManifestToWrite { lines, ..*order };
@@ -185,12 +187,12 @@ impl CoordinatorActor {
         if self.is_whole_since() != Some(before) {
             return Ok(()); // another snapshot has come since
         }
-        let (mut entries, index) = (self.history_file.all()?, self.node.core().state().index());
+        let index = self.node.core().state().index();
         // The core gets the history ahead of this coordinator when it applies those entries.
-        entries.retain(|entry| entry.index <= index);
+        let recalled = RecalledHistory::read(&self.history_file, index, index)?;
         (self.restores, self.told) = (None, index);
-        self.history = recalled(&entries);
-        self.node.restore_history(entries);
+        self.history = recalled.summary;
+        self.node.restore_history(recalled.cache);
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use everstep_transport::protocol::{self, Lineage, Step};
 use tokio::task::spawn_blocking;
 
 use super::{CoordinatorActor, LinesDurable};
-use crate::core::{LinkId, ShellInput};
+use crate::core::{EventRange, LinkId, ShellInput};
 use crate::daemon::CoordinatorError;
 use crate::history::WINDOW;
 use crate::lines::{LineRecord, PAGE};
@@ -95,15 +95,20 @@ impl CoordinatorActor {
         Ok(NodeInput::Shell(ShellInput::LinesDurable { lineage, reach }))
     }
 
-    /// Sends a watcher its update, with a page of lines.
+    /// Sends a watcher its update, with a page of lines, and with a page of events if memory does
+    /// not have them any more.
     pub(super) fn update(
         &mut self,
         to: LinkId,
-        after: Option<Step>,
+        (after, in_file): (Option<Step>, Option<EventRange>),
         update: Update,
     ) -> Result<(), CoordinatorError> {
         let lines = after.map_or(Ok(Vec::new()), |after| self.lines.page(after, PAGE))?;
-        self.send(to, protocol::Message::Update(Update { lines, ..update }));
+        let events = match in_file {
+            Some(range) => self.history_file.events(range, PAGE)?,
+            None => update.events,
+        };
+        self.send(to, protocol::Message::Update(Update { lines, events, ..update }));
         Ok(())
     }
 }
