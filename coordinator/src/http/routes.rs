@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 use super::answers::{self, ItemPage, PAGE};
 use super::changes::{self, no_worker};
 use super::problem::HttpProblem;
+use super::process::ProcessFigures;
 use super::query::QueryParams;
 use super::source::Source;
 use super::{Overview, OwnAddress, metrics};
@@ -132,7 +133,8 @@ async fn readyz(source: Data<Source>) -> HttpResponse {
 }
 
 async fn figures(source: Data<Source>) -> ReadResponse {
-    let text = metrics::text(&*source.overview(true).await?);
+    let mut text = metrics::text(&*source.overview(true).await?);
+    text.extend(ProcessFigures::read().iter().map(metrics::process_text));
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(HttpResponse::Ok().content_type(kind).body(text))
 }
