@@ -29,7 +29,7 @@ use crate::state::tests::checkpoints::rich_with_checkpoints;
 use crate::state::tests::rich;
 use crate::state::{
     AwaitedOwner, Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory,
-    Loss, State,
+    Loss, RunSoFar, State,
 };
 
 /// Writes the golden files of the newest format anew instead of comparing with them.
@@ -130,7 +130,7 @@ fn first_entries() -> Vec<CommandEntry> {
         Command::Request {
             id,
             command: OperatorCommand::Submit(exemplars::run().into()),
-            steps: Step(5),
+            so_far: RunSoFar { steps: Step(5), figures: None },
         },
         Command::Found {
             ephemeral: false,
