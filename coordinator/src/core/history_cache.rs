@@ -114,8 +114,8 @@ impl HistoryCache {
             }
         }
         if self.recent.len() >= 2 * self.room {
-            let leaving = self.recent.drain(..self.recent.len() - self.room);
-            self.evicted = leaving.last().map_or(self.evicted, |event| event.number);
+            let mut leaving = self.recent.drain(..self.recent.len() - self.room);
+            self.evicted = leaving.next_back().map_or(self.evicted, |event| event.number);
         }
     }
 

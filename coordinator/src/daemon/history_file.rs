@@ -140,7 +140,7 @@ impl HistoryFile {
         &self,
         mut visit: impl FnMut(&HistoryEntry),
     ) -> Result<(), HistoryFileError> {
-        let read = self.read_entries(self.index.from_entry(0), |entry, _| {
+        let read = self.read_entries(self.index.since_entry(0), |entry, _| {
             visit(&entry);
             true
         });
@@ -202,7 +202,7 @@ impl HistoryFile {
     fn read_page(&self, from: u64, applied: u64) -> Result<Vec<HistoryEntry>, HistoryFileProblem> {
         let (whole, mut entries) = (self.coverage.whole(), Vec::new());
         let (mut size, mut is_full) = (0, false);
-        self.read_entries(self.index.from_entry(from), |entry, length| {
+        self.read_entries(self.index.since_entry(from), |entry, length| {
             if entry.index > whole {
                 return false;
             }

@@ -127,7 +127,7 @@ impl CoordinatorActor {
     /// by then, the senders of the history may be gone for good.
     fn restore(&mut self) -> Result<(), CoordinatorError> {
         let applied = self.node.core().state().index();
-        if let Some((before, file)) = self.history.to_sync(applied)? {
+        if let Some((before, file)) = self.history.begin_sync(applied)? {
             let own = self.own.clone();
             spawn_blocking(move || {
                 let done = file.make_durable().map_err(CoordinatorError::from);

@@ -43,7 +43,7 @@ impl DurableLines {
 
     /// The file to make durable, with its history and its last step. None if it is durable, or a
     /// write is under way: one write covers all lines written by then.
-    fn to_sync(&mut self) -> Result<Option<(SyncFile, Lineage, Step)>, LineFileError> {
+    fn begin_sync(&mut self) -> Result<Option<(SyncFile, Lineage, Step)>, LineFileError> {
         if self.is_busy {
             return Ok(None);
         }
@@ -99,7 +99,7 @@ impl CoordinatorActor {
 
     /// Makes the written lines durable, on a thread that may wait.
     fn sync_lines(&mut self) -> Result<(), CoordinatorError> {
-        let Some((file, lineage, reach)) = self.lines.to_sync()? else { return Ok(()) };
+        let Some((file, lineage, reach)) = self.lines.begin_sync()? else { return Ok(()) };
         let own = self.own.clone();
         spawn_blocking(move || {
             let done = file.make_durable().map_err(CoordinatorError::from);

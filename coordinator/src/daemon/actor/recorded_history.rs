@@ -97,7 +97,7 @@ impl RecordedHistory {
 
     /// The file to make durable, once a snapshot of another coordinator is installed and no part is
     /// missing, and the entry from which on the history was missing. None while a thread does so.
-    pub(super) fn to_sync(
+    pub(super) fn begin_sync(
         &mut self,
         applied: u64,
     ) -> Result<Option<(u64, SyncFile)>, HistoryFileError> {

@@ -75,7 +75,7 @@ impl HistoryIndex {
     }
 
     /// The stretches that have entries from this one on.
-    pub(super) fn from_entry(&self, index: u64) -> &[Stretch] {
+    pub(super) fn since_entry(&self, index: u64) -> &[Stretch] {
         &self.stretches[self.stretches.partition_point(|stretch| stretch.last < index)..]
     }
 
@@ -128,7 +128,7 @@ mod tests {
             assert!(index.stretches.len() <= MOST_STRETCHES);
         }
         assert!(index.stretches.len() >= MOST_STRETCHES / 4, "it still finds places");
-        let [found, ..] = index.from_entry(150_000) else { panic!("a stretch") };
+        let [found, ..] = index.since_entry(150_000) else { panic!("a stretch") };
         assert!(found.has(150_000) && found.end - found.place <= index.span);
     }
 
