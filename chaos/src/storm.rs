@@ -257,8 +257,7 @@ impl StormSim {
                 return Err(StormFailure::Run(reason.to_string()));
             }
             if self.is_over() {
-                self.checks
-                    .conclude(self.coordinator.core().events_after(0), self.scenario.steps)?;
+                self.checks.conclude(self.coordinator.events(), self.scenario.steps)?;
                 let (finished_at, digest) = (self.now, *self.hasher.finalize().as_bytes());
                 return Ok(StormReport { finished_at, digest, ..self.report });
             }

@@ -20,6 +20,9 @@ const MAX_TRIES: u32 = 32;
 /// The largest claim, bytes.
 const MAX_CLAIM_BYTES: u64 = 64 << 10;
 
+/// The number of the format of claims that is written and read.
+pub const FORMAT: u64 = 1;
+
 /// What a claim says.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
@@ -29,6 +32,20 @@ pub struct Claim {
     pub nonce: String,
     /// The cluster, as people know it.
     pub cluster: String,
+}
+
+/// A claim as its object has it.
+#[derive(Serialize, Deserialize)]
+struct StoredClaim {
+    format: u64,
+    #[serde(flatten)]
+    claim: Claim,
+}
+
+/// What a claim of any format states.
+#[derive(Deserialize)]
+struct StatedFormat {
+    format: u64,
 }
 
 impl Claim {
@@ -129,21 +146,31 @@ fn take_next(store: &dyn Store, claims: &[u64], claim: &Claim) -> Result<Created
     let next = next.ok_or_else(|| {
         StoreError::refuse(store.place(), "its claims have no more numbers; use a new folder")
     })?;
-    let bytes = serde_json::to_vec(claim).expect("a claim is plain data");
+    let stored = StoredClaim { format: FORMAT, claim: claim.clone() };
+    let bytes = serde_json::to_vec(&stored).expect("a claim is plain data");
     store.put_new(&ObjectName::Claim(next), &bytes)
 }
 
 /// What the claim with this number says.
 ///
 /// # Errors
-/// Those of the store. A claim that cannot be read is damaged.
+/// Those of the store. A claim of another format is refused. One that cannot be read is damaged.
 pub fn read(store: &dyn Store, number: u64) -> Result<Claim, StoreError> {
     let name = ObjectName::Claim(number);
     let bytes = store.read_whole(&name, MAX_CLAIM_BYTES)?;
-    serde_json::from_slice(&bytes).map_err(|error| {
+    let damaged = |error: serde_json::Error| {
         let why = format!("it is no claim: {error}; delete it if no other cluster writes here");
         StoreError::new(ErrorKind::Damaged, store.place(), &name, why)
-    })
+    };
+    let StatedFormat { format } = serde_json::from_slice(&bytes).map_err(damaged)?;
+    if format != FORMAT {
+        let why = format!(
+            "its format is {format}, and this program reads format {FORMAT}; use a newer program"
+        );
+        return Err(StoreError::new(ErrorKind::Refuse, store.place(), &name, why));
+    }
+    let stored: StoredClaim = serde_json::from_slice(&bytes).map_err(damaged)?;
+    Ok(stored.claim)
 }
 
 /// The numbers that clusters have taken, ascending.

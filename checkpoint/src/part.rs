@@ -13,6 +13,10 @@ use everstep_transport::protocol::Shard;
 use crate::digest::Digest;
 use crate::names::PartName;
 
+/// The number of the format of parts that is written and read. A part states it.
+pub const FORMAT: u64 = 1;
+/// The metadata key of the format's number in a part.
+pub const FORMAT_KEY: &str = "everstep.format";
 /// The metadata key of the run's identity in a part.
 pub const RUN_KEY: &str = "everstep.run";
 /// The metadata key of the step in a part.

@@ -54,7 +54,7 @@ mod workers;
 
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{HistoryEntry, Message, Term};
 use everstep_transport::time::Time;
 
@@ -67,7 +67,7 @@ pub use self::event::{CoreEffect, CoreInput, ShellEffect, ShellInput};
 use self::finish::Completion;
 use self::health::WorkerHealth;
 pub(crate) use self::history_cache::HISTORY_LOST_AFTER;
-use self::history_cache::HistoryCache;
+pub use self::history_cache::{EventRange, EventsAfter, HistoryCache, RECENT_EVENTS};
 use self::leadership::Leadership;
 use self::lines::Lines;
 pub use self::links::LinkEnd;
@@ -179,10 +179,10 @@ impl Core {
         self.outbox.pop()
     }
 
-    /// Takes the whole history up to the newest applied entry, in order. After a snapshot this
-    /// coordinator does not know the beginning of the history.
-    pub fn restore_history(&mut self, entries: impl IntoIterator<Item = HistoryEntry>) {
-        self.history = HistoryCache::restored(entries);
+    /// Takes the history up to the newest applied entry. After a snapshot this coordinator does not
+    /// know the beginning of the history.
+    pub fn restore_history(&mut self, history: HistoryCache) {
+        self.history = history;
     }
 
     /// From now on the coordinator has this bug.
@@ -197,8 +197,9 @@ impl Core {
         &self.state
     }
 
-    /// The events after the one with this number, in order, as far as this coordinator knows them.
-    pub fn events_after(&self, number: u64) -> &[Event] {
+    /// The events after the one with this number, as far as a reader may have them: the newest
+    /// ones, or where to read them.
+    pub fn events_after(&self, number: u64) -> EventsAfter<'_> {
         self.history.events_after(number)
     }
 
@@ -237,7 +238,7 @@ impl Core {
 
     fn install(&mut self, now: Time, state: State) {
         self.step_down(now);
-        self.history = HistoryCache::of(&state, now);
+        self.history.install(&state, now);
         #[cfg(feature = "planted")]
         let state = state.with_plant(self.state.plant);
         self.state = state;

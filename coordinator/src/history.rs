@@ -2,8 +2,7 @@
 //!
 //! In: every event and every recorded line, in order, each once, and the times at which entries
 //! were proposed and applied. Out: figures for the watchers of a coordinator. The code is pure and
-//! cheap: its memory grows by one report a generation. It knows neither its readers nor the
-//! consequences.
+//! cheap, and its memory is bounded. It knows neither its readers nor the consequences.
 
 mod generations;
 mod histogram;
@@ -48,6 +47,7 @@ impl HistorySummary {
         self.generations.event(&event.kind);
         if let EventKind::Generation { under_protected, .. } = &event.kind {
             self.protection.begin(under_protected, event.unix_ms);
+            self.protection.forget_over();
         }
     }
 
@@ -99,7 +99,7 @@ impl HistorySummary {
         &self.tally
     }
 
-    /// The generations, in order.
+    /// The newest generations, in order: all, or at least the newest thousand.
     pub fn generations(&self) -> &[GenerationReport] {
         self.generations.reports()
     }

@@ -101,6 +101,11 @@ impl HistoryCoverage {
         (index >= from).then_some(HistoryEntry { index, events: Vec::new() })
     }
 
+    /// Whether entries between these two are missing, and may yet come.
+    pub fn lacks_between(&self, before: u64, next: u64) -> bool {
+        self.gaps.iter().any(|(_, last)| before < *last && *last < next)
+    }
+
     /// Whether the record may follow those before. The file holds no event twice.
     pub fn is_followed_by(&self, record: &HistoryRecord) -> bool {
         let index = record.index();

@@ -17,6 +17,7 @@ mod guard;
 mod key;
 mod metrics;
 mod problem;
+mod process;
 mod query;
 mod routes;
 mod server;

@@ -58,5 +58,6 @@ pub struct LinesFound {
 pub const UNSURE: u64 = 1 << 16;
 /// How many of the newest records stay in memory. Figures and paces are averages over them.
 pub const RECENT: usize = 20;
-/// Most lines in one message to a watcher or another coordinator. They fit the control lane.
+/// Most lines, or events, in one message to a watcher or another coordinator. They fit the control
+/// lane.
 pub const PAGE: usize = 200;

@@ -43,7 +43,7 @@ use self::snapshots::SnapshotSchedule;
 use self::transfer::Handover;
 use self::worker_reach::WorkerReach;
 use self::writes::DiskWrites;
-use crate::core::{self, Core, CoreInput, LinkId, ShellEffect, ShellInput};
+use crate::core::{self, Core, CoreInput, HistoryCache, LinkId, ShellEffect, ShellInput};
 use crate::raft::{self, Batch, DurableState, RaftOptions, Replica, ReplicaId};
 use crate::state::CoordinatorInfo;
 
@@ -142,8 +142,8 @@ pub struct Node {
 
 // Inputs and outputs.
 impl Node {
-    /// A coordinator as its disk left it, with the part of the cluster's history that it knows. The
-    /// first effects replay the log on the disk.
+    /// A coordinator as its disk left it, with the cluster's history up to the snapshot on the disk,
+    /// as far as it knows that. The first effects replay the log on the disk.
     ///
     /// # Errors
     /// [`NodeError`].
@@ -151,7 +151,7 @@ impl Node {
         now: Time,
         options: NodeOptions,
         kept: DurableState,
-        history: Vec<HistoryEntry>,
+        history: HistoryCache,
     ) -> Result<Self, NodeError> {
         let mut node = Self::restored(now, options, kept, history)?;
         node.begin(now)?;
@@ -167,7 +167,7 @@ impl Node {
         now: Time,
         options: NodeOptions,
         kept: DurableState,
-        history: Vec<HistoryEntry>,
+        history: HistoryCache,
         plant: crate::plant::CorePlant,
     ) -> Result<Self, NodeError> {
         let mut node = Self::restored(now, options, kept, history)?;
@@ -188,14 +188,16 @@ impl Node {
         now: Time,
         options: NodeOptions,
         kept: DurableState,
-        history: Vec<HistoryEntry>,
+        history: HistoryCache,
     ) -> Result<Self, NodeError> {
         let NodeOptions { own, replica, epoch_unix_ms, snapshot_entries, founds, .. } = options;
         let NodeOptions { tokens, membership, lacks_history, .. } = options;
         let peers = Peers::new(replica.id, membership);
         let replica = Replica::new(now, replica, kept)?;
+        let mut core = Core::new(now, epoch_unix_ms);
+        core.restore_history(history.emptied());
         Ok(Self {
-            core: Core::new(now, epoch_unix_ms),
+            core,
             leadership: LogLeadership::default(),
             introduction: Introduction::new(own, founds, tokens),
             peers,
@@ -261,9 +263,9 @@ impl Node {
 
     /// Takes the whole, durable history up to the newest entry applied here. After a snapshot of
     /// another coordinator, the node lacks the beginning of the history until this call.
-    pub fn restore_history(&mut self, entries: Vec<HistoryEntry>) {
+    pub fn restore_history(&mut self, history: HistoryCache) {
         self.history.complete();
-        self.core.restore_history(entries);
+        self.core.restore_history(history);
     }
 
     /// How long the driver may leave out [`NodeInput::Tick`] if nothing else happens. A founder

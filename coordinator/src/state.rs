@@ -41,7 +41,9 @@ pub(crate) use self::checkpoints::is_same;
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::directives::AskedCheckpoint;
-pub use self::entry::{ArchivedCommandEntry, Change, Command, CommandEntry, CoordinatorInfo, Loss};
+pub use self::entry::{
+    ArchivedCommandEntry, Change, Command, CommandEntry, CoordinatorInfo, Loss, RunSoFar,
+};
 use self::events::EventLog;
 pub use self::format::{EntryError, LOG_FORMATS};
 use self::generation::CurrentGeneration;
@@ -110,7 +112,7 @@ impl State {
                 self.events.note(unix_ms, EventKind::Leading { term, coordinator: *coordinator });
                 Ok(EntryOutcome::Accepted)
             }
-            Command::Request { id, command, steps } => self.once(unix_ms, *id, command, *steps),
+            Command::Request { id, command, so_far } => self.once(unix_ms, *id, command, so_far),
             Command::Found { ephemeral, founder, tokens } => {
                 self.found(*ephemeral, founder, tokens)
             }

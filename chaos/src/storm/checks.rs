@@ -55,8 +55,6 @@ pub(super) struct StormChecks {
     up: BTreeMap<LinkId, u32>,
     /// Messages on their way down, by link.
     down: BTreeMap<LinkId, u32>,
-    /// How many of the coordinator's events were checked.
-    events: usize,
     /// The last line and the events that the operator has received.
     line: Step,
     told: Vec<Event>,
@@ -106,7 +104,7 @@ impl StormChecks {
     /// Checks the coordinator's new events. Returns how many of them are losses.
     pub(super) fn events(&mut self, events: &[Event]) -> Result<u64, BrokenPromise> {
         let mut lost = 0;
-        for event in &events[self.events..] {
+        for event in events {
             let EventKind::Lost { worker, reason, .. } = &event.kind else { continue };
             lost += 1;
             let link = self.ids.get(worker);
@@ -115,7 +113,6 @@ impl StormChecks {
                 return Err(BrokenPromise::LostAlive { worker, reason });
             }
         }
-        self.events = events.len();
         Ok(lost)
     }
 }

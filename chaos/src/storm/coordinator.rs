@@ -2,10 +2,12 @@
 
 use std::collections::VecDeque;
 
-use everstep_coordinator::core::{CoreEffect, CoreInput, LinkEnd, ShellEffect, ShellInput};
+use everstep_coordinator::core::{
+    CoreEffect, CoreInput, EventRange, LinkEnd, ShellEffect, ShellInput,
+};
 use everstep_coordinator::lines::{LinesFound, PAGE};
-use everstep_transport::protocol::outcome::Update;
-use everstep_transport::protocol::{Lineage, MetricsLine, Step, Term};
+use everstep_transport::protocol::outcome::{Event, Update};
+use everstep_transport::protocol::{HistoryEvent, Lineage, MetricsLine, Step, Term};
 
 use super::worker::WorkerEvent;
 use super::{
@@ -25,6 +27,8 @@ pub(super) struct StormCoordinator {
     /// The file of the run's lines, and its history.
     lines: Vec<MetricsLine>,
     lineage: Lineage,
+    /// All events, in order, as the history file has them.
+    events: Vec<Event>,
     /// Index of the newest entry of the log, applied or not.
     index: u64,
 }
@@ -33,11 +37,19 @@ impl StormCoordinator {
     pub(super) fn new() -> Self {
         let core = Core::new(Time(0), UNIX_MS_AT_ZERO);
         let (lines, lineage) = Default::default();
-        Self { core, waiting: VecDeque::new(), busy: false, lines, lineage, index: 0 }
+        let (waiting, events) = (VecDeque::new(), Vec::new());
+        Self { core, waiting, busy: false, lines, lineage, events, index: 0 }
     }
 
-    pub(super) fn core(&self) -> &Core {
-        &self.core
+    /// All events so far.
+    pub(super) fn events(&self) -> &[Event] {
+        &self.events
+    }
+
+    /// A page of the events of a range.
+    fn events_of(&self, EventRange { after, to }: EventRange) -> Vec<Event> {
+        let rest = self.events.iter().skip(after as usize);
+        rest.take_while(|event| event.number <= to).take(PAGE).cloned().collect()
     }
 }
 
@@ -79,7 +91,6 @@ impl StormSim {
             _ => self.note("other", 0),
         }
         handle(&mut self.coordinator.core, self.now, input);
-        self.report.lost += self.checks.events(self.coordinator.core.events_after(0))?;
         let mut effects = 0;
         while let Some(effect) = self.coordinator.core.poll_effect() {
             effects += 1;
@@ -127,18 +138,30 @@ impl StormSim {
                 });
                 self.bring(StormLane::Log, StormEvent::Arrive(durable));
             }
-            CoreEffect::Shell(ShellEffect::Update { to, after, update }) => {
+            CoreEffect::Shell(ShellEffect::Update { to, after, in_file, update }) => {
                 let rest = after.map(|after| self.coordinator.lines.iter().skip(after.0 as usize));
                 let lines = rest.into_iter().flatten().take(PAGE).cloned().collect();
-                self.send(&[to], Message::Update(Update { lines, ..*update }))?;
+                let events = match in_file {
+                    Some(range) => self.coordinator.events_of(range),
+                    None => update.events,
+                };
+                self.send(&[to], Message::Update(Update { lines, events, ..*update }))?;
+            }
+            CoreEffect::Shell(ShellEffect::History(entry)) => {
+                let events = entry.events.into_iter().filter_map(|event| match event {
+                    HistoryEvent::Event(event) => Some(event),
+                    HistoryEvent::Run(_) => None,
+                });
+                let known = self.coordinator.events.len();
+                self.coordinator.events.extend(events);
+                self.report.lost += self.checks.events(&self.coordinator.events[known..])?;
             }
             // No line is lost, no other coordinator asks for one, and the run saves nothing.
             CoreEffect::Shell(ShellEffect::SkipLines(_))
             | CoreEffect::Shell(ShellEffect::TellLines { .. })
             | CoreEffect::Shell(ShellEffect::OrderManifest { .. }) => {}
             // Another simulation covers its disk.
-            CoreEffect::Shell(ShellEffect::History(_))
-            | CoreEffect::Shell(ShellEffect::Admitted { .. })
+            CoreEffect::Shell(ShellEffect::Admitted { .. })
             | CoreEffect::Shell(ShellEffect::ReadReady(_)) => {}
             // No operator asks for it here.
             CoreEffect::Describe { .. } | CoreEffect::Transfer { .. } => {}

@@ -17,7 +17,7 @@ use everstep_transport::time::Time;
 
 use super::clock::Clock;
 use super::disk::CoordinatorDisk;
-use super::history_file::{HistoryFetch, HistoryFile};
+use super::history_file::{HistoryFetch, HistoryFile, reach};
 use super::link::End;
 use super::membership::MachinePlan;
 use super::types::Event;
@@ -289,7 +289,8 @@ impl World {
             membership: coordinator.directory.membership.clone(),
             lacks_history: coordinator.disk.history_file().coverage().wanted().is_some(),
         };
-        let (kept, history) = (coordinator.disk.kept(), coordinator.disk.history_file().entries());
+        let kept = coordinator.disk.kept();
+        let history = coordinator.disk.history_file().cache(reach(&kept.snapshot));
         let node = (self.scenario.prepare.coordinator)(Time(0), options, kept, history);
         node.expect("what is on the disk is sound")
     }

@@ -7,11 +7,12 @@
 
 use std::time::Duration;
 
-use everstep_coordinator::core::LinkId;
+use everstep_coordinator::core::{EventRange, HistoryCache, LinkId};
 use everstep_coordinator::history_coverage::{HistoryCoverage, HistoryRecord};
 use everstep_coordinator::raft::{Batch, Snapshot};
 use everstep_coordinator::state::State;
-use everstep_transport::protocol::{HistoryEntry, Message};
+use everstep_transport::protocol::outcome::Event;
+use everstep_transport::protocol::{HistoryEntry, HistoryEvent, Message};
 use everstep_transport::time::Time;
 
 use super::upgrade::LATER_LOG_FORMAT;
@@ -23,6 +24,10 @@ use crate::random::Random;
 const HISTORY_FETCH_TIMEOUT: Duration = Duration::from_millis(500);
 /// Frames in a page. They are few, so that a history takes several pages.
 const PAGE_FRAMES: usize = 6;
+/// Events of the file in an update. They are few, so that a watcher gets several pages.
+const PAGE_EVENTS: usize = 5;
+/// How many events a core keeps in memory at least. They are few, so that it reads its file.
+const ROOM: usize = 4;
 
 /// The file.
 #[derive(Debug, Default)]
@@ -63,6 +68,23 @@ impl HistoryFile {
         let mut entries: Vec<HistoryEntry> = self.records.iter().filter_map(entry).collect();
         entries.sort_by_key(|entry| entry.index);
         entries
+    }
+
+    /// A page of the events of a range that are in the file, in order.
+    pub fn events(&self, range: EventRange) -> Vec<Event> {
+        let all = self.entries().into_iter().flat_map(|entry| entry.events);
+        let events = all.filter_map(|event| match event {
+            HistoryEvent::Event(event) => Some(event),
+            HistoryEvent::Run(_) => None,
+        });
+        let wanted = events.filter(|event| range.after < event.number && event.number <= range.to);
+        wanted.take(PAGE_EVENTS).collect()
+    }
+
+    /// The history up to the entry `index`, for a core.
+    pub fn cache(&self, index: u64) -> HistoryCache {
+        let entries = self.entries().into_iter().filter(|entry| entry.index <= index);
+        HistoryCache::with_room(ROOM).restored(entries)
     }
 
     /// Adds what an entry of the log has brought.
@@ -243,12 +265,11 @@ impl World {
         let applied = coordinator.applied();
         let is_there = coordinator.history_fetch.restores.is_some_and(|before| before < applied);
         if is_there && coordinator.disk().history_file().coverage().wanted().is_none() {
-            let mut entries = coordinator.disk().history_file().entries();
-            entries.retain(|entry| entry.index <= applied);
+            let history = coordinator.disk().history_file().cache(applied);
             coordinator.disk_mut().history_file_mut().sync();
             coordinator.history_fetch.restores = None;
             if let Some(node) = coordinator.node_mut() {
-                node.restore_history(entries);
+                node.restore_history(history);
             }
         }
     }

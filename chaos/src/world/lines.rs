@@ -126,7 +126,13 @@ impl World {
                 let order = ManifestToWrite { lines, ..*order };
                 self.tell(place, to, Message::WriteManifest(order))
             }
-            ShellEffect::Update { to, after, update } => self.update(place, to, (after, *update)),
+            ShellEffect::Update { to, after, in_file, update } => {
+                let events = match in_file {
+                    Some(range) => self.coordinators[place].disk().history_file().events(range),
+                    None => update.events,
+                };
+                self.update(place, to, (after, Update { events, ..*update }))
+            }
             other => panic!("{other:?} is not about lines"),
         }
     }

@@ -4,12 +4,11 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use everstep_coordinator::core::HistoryCache;
 use everstep_coordinator::node::{self, NodeError};
 use everstep_coordinator::raft::DurableState;
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{
-    HistoryEntry, Lineage, Message, MetricsLine, RunSpec, Step, WorkerId,
-};
+use everstep_transport::protocol::{Lineage, Message, MetricsLine, RunSpec, Step, WorkerId};
 use everstep_transport::time::Time;
 use everstep_worker::device::Device;
 use everstep_worker::registry::Registry;
@@ -65,12 +64,8 @@ pub struct Prepare {
     /// Changes a worker's device.
     pub device: fn(&mut Device),
     /// Makes a coordinator: see [`node::Node::new`].
-    pub coordinator: fn(
-        Time,
-        node::NodeOptions,
-        DurableState,
-        Vec<HistoryEntry>,
-    ) -> Result<node::Node, NodeError>,
+    pub coordinator:
+        fn(Time, node::NodeOptions, DurableState, HistoryCache) -> Result<node::Node, NodeError>,
     /// When true, a coordinator hears that a batch is durable when it is only written.
     pub skips_fsync: bool,
     /// When true, a coordinator does not make its history durable before a snapshot replaces the

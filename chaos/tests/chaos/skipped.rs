@@ -126,10 +126,8 @@ fn a_lost_commit_of_a_skipped_step_stops_the_run() {
     assert!(matches!(met, Err(Failure::Stuck { .. })), "{met:?}");
 }
 
-/// A run that has diverged skips every step, so no worker sends parameters that would tell a joiner
-/// what it missed. It hung the run that it joined.
-#[test]
-fn i11_a_run_that_has_diverged_can_be_joined() {
+/// A run of 40 steps that has diverged, and its hash. Every step is skipped.
+fn diverged() -> (Toy, [u8; 32]) {
     let mut toy = Toy::new(|run| {
         run.model.kind = "line".into();
         run.steps = 40;
@@ -138,11 +136,39 @@ fn i11_a_run_that_has_diverged_can_be_joined() {
     toy.registry = Arc::new(toy::registry().model("line", model));
     let (toy, alone) = toy.with_reference();
     assert_eq!(alone.run_history.skipped().count(), 40);
+    (toy, alone.state_hash)
+}
+
+/// Workers join two members of that run at these times, milliseconds. In most seeds each join has a
+/// generation of its own. In the others one generation takes several joiners.
+fn join_diverged(joins: &[u64]) {
+    let (toy, hash) = diverged();
+    let mut apart = 0;
     for seed in 0..10 {
         let mut world = toy.world(2, seed);
-        let join = (Time(500_000_000), Fault::Join { node: Node::Worker(2) });
-        let met = world.endure(&Schedule(vec![join]), Duration::from_secs(1), alone.state_hash);
+        let join = |(at, node): (&u64, usize)| {
+            (Time(at * 1_000_000), Fault::Join { node: Node::Worker(node) })
+        };
+        let joins: Vec<_> = joins.iter().zip(2..).map(join).collect();
+        let (count, schedule) = (joins.len() as u64, Schedule(joins));
+        let met = world.endure(&schedule, Duration::from_secs(1), hash);
         let endured = met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
-        assert!(endured.changes.generations > 1, "seed {seed}: nobody joined: {endured:?}");
+        let generations = endured.changes.generations;
+        assert!(generations > 1, "seed {seed}: nobody joined: {endured:?}");
+        apart += u32::from(generations > count);
     }
+    assert!(apart > 5, "{apart} of 10 seeds");
+}
+
+/// A run that has diverged skips every step, so no worker sends parameters that would tell a joiner
+/// what it missed. It hung the run that it joined.
+#[test]
+fn i11_a_run_that_has_diverged_can_be_joined() {
+    join_diverged(&[500]);
+}
+
+/// The second joiner comes while the first one is a member that has never got parameters of a step.
+#[test]
+fn i11_a_run_that_has_diverged_can_be_joined_a_second_time() {
+    join_diverged(&[400, 700]);
 }

@@ -7,7 +7,7 @@ use std::ops::Range;
 use everstep_kernels::optimizer::ShardState;
 use everstep_transport::protocol::Shard;
 
-use super::{RUN_KEY, STEP_KEY, tensor_name};
+use super::{FORMAT, FORMAT_KEY, RUN_KEY, STEP_KEY, tensor_name};
 use crate::bytes_of::decode;
 use crate::digest::{Digest, ShardHasher};
 use crate::head::{ElementType, Head, LENGTH_BYTES, head_length};
@@ -98,7 +98,8 @@ impl<'a> CheckpointReader<'a> {
         Ok(ShardState { master, moments: slots })
     }
 
-    /// Reads the head of a file, and finds its shards in it.
+    /// Reads the head of a file, and finds its shards in it. A part of another format is no damage: a
+    /// newer program wrote it, and going back to an older checkpoint in silence would lose steps.
     fn open(&self, number: u32) -> Result<BTreeMap<Shard, Vec<Range<u64>>>, ReadError> {
         let manifest = self.manifest;
         let (name, entry) = (manifest.file_name(number), &manifest.files[number as usize]);
@@ -120,6 +121,14 @@ impl<'a> CheckpointReader<'a> {
         }
         let (text, data) = (&head[LENGTH_BYTES as usize..], bytes - entry.head_bytes);
         let head = Head::parse(text, data).map_err(|error| damage(error.0))?;
+        if let Some(other) = head.metadata.get(FORMAT_KEY).filter(|it| **it != FORMAT.to_string()) {
+            let why = format!(
+                "its format is {}, and this program reads format {FORMAT}; use a newer program",
+                shown(other)
+            );
+            let place = self.store.place();
+            return Err(StoreError::new(ErrorKind::Refuse, place, &name, why).into());
+        }
         self.ranges(number, &head).map_err(damage)
     }
 

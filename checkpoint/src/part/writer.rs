@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::{Shard, Step};
 
-use super::{PartSummary, RUN_KEY, STEP_KEY, tensor_name};
+use super::{FORMAT, FORMAT_KEY, PartSummary, RUN_KEY, STEP_KEY, tensor_name};
 use crate::bytes_of::Encoder;
 use crate::digest::{Digest, ShardHasher};
 use crate::head::{ElementType, Head, TensorHead};
@@ -115,8 +115,10 @@ impl PartPlan {
     }
 
     fn metadata(&self) -> BTreeMap<String, String> {
-        let step = self.step.to_string();
-        [(RUN_KEY.to_string(), self.run.clone()), (STEP_KEY.to_string(), step)].into()
+        let (format, step) = (FORMAT.to_string(), self.step.to_string());
+        [(FORMAT_KEY, format), (RUN_KEY, self.run.clone()), (STEP_KEY, step)]
+            .map(|(key, value)| (key.to_string(), value))
+            .into()
     }
 
     /// The size of the file. The head has room for any order of the shards: an offset takes no more

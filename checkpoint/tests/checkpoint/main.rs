@@ -6,6 +6,7 @@ mod crash;
 mod damage;
 mod directory;
 mod fixture;
+mod golden;
 mod manifest;
 mod restore;
 #[path = "../../examples/suite/mod.rs"]

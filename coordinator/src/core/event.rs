@@ -6,7 +6,7 @@ use everstep_transport::protocol::{
     CoordinatorId, HistoryEntry, Lineage, ManifestToWrite, Message, NodeName, RequestId, Step, Term,
 };
 
-use super::{LinkEnd, LinkId};
+use super::{EventRange, LinkEnd, LinkId};
 use crate::lines::{LineRecord, LinesFound};
 use crate::state::{CommandEntry, LineHistory, State};
 
@@ -188,13 +188,15 @@ pub enum ShellEffect {
         /// The step before the first line.
         after: Step,
     },
-    /// Send a watcher [`Message::Update`], with the consecutive lines after this step, at most
-    /// [`crate::lines::PAGE`].
+    /// Send a watcher [`Message::Update`], with the consecutive lines after a step, and perhaps with
+    /// events of the history file: at most [`crate::lines::PAGE`] of each.
     Update {
         /// The link to the watcher.
         to: LinkId,
         /// The step before the first line. `None` for an update without lines.
         after: Option<Step>,
+        /// The events to read from the history file. `None` if the update has its events.
+        in_file: Option<EventRange>,
         /// The update, without its lines.
         update: Box<Update>,
     },

@@ -1,4 +1,4 @@
-//! How the run does, in figures: from the lines and events that this coordinator has.
+//! How the run does, in figures: from the lines that this coordinator has, and sums of its events.
 
 use everstep_transport::protocol::MetricsLine;
 use everstep_transport::protocol::figures::{RunFigures, Trouble, validation};
@@ -8,8 +8,7 @@ use super::Core;
 use crate::event_sentences;
 
 impl Core {
-    /// The run as it does now. The cost grows with the number of the run's events, not of its
-    /// steps.
+    /// The run as it does now. The cost grows neither with its steps nor with its events.
     pub(super) fn figures(&self) -> RunFigures {
         let recent = || self.lines.recent();
         let steps = self.state.run().map_or(0, |run| run.steps);
@@ -17,17 +16,22 @@ impl Core {
         let left = steps.saturating_sub(last.map_or(0, |line| line.step.0));
         let (tokens, seconds) = (recent().map(|line| line.tokens).sum(), seconds(recent()));
         let pace = seconds / recent().count().max(1) as f64;
-        let mut figures = RunFigures {
+        let sums = self.history.sums();
+        RunFigures {
             steps,
             world_size: self.state.record().map_or(0, |record| record.world_size()),
             first_loss: self.lines.first_loss(),
             loss: last.map(|line| line.loss),
             tokens_per_second: rate(tokens, seconds),
             eta_seconds: last.map(|_| left as f64 * pace),
+            submitted_unix_ms: sums.submitted_unix_ms,
+            generations: sums.generations,
+            steps_redone: sums.redone,
+            workers_lost: sums.lost,
+            rollbacks: sums.rollbacks,
+            trouble: sums.trouble.as_ref().map(|event| self.trouble(event)),
             ..RunFigures::default()
-        };
-        self.run_events().for_each(|event| self.count(&mut figures, event));
-        figures
+        }
     }
 
     /// The run at its end, with this outcome.
@@ -49,27 +53,41 @@ impl Core {
         }
     }
 
-    /// The events since the operator submitted the run, in order.
-    fn run_events(&self) -> impl Iterator<Item = &Event> {
-        let all = self.history.events_after(0);
-        let submitted = |event: &Event| matches!(event.kind, EventKind::Submitted { .. });
-        all[all.iter().rposition(submitted).unwrap_or(0)..].iter()
+    fn trouble(&self, event: &Event) -> Trouble {
+        let words = event_sentences::sentence(&self.state, &event.kind);
+        Trouble { unix_ms: event.unix_ms, words }
     }
+}
 
-    fn count(&self, figures: &mut RunFigures, event: &Event) {
+/// Sums of the events since the operator submitted the run.
+#[derive(Clone, Debug, Default)]
+pub(super) struct RunSums {
+    submitted_unix_ms: Option<u64>,
+    generations: u32,
+    redone: u32,
+    lost: u32,
+    rollbacks: u32,
+    /// The newest event that an operator wants to know about.
+    trouble: Option<Event>,
+}
+
+impl RunSums {
+    /// Takes the next event. The submission of a run begins new sums.
+    pub(super) fn add(&mut self, event: &Event) {
         match &event.kind {
-            EventKind::Submitted { .. } => figures.submitted_unix_ms = Some(event.unix_ms),
-            EventKind::Generation { redone, .. } => {
-                figures.generations += 1;
-                figures.steps_redone += u32::from(*redone);
+            EventKind::Submitted { .. } => {
+                *self = Self { submitted_unix_ms: Some(event.unix_ms), ..Self::default() };
             }
-            EventKind::Lost { .. } => figures.workers_lost += 1,
-            EventKind::Rollback { .. } => figures.rollbacks += 1,
+            EventKind::Generation { redone, .. } => {
+                self.generations += 1;
+                self.redone += u32::from(*redone);
+            }
+            EventKind::Lost { .. } => self.lost += 1,
+            EventKind::Rollback { .. } => self.rollbacks += 1,
             _ => {}
         }
         if event_sentences::is_trouble(&event.kind) {
-            let words = event_sentences::sentence(&self.state, &event.kind);
-            figures.trouble = Some(Trouble { unix_ms: event.unix_ms, words });
+            self.trouble = Some(event.clone());
         }
     }
 }

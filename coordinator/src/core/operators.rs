@@ -7,7 +7,8 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::identity::{Identity, Role};
-use everstep_transport::protocol::reason::LossReason;
+use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::reason::{FailReason, LossReason};
 use everstep_transport::protocol::{Message, NodeName, OperatorCommand, RequestId};
 use everstep_transport::time::Time;
 
@@ -15,7 +16,7 @@ use super::failure_detector::{Certainty, Suspicion};
 use super::links::PeerPhase;
 use super::reads::WatchPosition;
 use super::{Core, CoreEffect, LinkId};
-use crate::state::{Command, EntryOutcome, command_digest};
+use crate::state::{Command, EntryOutcome, RunSoFar, command_digest};
 
 /// The requests of operators until the log has answered, by a digest of the command, and with their
 /// ids. A link has at most one. Another command under the same id is answered by its own entry.
@@ -93,9 +94,17 @@ impl Core {
     fn request(&mut self, now: Time, from: LinkId, id: RequestId, command: OperatorCommand) {
         if !self.leadership.follows() {
             self.clients.requests.insert(from, id, &command);
-            let steps = self.newest_step();
-            self.propose(now, Command::Request { id, command, steps });
+            let so_far = self.so_far(&command);
+            self.propose(now, Command::Request { id, command, so_far });
         }
+    }
+
+    /// The run under way, for an entry with this command. A run that is cancelled keeps its figures.
+    fn so_far(&self, command: &OperatorCommand) -> RunSoFar {
+        let ends = matches!(command, OperatorCommand::Cancel(_)) && self.running();
+        let cancelled = Outcome::Failed { name: None, reason: FailReason::Cancelled };
+        let figures = ends.then(|| self.last_figures(&cancelled));
+        RunSoFar { steps: self.newest_step(), figures }
     }
 
     /// A request has its outcome, perhaps since long ago.

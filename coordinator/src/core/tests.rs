@@ -50,7 +50,7 @@ use everstep_transport::protocol::{
 
 use super::*;
 use crate::lines::{LineRecord, LinesFound, PAGE, RECENT};
-use crate::state::LineHistory;
+use crate::state::{LineHistory, RunSoFar};
 
 const EPOCH_UNIX_MS: u64 = 1_000_000;
 /// The operator among all clients.
@@ -224,7 +224,8 @@ impl World {
                 let lines = self.page(after);
                 self.reach(to, Message::Lines { lineage, reach, lines });
             }
-            ShellEffect::Update { to, after, update } => {
+            ShellEffect::Update { to, after, in_file, update } => {
+                assert_eq!(in_file, None, "memory has all events of a short test");
                 let lines = after.map_or(Vec::new(), |after| self.page(after));
                 self.reach(to, Message::Update(Update { lines, ..*update }));
             }

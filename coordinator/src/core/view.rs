@@ -17,7 +17,7 @@ pub use self::cluster::{ClusterView, RunEnd};
 use super::links::PeerPhase;
 use super::partition::Pair;
 use super::reads::WatchPosition;
-use super::{Core, LinkId, ShellEffect, feeds};
+use super::{Core, EventsAfter, LinkId, ShellEffect, feeds};
 use crate::lines::PAGE;
 use crate::state::{Worker, WorkerPhase};
 
@@ -63,8 +63,11 @@ impl Core {
         let run = self.state.run().map(|_| self.state.run_id());
         let same = watched.is_none() || watched == run;
         let after = if same { self.lines_follow(step) } else { None };
-        let events = self.history.events_after(event);
-        let last = self.history.is_whole() && events.len() <= PAGE;
+        let (events, in_file) = match self.history.events_after(event) {
+            EventsAfter::Recent(rest) => (rest, None),
+            EventsAfter::InFile(range) => (&[][..], Some(range)),
+        };
+        let last = self.history.is_whole() && in_file.is_none() && events.len() <= PAGE;
         let last = last && (run.is_none() || !same || self.is_last_page(step));
         let update = Update {
             run,
@@ -84,7 +87,7 @@ impl Core {
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
             paused: self.paused(),
         };
-        self.outbox.push(ShellEffect::Update { to, after, update: Box::new(update) });
+        self.outbox.push(ShellEffect::Update { to, after, in_file, update: Box::new(update) });
     }
 
     /// The step after which to read lines for a watcher that has the line of `step`. It passes over

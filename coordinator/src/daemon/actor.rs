@@ -4,37 +4,35 @@ mod admit;
 mod effects;
 mod event_log;
 mod lines;
+mod peer_links;
+mod recorded_history;
 mod restored_node;
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
-use everstep_transport::identity::{Identity, Refusal, Role, TokenId, Tokens};
-use everstep_transport::protocol::{
-    self, CoordinatorId, CoordinatorView, Keys, Lineage, NodeName, Step,
-};
+use everstep_transport::identity::Identity;
+use everstep_transport::protocol::{self, CoordinatorId, CoordinatorView, Lineage, NodeName, Step};
 use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::watch;
 
-use self::lines::LineSync;
+use self::admit::Admissions;
+use self::lines::DurableLines;
+use self::peer_links::PeerLinks;
+use self::recorded_history::RecordedHistory;
 pub(super) use self::restored_node::RestoredNode;
 use super::CoordinatorError;
-use super::admission::AdmissionRequest;
 use super::api::{NotLeading, OperatorRequest, OperatorRequests, Query, QueryContext};
 #[cfg(feature = "failpoints")]
 use super::failpoint;
-use super::files::OperatorFolder;
-use super::history_file::HistoryFile;
 use super::membership_file::MembershipWriter;
 use super::pending_reads::{LinearizableRead, PendingReads};
 use crate::core::{LinkId, ShellInput};
-use crate::history::HistorySummary;
-use crate::line_file::LineFiles;
 use crate::log::LogWriter;
 use crate::node::{Node, NodeInput};
+use crate::raft::Batch;
 
 /// A link to a peer that has proved its identity.
 #[derive(Message)]
@@ -78,7 +76,7 @@ pub(super) struct Stop;
 struct Written(Result<(u64, usize), CoordinatorError>);
 
 /// The missing history is durable, or its file has failed. The number is
-/// [`CoordinatorActor::restores`] at the start of the write.
+/// the entry from which on it was missing, at the start of the write.
 #[derive(Message)]
 #[rtype(result = "()")]
 struct HistoryDurable(u64, Result<(), CoordinatorError>);
@@ -88,55 +86,50 @@ struct HistoryDurable(u64, Result<(), CoordinatorError>);
 #[rtype(result = "()")]
 struct LinesDurable(Result<(Lineage, Step), CoordinatorError>);
 
-/// The admissions that the log still has to agree on, with the tasks that wait for each.
-type WaitingApplicants = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
+/// The log's thread, and the number of entries that it has not made durable yet.
+struct LogWriting {
+    writer: LogWriter,
+    backlog: watch::Sender<usize>,
+}
+
+impl LogWriting {
+    fn persist(&mut self, batch: Batch) {
+        self.backlog.send_modify(|waiting| *waiting += batch.entries.len());
+        self.writer.persist(batch);
+    }
+
+    /// So many entries more are durable.
+    fn written(&self, entries: usize) {
+        self.backlog.send_modify(|waiting| *waiting -= entries);
+    }
+}
+
+/// Why the actor does no more work, or soon will not.
+#[derive(Default)]
+struct ActorEnd {
+    /// The process wants to stop.
+    is_leaving: bool,
+    /// The other coordinators go on without this one.
+    is_removed: bool,
+    /// A file has failed: the actor does nothing any more.
+    failure: Option<CoordinatorError>,
+}
 
 /// The actor around one node, with its files, its links and its waiting clients.
 pub(crate) struct CoordinatorActor {
     node: Node,
-    endpoint: Arc<Endpoint>,
-    /// The removed coordinators that get no link.
-    shut_out: Vec<NodeName>,
-    /// The newest entry that revoked a node, as far as the endpoint knows.
-    revoked: u64,
-    operator: OperatorFolder,
-    links: BTreeMap<LinkId, Link>,
-    /// Coordinators that had a link and have none. The process has logged that already.
-    silent: BTreeSet<NodeName>,
     /// The node's time zero.
     start: Instant,
-    writer: LogWriter,
-    /// How many entries of the writer are not durable yet.
-    backlog: watch::Sender<usize>,
-    history_file: HistoryFile,
-    lines: LineFiles,
-    line_sync: LineSync,
-    /// The newest entry that the sums of the history include.
-    told: u64,
-    /// Set while the core needs the history before a snapshot, which takes it on from this entry.
-    restores: Option<u64>,
-    /// Whether that history is here, and a thread makes it durable.
-    keeps: bool,
     own: Addr<CoordinatorActor>,
-    /// When the actor last asked for the missing part of the history file.
-    asked: Option<Time>,
-    history: HistorySummary,
+    peers: PeerLinks,
+    log: LogWriting,
+    history: RecordedHistory,
+    lines: DurableLines,
     membership: MembershipWriter,
-    keys: Keys,
-    /// The tokens that admit nodes before the cluster is founded.
-    tokens: Tokens,
-    admissions: WaitingApplicants,
-    applicants: Option<mpsc::Receiver<AdmissionRequest>>,
-    /// Coordinators that the process has to dial.
-    missing: watch::Sender<Vec<CoordinatorView>>,
+    admissions: Admissions,
     requests: OperatorRequests,
     reads: PendingReads,
-    /// The process wants to stop.
-    leaving: bool,
-    /// The other coordinators go on without this one.
-    removed: bool,
-    /// A file has failed: the actor does nothing any more.
-    failure: Option<CoordinatorError>,
+    end: ActorEnd,
     #[cfg(feature = "failpoints")]
     passing: failpoint::Passing,
 }
@@ -150,9 +143,7 @@ impl CoordinatorActor {
         address: Addr<CoordinatorActor>,
     ) -> Self {
         let RestoredNode { node, start, log, history_file, lines, sync, history, .. } = restored;
-        let RestoredNode { told, membership, keys, .. } = restored;
-        // A predecessor may have lacked a part.
-        let restores = history_file.wanted().map(|_| 0);
+        let RestoredNode { told, membership, keys, operator, tokens, applicants, .. } = restored;
         // The backlog bounds the mailbox of these reports.
         let (own, written) = (address.clone(), address.clone());
         let membership = membership.keep(move |error| written.do_send(Written(Err(error.into()))));
@@ -167,35 +158,17 @@ impl CoordinatorActor {
         });
         Self {
             node,
-            endpoint,
-            shut_out: Vec::new(),
-            revoked: 0,
-            operator: restored.operator,
-            links: BTreeMap::new(),
-            silent: BTreeSet::new(),
             start,
-            writer,
-            backlog,
-            history_file,
-            lines,
-            line_sync: LineSync::default(),
-            told,
-            restores,
-            keeps: false,
             own,
-            asked: None,
-            history,
+            peers: PeerLinks::new(endpoint, missing),
+            log: LogWriting { writer, backlog },
+            history: RecordedHistory::new(history_file, history, told),
+            lines: DurableLines::new(lines),
             membership,
-            keys,
-            tokens: restored.tokens,
-            admissions: BTreeMap::new(),
-            applicants: Some(restored.applicants),
-            missing,
+            admissions: Admissions::new(keys, operator, tokens, applicants),
             requests: OperatorRequests::default(),
             reads: PendingReads::default(),
-            leaving: false,
-            removed: false,
-            failure: None,
+            end: ActorEnd::default(),
             #[cfg(feature = "failpoints")]
             passing: failpoint::Passing::default(),
         }
@@ -209,7 +182,7 @@ impl CoordinatorActor {
     /// Gives the node an input, and carries out what follows from it.
     fn on_input(&mut self, input: impl Into<NodeInput>) {
         let input = input.into();
-        if self.failure.is_some() {
+        if self.end.failure.is_some() {
             return;
         }
         #[cfg(feature = "failpoints")]
@@ -219,13 +192,13 @@ impl CoordinatorActor {
         let handled = self.node.handle(now, input).map_err(CoordinatorError::from);
         if let Err(error) = handled.and_then(|()| self.perform_all()) {
             // Later effects may rest on a write that failed.
-            self.failure = Some(error);
+            self.end.failure = Some(error);
         }
     }
 
     fn tick(&mut self) {
         self.on_input(NodeInput::Tick);
-        self.endpoint.rest(self.node.rests());
+        self.peers.rest(self.node.rests());
         if let Some(place) = self.is_led_elsewhere() {
             self.reads.refuse(place);
         }
@@ -241,7 +214,7 @@ impl CoordinatorActor {
     /// Whether the process may stop.
     fn may_leave(&self) -> bool {
         let follows = self.node.leads().is_none() && self.node.leader().is_some();
-        self.failure.is_some() || follows || self.node.replica().members().voters.len() <= 1
+        self.end.failure.is_some() || follows || self.node.replica().members().voters.len() <= 1
     }
 
     /// Where another coordinator leads, in words.
@@ -253,9 +226,7 @@ impl CoordinatorActor {
 
     /// Logs once that another coordinator has fallen silent, when its last link is gone.
     fn miss(&mut self, identity: &Identity, reason: &str) {
-        let is_linked = self.links.values().any(|link| link.identity() == identity);
-        let is_one = identity.role == Role::Coordinator && !self.shut_out.contains(&identity.name);
-        if is_one && !is_linked && !self.leaving && self.silent.insert(identity.name.clone()) {
+        if !self.end.is_leaving && self.peers.has_fallen_silent(identity) {
             let (id, name) = (self.id_of(&identity.name), &identity.name);
             tracing::warn!(id, %name, reason, "another coordinator has fallen silent");
         }
@@ -263,7 +234,7 @@ impl CoordinatorActor {
 
     /// Logs once that a coordinator that had fallen silent is back.
     fn greet(&mut self, identity: &Identity) {
-        if identity.role == Role::Coordinator && self.silent.remove(&identity.name) {
+        if self.peers.is_back(identity) {
             let (id, name) = (self.id_of(&identity.name), &identity.name);
             tracing::info!(id, %name, "the other coordinator is back");
         }
@@ -277,22 +248,20 @@ impl CoordinatorActor {
     /// Answers a coordinator that lacks keys, which are in no log. Returns whether this was such a
     /// message.
     fn answer_for_keys(&self, from: LinkId, message: &protocol::Message) -> bool {
-        let of_coordinator =
-            self.links.get(&from).is_some_and(|link| link.identity().role == Role::Coordinator);
-        let asks = matches!(message, protocol::Message::FetchKeys) && of_coordinator;
+        let asks =
+            matches!(message, protocol::Message::FetchKeys) && self.peers.is_coordinator(from);
         if asks {
             #[cfg(feature = "failpoints")]
             ["fetch_keys.receive", "keys.send"].into_iter().for_each(failpoint::on_stage);
-            self.send(from, protocol::Message::Keys(self.keys.clone()));
+            self.send(from, protocol::Message::Keys(self.admissions.keys.clone()));
         }
         asks
     }
 
     /// Keeps the newest list of coordinators, from whichever coordinator it comes.
     fn note(&mut self, from: LinkId, message: &protocol::Message) {
-        let link = self.links.get(&from);
         if let protocol::Message::Coordinators { revision, members, .. } = message
-            && link.is_some_and(|link| link.identity().role == Role::Coordinator)
+            && self.peers.is_coordinator(from)
         {
             self.membership.heard(*revision, members.clone());
         }
@@ -308,7 +277,7 @@ impl Actor for CoordinatorActor {
     type Context = Context<Self>;
 
     fn started(&mut self, context: &mut Self::Context) {
-        if let Some(mut applicants) = self.applicants.take() {
+        if let Some(mut applicants) = self.admissions.applicants.take() {
             let own = context.address();
             actix::spawn(async move {
                 while let Some(admission) = applicants.recv().await {
@@ -319,7 +288,7 @@ impl Actor for CoordinatorActor {
             });
         }
         if let Err(error) = self.perform_all() {
-            self.failure = Some(error);
+            self.end.failure = Some(error);
         }
         self.keep_time(context);
     }
@@ -336,7 +305,7 @@ impl Handler<PeerConnected> for CoordinatorActor {
     fn handle(&mut self, PeerConnected { id, link }: PeerConnected, _: &mut Self::Context) {
         let identity = link.identity().clone();
         tracing::debug!(peer = %identity, link = id.0, "connected");
-        self.links.insert(id, link);
+        self.peers.insert(id, link);
         self.greet(&identity);
         self.on_input(ShellInput::Connected { link: id, identity });
     }
@@ -363,9 +332,9 @@ impl Handler<PeerInput> for CoordinatorActor {
         };
         self.on_input(input);
         if let Some((link, reason)) = gone
-            && let Some(link) = self.links.remove(&link)
+            && let Some(identity) = self.peers.remove(link)
         {
-            self.miss(link.identity(), &reason);
+            self.miss(&identity, &reason);
         }
     }
 }
@@ -375,8 +344,8 @@ impl Handler<Tick> for CoordinatorActor {
 
     fn handle(&mut self, Tick: Tick, context: &mut Self::Context) -> Self::Result {
         self.tick();
-        match self.failure.take() {
-            None => Ok(self.removed),
+        match self.end.failure.take() {
+            None => Ok(self.end.is_removed),
             Some(failure) => {
                 context.stop();
                 Err(failure)
@@ -389,7 +358,7 @@ impl Handler<Expelled> for CoordinatorActor {
     type Result = ();
 
     fn handle(&mut self, Expelled: Expelled, _: &mut Self::Context) {
-        self.removed = true;
+        self.end.is_removed = true;
     }
 }
 
@@ -397,7 +366,7 @@ impl Handler<Leave> for CoordinatorActor {
     type Result = bool;
 
     fn handle(&mut self, Leave: Leave, _: &mut Self::Context) -> bool {
-        if !std::mem::replace(&mut self.leaving, true) {
+        if !std::mem::replace(&mut self.end.is_leaving, true) {
             self.on_input(NodeInput::HandOver);
         }
         self.may_leave()
@@ -418,12 +387,12 @@ impl Handler<Written> for CoordinatorActor {
     fn handle(&mut self, Written(report): Written, _: &mut Self::Context) {
         match report {
             Ok((newest, entries)) => {
-                self.backlog.send_modify(|waiting| *waiting -= entries);
+                self.log.written(entries);
                 let now = self.now();
-                (0..entries).for_each(|_| self.history.applied(now));
+                (0..entries).for_each(|_| self.history.summary.applied(now));
                 self.on_input(NodeInput::Persisted(newest));
             }
-            Err(error) => self.failure = Some(error),
+            Err(error) => self.end.failure = Some(error),
         }
     }
 }
@@ -432,10 +401,10 @@ impl Handler<HistoryDurable> for CoordinatorActor {
     type Result = ();
 
     fn handle(&mut self, HistoryDurable(before, done): HistoryDurable, _: &mut Self::Context) {
-        self.keeps = false;
+        self.history.synced();
         match done.and_then(|()| self.restored(before)) {
             Ok(()) => self.on_input(NodeInput::Tick),
-            Err(error) => self.failure = Some(error),
+            Err(error) => self.end.failure = Some(error),
         }
     }
 }
@@ -446,7 +415,7 @@ impl Handler<LinesDurable> for CoordinatorActor {
     fn handle(&mut self, LinesDurable(done): LinesDurable, _: &mut Self::Context) {
         match self.lines_durable(done) {
             Ok(input) => self.on_input(input),
-            Err(error) => self.failure = Some(error),
+            Err(error) => self.end.failure = Some(error),
         }
     }
 }
@@ -455,14 +424,24 @@ impl<A: Send> Handler<Query<A>> for CoordinatorActor {
     type Result = MessageResult<Query<A>>;
 
     fn handle(&mut self, Query(question): Query<A>, _: &mut Self::Context) -> Self::Result {
-        let peers = self.links.values().map(|link| link.identity().role).collect();
-        let (now, core, history) = (self.now(), self.node.core(), &self.history);
+        let peers = self.peers.roles();
+        let (now, core) = (self.now(), self.node.core());
+        let RecordedHistory { file: history_file, summary: history, .. } = &self.history;
         let (coordinators, reachable) =
             (self.node.coordinator_statuses(now), self.node.reachable());
         let leader = self.node.leader();
-        let lines = &self.lines;
-        let known =
-            QueryContext { now, core, history, lines, peers, coordinators, reachable, leader };
+        let lines = &self.lines.files;
+        let known = QueryContext {
+            now,
+            core,
+            history,
+            lines,
+            history_file,
+            peers,
+            coordinators,
+            reachable,
+            leader,
+        };
         MessageResult(question(&known))
     }
 }

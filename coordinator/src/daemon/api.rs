@@ -17,6 +17,7 @@ use everstep_transport::protocol::{self, CoordinatorId, CoordinatorView, NodeNam
 use everstep_transport::time::Time;
 use tokio::sync::oneshot;
 
+use super::history_file::HistoryFile;
 use crate::core::{Core, LinkEnd, LinkId, ShellInput};
 use crate::history::HistorySummary;
 use crate::line_file::LineFiles;
@@ -30,6 +31,8 @@ pub(crate) struct QueryContext<'a> {
     pub(crate) history: &'a HistorySummary,
     /// The metrics lines of the run.
     pub(crate) lines: &'a LineFiles,
+    /// All events of the cluster.
+    pub(crate) history_file: &'a HistoryFile,
     /// The roles of the peers that have a link.
     pub(crate) peers: Vec<Role>,
     /// The coordinators, by id.

@@ -305,7 +305,7 @@ mod tests {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let told = exemplars::all().into_iter().filter_map(|message| match message {
             Message::Request { id, command } => {
-                Some(Command::Request { id, command, steps: Step(0) })
+                Some(Command::Request { id, command, so_far: crate::state::RunSoFar::default() })
             }
             Message::Register(registration) => {
                 Some(Command::Register { run: 1, name: name.clone(), registration })

@@ -16,9 +16,7 @@ use std::time::Duration;
 use everstep_transport::identity::{
     AcceptedToken, Authority, Credentials, Identity, JoinToken, NODE_LIFETIME, Role, TokenLimits,
 };
-use everstep_transport::protocol::{
-    CoordinatorId, CoordinatorView, HistoryEntry, Keys, NodeName, Secret,
-};
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Keys, NodeName, Secret};
 
 use super::CoordinatorError;
 #[cfg(feature = "failpoints")]
@@ -65,7 +63,6 @@ pub(super) struct StoredHistory {
     pub(super) log: Log,
     pub(super) kept: DurableState,
     pub(super) history_file: HistoryFile,
-    pub(super) history_entries: Vec<HistoryEntry>,
     pub(super) lines: LineFiles,
 }
 
@@ -210,10 +207,9 @@ impl Cluster {
         let (log, kept) = self.log(id)?;
         let begins = reach(&kept.snapshot)?;
         let cluster = self.owner(id).cluster;
-        let (history_file, history_entries) =
-            HistoryFile::open(&self.dir.join(HISTORY_FILE), cluster, begins)?;
+        let history_file = HistoryFile::open(&self.dir.join(HISTORY_FILE), cluster, begins)?;
         let lines = LineFiles::new(self.dir.join(LINES_FOLDER), cluster);
-        Ok(StoredHistory { log, kept, history_file, history_entries, lines })
+        Ok(StoredHistory { log, kept, history_file, lines })
     }
 
     /// Issues the coordinator's own credentials. Writes the operator's credentials if they are due.

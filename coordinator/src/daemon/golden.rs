@@ -29,7 +29,7 @@ use crate::state::tests::checkpoints::rich_with_checkpoints;
 use crate::state::tests::rich;
 use crate::state::{
     AwaitedOwner, Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory,
-    Loss, State,
+    Loss, RunSoFar, State,
 };
 
 /// Writes the golden files of the newest format anew instead of comparing with them.
@@ -130,7 +130,7 @@ fn first_entries() -> Vec<CommandEntry> {
         Command::Request {
             id,
             command: OperatorCommand::Submit(exemplars::run().into()),
-            steps: Step(5),
+            so_far: RunSoFar { steps: Step(5), figures: None },
         },
         Command::Found {
             ephemeral: false,
@@ -219,7 +219,7 @@ fn write(folder: &Path) {
     MembershipFile::create(&folder.join("coordinators"), membership()).expect("a book");
     let path = folder.join("history.log");
     HistoryFile::create(&path, CLUSTER).expect("a history");
-    let mut history_file = HistoryFile::open(&path, CLUSTER, 0).expect("the history").0;
+    let mut history_file = HistoryFile::open(&path, CLUSTER, 0).expect("the history");
     for entry in history_entries(newest) {
         history_file.take(entry).expect("written");
     }
@@ -239,8 +239,10 @@ fn read(folder: &Path, format: u64) {
     assert_eq!(decoded.collect::<Result<Vec<_>, _>>().expect("entries"), entries(format));
     let file = MembershipFile::load(&folder.join("coordinators")).expect("the book");
     assert_eq!(*file.membership(), membership());
-    let (_, found) =
+    let history_file =
         HistoryFile::open(&folder.join("history.log"), CLUSTER, 0).expect("the history");
+    let mut found = Vec::new();
+    history_file.visit(|entry| found.push(entry.clone())).expect("the history");
     assert_eq!(found, history_entries(format));
     let mut files = LineFiles::new(folder.join("metrics"), CLUSTER);
     assert_eq!(files.open(&history()).expect("the lines").reach, Step(3));

@@ -2,7 +2,8 @@
 //!
 //! In: what each entry of the log adds to the history, with the index of that entry. The file skips
 //! what it has already, since a restarted coordinator goes through its log again. Out: all history
-//! entries when a coordinator starts, and pages of them for another coordinator.
+//! entries, one after another, when a coordinator starts, and pages of them for another coordinator
+//! and for readers of events. Memory holds an [index](HistoryIndex) of bounded size, and no entry.
 //!
 //! The [coverage](HistoryCoverage) decides which records to write, and knows which are missing. The
 //! file need not be durable before an answer: the log restores whatever a crash takes from its end.
@@ -12,17 +13,23 @@
 //! events that are missing then, the file is damaged, and the start fails.
 
 mod format_1;
+mod index;
+mod records;
 
 use std::fs::{File, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use everstep_transport::protocol::HistoryEntry;
+use everstep_transport::protocol::outcome::Event;
+use everstep_transport::protocol::{HistoryEntry, HistoryEvent};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
+use self::index::{HistoryIndex, Stretch};
+use self::records::StoredRecords;
 use super::files::replace;
+use crate::core::EventRange;
 use crate::format::{HISTORY_FILE_FORMAT, UnknownFormat};
 use crate::history_coverage::{HistoryCoverage, HistoryRecord};
 use crate::log::SyncFile;
@@ -58,14 +65,12 @@ enum HistoryFileProblem {
 }
 
 /// The history file, open for writing at its end. The caller drops it after an error.
-pub(super) struct HistoryFile {
+pub(crate) struct HistoryFile {
     path: PathBuf,
     file: File,
     length: u64,
     coverage: HistoryCoverage,
-    /// The place of each history entry, in order. Entries of other coordinators come
-    /// later in the file.
-    places: Vec<(u64, u64)>,
+    index: HistoryIndex,
 }
 
 impl HistoryFile {
@@ -78,16 +83,15 @@ impl HistoryFile {
         made.map_err(|error| HistoryFileError { path: path.to_path_buf(), problem: error.into() })
     }
 
-    /// Opens the cluster's history file beside a log that begins behind this entry. Returns the
-    /// entries in the file, in order.
+    /// Opens the cluster's history file beside a log that begins behind this entry.
     pub(super) fn open(
         path: &Path,
         cluster: [u8; 32],
         log_begins: u64,
-    ) -> Result<(Self, Vec<HistoryEntry>), HistoryFileError> {
+    ) -> Result<Self, HistoryFileError> {
         let opened = Self::read(path.to_path_buf(), cluster, log_begins).and_then(|opened| {
             // A predecessor may have been killed before it made the file durable.
-            opened.0.file.sync_data()?;
+            opened.file.sync_data()?;
             Ok(opened)
         });
         opened.map_err(|problem| HistoryFileError { path: path.to_path_buf(), problem })
@@ -131,9 +135,41 @@ impl HistoryFile {
             .map_err(|problem| HistoryFileError { path: self.path.clone(), problem })
     }
 
-    /// All entries of the file, in order.
-    pub(super) fn all(&self) -> Result<Vec<HistoryEntry>, HistoryFileError> {
-        self.read_all().map_err(|problem| HistoryFileError { path: self.path.clone(), problem })
+    /// Visits all entries of the file, in order.
+    pub(super) fn visit(
+        &self,
+        mut visit: impl FnMut(&HistoryEntry),
+    ) -> Result<(), HistoryFileError> {
+        let read = self.read_entries(self.index.since_entry(0), |entry, _| {
+            visit(&entry);
+            true
+        });
+        read.map_err(|problem| HistoryFileError { path: self.path.clone(), problem })
+    }
+
+    /// The events of a range that are in the file, in order: at most `most`.
+    pub(crate) fn events(
+        &self,
+        range: EventRange,
+        most: usize,
+    ) -> Result<Vec<Event>, HistoryFileError> {
+        let mut events = Vec::new();
+        let read = self.read_entries(self.index.after_event(range.after), |entry, _| {
+            for event in entry.events {
+                let HistoryEvent::Event(event) = event else { continue };
+                if event.number > range.to || events.len() == most {
+                    return false;
+                }
+                if event.number > range.after {
+                    events.push(event);
+                }
+            }
+            true
+        });
+        match read {
+            Ok(()) => Ok(events),
+            Err(problem) => Err(HistoryFileError { path: self.path.clone(), problem }),
+        }
     }
 
     /// The open file, for another thread to make it durable.
@@ -150,110 +186,112 @@ impl HistoryFile {
         let bytes = encode(self.length, &record);
         let written = self.file.write_all(&bytes);
         written.map_err(|e| HistoryFileError { path: self.path.clone(), problem: e.into() })?;
-        self.note(&record, self.length);
-        self.length += bytes.len() as u64;
+        self.note(&record, self.length + bytes.len() as u64);
         Ok(())
     }
 
-    /// A record stands at this place.
-    fn note(&mut self, record: &HistoryRecord, place: u64) {
-        self.coverage.note(record);
-        if let HistoryRecord::Entry(HistoryEntry { index, .. }) = record {
-            let at = self.places.partition_point(|(before, _)| before < index);
-            self.places.insert(at, (*index, place));
+    /// A record stands at the end of the file, and makes it this long.
+    fn note(&mut self, record: &HistoryRecord, length: u64) {
+        if let HistoryRecord::Entry(entry) = record {
+            self.index.note(entry, (self.length, length), &self.coverage);
         }
+        self.coverage.note(record);
+        self.length = length;
     }
 
     fn read_page(&self, from: u64, applied: u64) -> Result<Vec<HistoryEntry>, HistoryFileProblem> {
-        let whole = self.coverage.whole();
-        let known = &self.places[..self.places.partition_point(|(index, _)| *index <= whole)];
-        let (mut entries, mut size) = (Vec::new(), 0);
-        let first = known.partition_point(|(index, _)| *index < from);
-        for (_, place) in &known[first..] {
-            if size > PAGE_BYTES {
-                return Ok(entries);
+        let (whole, mut entries) = (self.coverage.whole(), Vec::new());
+        let (mut size, mut is_full) = (0, false);
+        self.read_entries(self.index.since_entry(from), |entry, length| {
+            if entry.index > whole {
+                return false;
             }
-            let (entry, length) = self.read_entry(*place)?;
-            entries.push(entry);
-            size += length;
-        }
-        entries.extend(self.coverage.last_word(from, applied));
-        Ok(entries)
-    }
-
-    fn read_all(&self) -> Result<Vec<HistoryEntry>, HistoryFileProblem> {
-        let bytes = std::fs::read(&self.path)?;
-        let (mut entries, mut at) = (Vec::with_capacity(self.places.len()), HEAD);
-        while let Some((record, end)) = decode(&bytes, at, 0) {
-            if let HistoryRecord::Entry(entry) = record {
+            is_full = size > PAGE_BYTES;
+            if !is_full && entry.index >= from {
                 entries.push(entry);
+                size += length;
             }
-            at = end;
+            !is_full
+        })?;
+        if !is_full {
+            entries.extend(self.coverage.last_word(from, applied));
         }
-        if (at as u64) < self.length {
-            return Err(HistoryFileProblem::Damaged(format!("byte {at} is not as written")));
-        }
-        entries.sort_by_key(|entry: &HistoryEntry| entry.index);
         Ok(entries)
     }
 
-    /// The history entry at this place, and how many bytes it takes.
-    fn read_entry(&self, place: u64) -> Result<(HistoryEntry, u64), HistoryFileProblem> {
-        let damaged = || HistoryFileProblem::Damaged(format!("byte {place} is not as written"));
-        let mut head = [0; RECORD_HEAD];
-        self.file.read_exact_at(&mut head, place)?;
-        let length = RECORD_HEAD as u64 + u64::from(length_of(&head, place).ok_or_else(damaged)?);
-        if length > self.length - place {
-            return Err(damaged());
+    /// Reads the entries of these stretches in order, each with the length of its record, until
+    /// `visit` returns false.
+    fn read_entries(
+        &self,
+        stretches: &[Stretch],
+        mut visit: impl FnMut(HistoryEntry, u64) -> bool,
+    ) -> Result<(), HistoryFileProblem> {
+        for stretch in stretches {
+            let mut records = StoredRecords::between(&self.file, stretch.place, stretch.end);
+            while let Some((record, place)) = records.next()? {
+                if let HistoryRecord::Entry(entry) = record
+                    && stretch.has(entry.index)
+                    && !visit(entry, records.place() - place)
+                {
+                    return Ok(());
+                }
+            }
+            let end = records.place();
+            if end < stretch.end {
+                let problem = format!("byte {end} is not as written");
+                return Err(HistoryFileProblem::Damaged(problem));
+            }
         }
-        let mut bytes = vec![0; length as usize];
-        self.file.read_exact_at(&mut bytes, place)?;
-        match decode(&bytes, 0, place) {
-            Some((HistoryRecord::Entry(entry), _)) => Ok((entry, length)),
-            _ => Err(damaged()),
-        }
+        Ok(())
     }
 
-    fn read(
-        path: PathBuf,
-        cluster: [u8; 32],
-        log_begins: u64,
-    ) -> Result<(Self, Vec<HistoryEntry>), HistoryFileProblem> {
-        let bytes = std::fs::read(&path)?;
-        let is_old = check(&bytes, cluster)? < HISTORY_FILE_FORMAT.newest;
-        let bytes = if is_old { format_1::upgraded(&bytes, head(cluster)) } else { bytes };
-        let open = |path: &Path| OpenOptions::new().read(true).append(true).open(path);
-        let file = open(&path)?;
-        let (coverage, places) = (HistoryCoverage::default(), Vec::new());
-        let mut history_file = Self { path, file, length: HEAD as u64, coverage, places };
-        let (mut entries, mut at) = (Vec::new(), HEAD);
-        while let Some((record, end)) = decode(&bytes, at, 0) {
+    fn read(path: PathBuf, cluster: [u8; 32], log_begins: u64) -> Result<Self, HistoryFileProblem> {
+        let file = OpenOptions::new().read(true).append(true).open(&path)?;
+        let mut found = Vec::new();
+        (&file).take(HEAD as u64).read_to_end(&mut found)?;
+        if check(&found, cluster)? < HISTORY_FILE_FORMAT.newest {
+            upgrade(&path, cluster, log_begins)?;
+            return Self::read(path, cluster, log_begins);
+        }
+        let end = file.metadata()?.len();
+        let (coverage, index) = (HistoryCoverage::default(), HistoryIndex::default());
+        let mut history_file = Self { path, file, length: HEAD as u64, coverage, index };
+        let file = history_file.file.try_clone()?;
+        let mut records = StoredRecords::between(&file, HEAD as u64, end);
+        while let Some((record, at)) = records.next()? {
             if !history_file.coverage.is_followed_by(&record) {
                 let problem = format!("byte {at} tells what was told before");
                 return Err(HistoryFileProblem::Damaged(problem));
             }
-            history_file.note(&record, at as u64);
-            if let HistoryRecord::Entry(entry) = record {
-                entries.push(entry);
-            }
-            at = end;
+            history_file.note(&record, records.place());
         }
-        entries.sort_by_key(|entry: &HistoryEntry| entry.index);
-        history_file.length = at as u64;
-        if history_file.coverage.reach() < log_begins {
-            let whole = history_file.coverage.whole();
-            let problem =
-                format!("it ends after entry {whole}, and the log begins at {log_begins}");
-            return Err(HistoryFileProblem::Damaged(problem));
-        }
-        if is_old {
-            let mode = history_file.file.metadata()?.permissions().mode();
-            replace(&history_file.path, &bytes, mode)?;
-            history_file.file = open(&history_file.path)?;
-        }
+        check_reach(&history_file.coverage, log_begins)?;
         history_file.file.set_len(history_file.length)?;
-        Ok((history_file, entries))
+        Ok(history_file)
     }
+}
+
+/// Writes a file of an older format in the newest one, if it has what the log lacks.
+fn upgrade(path: &Path, cluster: [u8; 32], log_begins: u64) -> Result<(), HistoryFileProblem> {
+    let bytes = format_1::upgraded(&std::fs::read(path)?, head(cluster));
+    let (mut coverage, mut at) = (HistoryCoverage::default(), HEAD);
+    while let Some((record, end)) = decode(&bytes, at, 0) {
+        coverage.note(&record);
+        at = end;
+    }
+    check_reach(&coverage, log_begins)?;
+    let mode = std::fs::metadata(path)?.permissions().mode();
+    Ok(replace(path, &bytes, mode)?)
+}
+
+/// The file and a log that begins behind this entry have all events, or know which they lack.
+fn check_reach(coverage: &HistoryCoverage, log_begins: u64) -> Result<(), HistoryFileProblem> {
+    let (reach, whole) = (coverage.reach(), coverage.whole());
+    if reach >= log_begins {
+        return Ok(());
+    }
+    let problem = format!("it ends after entry {whole}, and the log begins at {log_begins}");
+    Err(HistoryFileProblem::Damaged(problem))
 }
 
 /// The number of the file's format, if this build reads it and the file is the cluster's.

@@ -40,10 +40,15 @@ const RECENT: usize = 20;
 /// How many commits show how long training stood still before the last of them.
 pub const WINDOW: usize = RECENT + 1;
 
-/// The generations so far, and the figures by which to judge the next one.
-#[derive(Debug, Default)]
+/// How many reports stay in memory at least, unless the owner says otherwise.
+const ROOM: usize = 1_000;
+
+/// The newest generations, and the figures by which to judge the next one.
+#[derive(Debug)]
 pub struct Generations {
+    /// Less than twice `room`, in order.
     reports: Vec<GenerationReport>,
+    room: usize,
     /// Workers lost since the newest generation, each with the time until the notice, in
     /// milliseconds.
     lost: BTreeMap<WorkerId, u64>,
@@ -55,7 +60,20 @@ pub struct Generations {
     earlier: usize,
 }
 
+impl Default for Generations {
+    fn default() -> Self {
+        Self::with_room(ROOM)
+    }
+}
+
 impl Generations {
+    /// No generations yet. At least the newest `room` of them will stay in memory, and fewer than
+    /// twice as many.
+    pub fn with_room(room: usize) -> Self {
+        let (lost, recent) = (BTreeMap::new(), VecDeque::new());
+        Self { reports: Vec::new(), room: room.max(1), lost, newest: None, recent, earlier: 0 }
+    }
+
     /// Another run begins. The reports stay, since the numbers of generations go on.
     pub fn begin(&mut self) {
         (self.newest, self.recent) = (None, VecDeque::new());
@@ -92,8 +110,18 @@ impl Generations {
                     stall_ms: None,
                 };
                 self.reports.push(report);
+                self.evict();
             }
             _ => {}
+        }
+    }
+
+    /// Drops the oldest reports when there are twice as many as stay.
+    fn evict(&mut self) {
+        if self.reports.len() >= self.room.saturating_mul(2) {
+            let count = self.reports.len() - self.room;
+            self.reports.drain(..count);
+            self.earlier = self.earlier.saturating_sub(count);
         }
     }
 
@@ -109,7 +137,7 @@ impl Generations {
     /// Takes commits from a file: at most the newest [`WINDOW`] up to the first commit of a
     /// generation. Other lines change nothing.
     pub fn recall(&mut self, lines: &[MetricsLine]) {
-        let mut window = Self::default();
+        let mut window = Self::with_room(1);
         let Some(stall) = lines.iter().map(|line| window.line(line)).last().flatten() else {
             return;
         };
@@ -143,7 +171,7 @@ impl Generations {
         stall
     }
 
-    /// The generations, in order.
+    /// The newest generations, in order: all if there were no more than there is room for.
     pub fn reports(&self) -> &[GenerationReport] {
         &self.reports
     }

@@ -51,6 +51,11 @@ impl Protection {
         neighbours(self.since.iter().map(|(shard, since)| (*shard, *since)), None)
     }
 
+    /// Drops the lapses that are over.
+    pub fn forget_over(&mut self) {
+        self.over.clear();
+    }
+
     /// All lapses. Those that are over come first.
     pub fn lapses(&self) -> Vec<Lapse> {
         self.over.iter().copied().chain(self.open()).collect()

@@ -10,6 +10,7 @@ use everstep_transport::protocol::outcome::{PausedBy, WorkerState, WorkerView};
 use everstep_transport::protocol::{Device, GpuId, Telemetry};
 
 use super::Overview;
+use super::process::ProcessFigures;
 use crate::core::ClusterView;
 use crate::history::Histogram;
 
@@ -24,6 +25,22 @@ pub(super) fn text(overview: &Overview) -> String {
         history(&mut page, overview);
     }
     log(&mut page, overview);
+    page.0
+}
+
+/// The figures of the process, under the names that all programs give them.
+pub(super) fn process_text(figures: &ProcessFigures) -> String {
+    let mut page = MetricsText::default();
+    let help = "Seconds of all cores together that the process took, in user and system mode.";
+    page.head("process_cpu_seconds_total", "counter", help);
+    page.sample("process_cpu_seconds_total", "", figures.cpu_seconds);
+    let help = "When the process started, seconds of Unix time.";
+    page.gauge("process_start_time_seconds", help, figures.start_seconds);
+    let help = "Memory of the process that is in RAM.";
+    page.gauge("process_resident_memory_bytes", help, figures.resident_bytes as f64);
+    let help = "Address space of the process.";
+    page.gauge("process_virtual_memory_bytes", help, figures.virtual_bytes as f64);
+    page.gauge("process_open_fds", "Open files and sockets.", figures.open_files as f64);
     page.0
 }
 

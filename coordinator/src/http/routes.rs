@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 use super::answers::{self, ItemPage, PAGE};
 use super::changes::{self, no_worker};
 use super::problem::HttpProblem;
+use super::process::ProcessFigures;
 use super::query::QueryParams;
 use super::source::Source;
 use super::{Overview, OwnAddress, metrics};
+use crate::core::EventsAfter;
 
 /// Every path, with its purpose.
 pub(super) const PATHS: [(&str, &str); 25] = [
@@ -131,7 +133,8 @@ async fn readyz(source: Data<Source>) -> HttpResponse {
 }
 
 async fn figures(source: Data<Source>) -> ReadResponse {
-    let text = metrics::text(&*source.overview(true).await?);
+    let mut text = metrics::text(&*source.overview(true).await?);
+    text.extend(ProcessFigures::read().iter().map(metrics::process_text));
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(HttpResponse::Ok().content_type(kind).body(text))
 }
@@ -206,10 +209,19 @@ async fn generations(source: Data<Source>, request: HttpRequest) -> ReadResponse
 async fn events(source: Data<Source>, request: HttpRequest) -> ReadResponse {
     let query = QueryParams::of_page(request.query_string())?;
     let page = source.page(query.stale, move |known| {
-        let rest = known.core.events_after(query.after);
-        ItemPage::of(rest, query.after, |event| event.number)
+        let read;
+        let rest = match known.core.events_after(query.after) {
+            EventsAfter::Recent(rest) => rest,
+            EventsAfter::InFile(range) => {
+                let events = known.history_file.events(range, PAGE + 1);
+                read = events.map_err(|error| error.to_string())?;
+                &read
+            }
+        };
+        Ok(ItemPage::of(rest, query.after, |event| event.number))
     });
-    Ok(told(query, answers::page("events", &page.await?)))
+    let page = page.await?.map_err(|error: String| HttpProblem::unready(error))?;
+    Ok(told(query, answers::page("events", &page)))
 }
 
 /// A client may have more steps than the run. The answer then shows that the run went back: the

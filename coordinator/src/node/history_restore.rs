@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::HistoryEntry;
 use everstep_transport::time::Time;
 
-use crate::core::HISTORY_LOST_AFTER;
+use crate::core::{HISTORY_LOST_AFTER, HistoryCache};
 
 /// How long a leader waits for a leaving coordinator that has lost its link to return.
 const LEAVING_COORDINATOR_GONE_AFTER: Duration = Duration::from_secs(10);
@@ -14,7 +13,7 @@ const LEAVING_COORDINATOR_GONE_AFTER: Duration = Duration::from_secs(10);
 /// The history that the log has dropped, on its way to the core.
 pub(super) struct HistoryRestore {
     /// The history up to the snapshot on the disk, until the node has installed that snapshot.
-    restored: Option<Vec<HistoryEntry>>,
+    restored: Option<HistoryCache>,
     /// Another coordinator has to send the history before the snapshot.
     is_lacking: bool,
     /// Set after `begin`: a later snapshot comes from another coordinator, not from the disk.
@@ -33,8 +32,8 @@ struct HistorySender {
 }
 
 impl HistoryRestore {
-    /// A node restarts with this history on its disk.
-    pub(super) fn new(restored: Vec<HistoryEntry>, is_lacking: bool) -> Self {
+    /// A node restarts with this history up to the snapshot on its disk.
+    pub(super) fn new(restored: HistoryCache, is_lacking: bool) -> Self {
         Self { restored: Some(restored), is_lacking, has_begun: false, sender: None }
     }
 
@@ -53,13 +52,9 @@ impl HistoryRestore {
         self.is_lacking = false;
     }
 
-    /// The history from the disk up to this entry, once, if no part is missing.
-    pub(super) fn take(
-        &mut self,
-        index: u64,
-    ) -> Option<impl Iterator<Item = HistoryEntry> + use<>> {
-        let entries = self.restored.take().filter(|_| !self.is_lacking)?;
-        Some(entries.into_iter().filter(move |entry| entry.index <= index))
+    /// The history from the disk, once, if no part is missing.
+    pub(super) fn take(&mut self) -> Option<HistoryCache> {
+        self.restored.take().filter(|_| !self.is_lacking)
     }
 
     /// Another coordinator leads the log from now on, or this one does anew.

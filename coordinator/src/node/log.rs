@@ -145,8 +145,8 @@ impl Node {
 
     /// Restores the history of the entries that the log has dropped, if all of it is there.
     fn restore_past(&mut self) {
-        if let Some(entries) = self.history.take(self.core.state().index()) {
-            self.core.restore_history(entries);
+        if let Some(history) = self.history.take() {
+            self.core.restore_history(history);
         }
     }
 

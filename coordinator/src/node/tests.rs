@@ -11,7 +11,7 @@ use everstep_transport::protocol::{
 };
 
 use super::*;
-use crate::core::LinkEnd;
+use crate::core::{EventsAfter, LinkEnd};
 use crate::lines::LinesFound;
 use crate::state::{LOG_FORMATS, State};
 
@@ -155,7 +155,8 @@ impl World {
         };
         *self.starts.entry(id).or_default() += 1;
         let kept = self.disks.entry(id).or_default().clone();
-        let node = Node::new(self.now, options, kept, Vec::new()).expect("a sound disk");
+        let node =
+            Node::new(self.now, options, kept, HistoryCache::default()).expect("a sound disk");
         self.nodes.insert(id, node);
         self.drain(id);
     }
@@ -288,7 +289,10 @@ impl World {
                 let (lineage, found) = (history.lineage, LinesFound::default());
                 self.give(id, ShellInput::LinesOpened { lineage, found });
             }
-            ShellEffect::Update { to, update, .. } => self.carry(to, Message::Update(*update)),
+            ShellEffect::Update { to, in_file, update, .. } => {
+                assert_eq!(in_file, None, "memory has all events of a short test");
+                self.carry(to, Message::Update(*update));
+            }
             ShellEffect::AppendLines(_)
             | ShellEffect::SkipLines(_)
             | ShellEffect::TellLines { .. }
@@ -410,7 +414,8 @@ impl World {
     fn recall(&mut self, id: u64) {
         let Some(node) = self.nodes.get_mut(&id).filter(|_| self.tells) else { return };
         let known = self.history.range(..=node.core.state().index());
-        node.restore_history(known.map(|(_, entry)| entry.clone()).collect());
+        let known = known.map(|(_, entry)| entry.clone());
+        node.restore_history(HistoryCache::default().restored(known));
     }
 
     fn leader(&self) -> Option<u64> {

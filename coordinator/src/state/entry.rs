@@ -32,6 +32,15 @@ pub struct CommandEntry {
     pub command: Command,
 }
 
+/// How a run does, as one coordinator knows it.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+pub struct RunSoFar {
+    /// The newest step of which it has the line.
+    pub steps: Step,
+    /// The figures of the run. None if the command ends no run.
+    pub figures: Option<RunFigures>,
+}
+
 /// What an entry changes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Command {
@@ -95,8 +104,8 @@ pub enum Command {
         id: RequestId,
         /// The operator's command.
         command: OperatorCommand,
-        /// The newest step of which the proposer has the line, in case this ends the run.
-        steps: Step,
+        /// The run as the proposer knows it, in case this ends the run.
+        so_far: RunSoFar,
     },
     /// The cluster begins: the first entry about coordinators.
     Found {

@@ -41,7 +41,7 @@ use super::requests;
 use super::runs::Runs;
 use super::snapshot::{self, SnapshotError};
 use super::workers::{Worker, Workers};
-use super::{Checkpoints, LOG_FORMATS};
+use super::{Checkpoints, LOG_FORMATS, RunSoFar};
 
 /// What snapshots of format 1 state in place of the number: a digest of message layouts.
 const LAYOUT: u64 = 0x6a0d_789b_10cd_dee0;
@@ -132,7 +132,8 @@ impl From<CommandV1> for super::Command {
                 Self::End { run, outcome: outcome.into(), figures, steps }
             }
             CommandV1::Request { id, command, steps } => {
-                Self::Request { id, command: command.into(), steps }
+                let so_far = RunSoFar { steps, figures: None };
+                Self::Request { id, command: command.into(), so_far }
             }
             CommandV1::Found { ephemeral, founder, tokens } => {
                 Self::Found { ephemeral, founder: founder.into(), tokens }

@@ -8,10 +8,10 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{OperatorCommand, RequestId, RunId, Step};
+use everstep_transport::protocol::{OperatorCommand, RequestId, RunId};
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
-use super::{EntryOutcome, State};
+use super::{EntryOutcome, RunSoFar, State};
 
 /// How many clients the state keeps the newest outcome of.
 pub(super) const CLIENTS: usize = 1_000;
@@ -105,7 +105,7 @@ impl State {
         unix_ms: u64,
         id: RequestId,
         command: &OperatorCommand,
-        steps: Step,
+        so_far: &RunSoFar,
     ) -> Result<EntryOutcome, Rejection> {
         let before = self.outcomes.of(id, command);
         #[cfg(feature = "planted")]
@@ -113,7 +113,7 @@ impl State {
         if let Some(outcome) = before {
             return outcome;
         }
-        let outcome = self.execute(unix_ms, command, steps);
+        let outcome = self.execute(unix_ms, command, so_far);
         self.outcomes.keep(self.applied, id, command, &outcome);
         outcome
     }
@@ -122,14 +122,14 @@ impl State {
         &mut self,
         unix_ms: u64,
         command: &OperatorCommand,
-        steps: Step,
+        so_far: &RunSoFar,
     ) -> Result<EntryOutcome, Rejection> {
         match command {
             OperatorCommand::Submit(run) => self.submit(unix_ms, run),
             OperatorCommand::Continue { run, origin } => {
                 self.submit_continued(unix_ms, run, origin)
             }
-            OperatorCommand::Cancel(run) => self.cancel(unix_ms, *run, steps),
+            OperatorCommand::Cancel(run) => self.cancel(unix_ms, *run, so_far),
             OperatorCommand::Drain(worker) => {
                 self.runs.must_run()?;
                 self.drain(unix_ms, *worker)

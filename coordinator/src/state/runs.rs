@@ -18,7 +18,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::directives::Directives;
 use super::fingerprint::RunFingerprint;
 use super::probes::{Divergence, Probes};
-use super::{Checkpoints, EntryOutcome, LineHistory, State};
+use super::{Checkpoints, EntryOutcome, LineHistory, RunSoFar, State};
 
 /// How many of the newest finished runs the state still tells of.
 const REMEMBERED: usize = 100;
@@ -255,19 +255,20 @@ impl State {
         self.events.note(unix_ms, EventKind::Submitted { run: run.name.clone() });
     }
 
-    /// Ends this run, and no other that was begun since. The steps up to `settled` are settled.
+    /// Ends this run, and no other that was begun since. The proposer knew so much of it.
     pub(super) fn cancel(
         &mut self,
         unix_ms: u64,
         run: RunId,
-        settled: Step,
+        so_far: &RunSoFar,
     ) -> Result<EntryOutcome, Rejection> {
         self.runs.must_run()?;
         let Some(spec) = self.run() else { return Err(Rejection::NoRun) };
-        let figures = RunFigures { steps: spec.steps, ..RunFigures::default() };
+        let figures = so_far.figures.clone();
+        let figures = figures.unwrap_or(RunFigures { steps: spec.steps, ..RunFigures::default() });
         self.runs.must_be(run)?;
         let outcome = Outcome::Failed { name: None, reason: FailReason::Cancelled };
-        self.end(unix_ms, outcome, figures, settled);
+        self.end(unix_ms, outcome, figures, so_far.steps);
         Ok(EntryOutcome::Accepted)
     }
 

@@ -123,11 +123,13 @@ fn submitted() -> CommandEntry {
 
 /// An operator submits this run, and asks for nothing else.
 fn submit(number: u64, run: RunSpec) -> CommandEntry {
-    entry(Command::Request {
-        id: RequestId { client: 2, number },
-        command: OperatorCommand::Submit(run.into()),
-        steps: Step(0),
-    })
+    asked((2, number), OperatorCommand::Submit(run.into()))
+}
+
+/// A client's request of this number.
+fn asked((client, number): (u64, u64), command: OperatorCommand) -> CommandEntry {
+    let (id, so_far) = (RequestId { client, number }, RunSoFar::default());
+    entry(Command::Request { id, command, so_far })
 }
 
 fn refusal(entries: &[CommandEntry]) -> String {
@@ -442,7 +444,7 @@ fn an_index_that_comes_twice_stops_the_process() {
 }
 
 fn request(number: u64, command: OperatorCommand) -> CommandEntry {
-    entry(Command::Request { id: RequestId { client: 1, number }, command, steps: Step(0) })
+    asked((1, number), command)
 }
 
 fn coordinator(node: &str, incarnation: u64, port: u16) -> CoordinatorInfo {
@@ -550,10 +552,7 @@ fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
     let spend = |node| entry(Command::SpendToken { token: [0; 9], node: name(node) });
     let mut entries = vec![made(1), spend("one")];
     let others = 2..requests::CLIENTS as u64 + 2;
-    entries.extend(others.map(|client| {
-        let id = RequestId { client, number: 1 };
-        entry(Command::Request { id, command: OperatorCommand::Cancel(1), steps: Step(0) })
-    }));
+    entries.extend(others.map(|client| asked((client, 1), OperatorCommand::Cancel(1))));
     entries.extend([made(1), spend("two"), spend("one")]);
     let (_, verdicts) = replay(&entries);
     let used_up = EntryOutcome::NotAdmitted(Refusal::UsedUp { uses: 1 });
@@ -565,11 +564,7 @@ fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
 
 #[test]
 fn of_the_newest_clients_the_outcomes_are_kept() {
-    let ask = |client| {
-        let id = RequestId { client, number: 1 };
-        let command = OperatorCommand::RevokeToken([0; 9]);
-        entry(Command::Request { id, command, steps: Step(0) })
-    };
+    let ask = |client| asked((client, 1), OperatorCommand::RevokeToken([0; 9]));
     let clients = 0..requests::CLIENTS as u64 + 5;
     let entries: Vec<CommandEntry> = clients.map(ask).collect();
     let (state, _) = replay(&entries);
@@ -710,10 +705,7 @@ fn a_snapshot_that_contradicts_itself_is_refused() {
 
 /// A command as of a moment, milliseconds of Unix time.
 fn request_at(unix_ms: u64, number: u64, command: OperatorCommand) -> CommandEntry {
-    CommandEntry {
-        unix_ms,
-        command: Command::Request { id: RequestId { client: 1, number }, command, steps: Step(0) },
-    }
+    CommandEntry { unix_ms, ..request(number, command) }
 }
 
 fn token(number: u8, uses: Option<u32>, expires_unix_s: Option<u64>) -> AcceptedToken {

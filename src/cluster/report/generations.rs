@@ -10,7 +10,7 @@ use crate::cluster::Progress;
 
 /// All generations of a run, including the first.
 pub(crate) fn generations(progress: &Progress) -> Vec<GenerationReport> {
-    let mut generations = Generations::default();
+    let mut generations = Generations::with_room(usize::MAX);
     progress.events.iter().for_each(|event| generations.event(&event.kind));
     for line in commits(progress) {
         generations.line(line);

@@ -143,6 +143,23 @@ fn who_asks_for_something_else_under_the_same_id_is_not_told_that_it_was_done() 
     assert_eq!(world.hear(other), [refused]);
 }
 
+#[test]
+fn a_cancelled_run_keeps_the_figures_that_it_had() {
+    let (mut world, links) = World::training(2);
+    world.commit(1..=4);
+    world.report_lines(links[0], 1..=4);
+    let before = world.core.figures();
+    assert!(before.loss.is_some() && before.generations == 1, "{before:?}");
+    let run = world.core.state().run_id();
+    world.request(9, OperatorCommand::Cancel(run));
+    let past = world.core.state().past_runs().back().expect("one run is over");
+    assert_eq!((past.steps, past.figures.steps), (Step(4), before.steps));
+    assert_eq!((past.figures.first_loss, past.figures.loss), (before.first_loss, before.loss));
+    assert_eq!(past.figures.generations, 1);
+    assert_eq!(past.figures.submitted_unix_ms, before.submitted_unix_ms);
+    assert!(past.figures.ended_unix_ms.is_some());
+}
+
 /// Before the cluster is founded, no coordinator can say which one leads.
 #[test]
 fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {

@@ -16,7 +16,11 @@ fn a_coordinator_that_is_not_elected_says_and_proposes_nothing() {
     say(&mut core, worker, Message::Hello { worker: None });
     let submits = |number| {
         let id = RequestId { client: CLIENT, number };
-        Command::Request { id, command: OperatorCommand::Submit(run_of(2).into()), steps: Step(0) }
+        Command::Request {
+            id,
+            command: OperatorCommand::Submit(run_of(2).into()),
+            so_far: RunSoFar::default(),
+        }
     };
     let entry = CommandEntry { unix_ms: 5, command: submits(1) };
     core.handle(Time(0), CoreInput::Applied { index: 1, term: Term(1), entry });

@@ -3,12 +3,60 @@
 //! The use of a token goes through the log, because the coordinators have to agree on it.
 //! Everything else this coordinator judges by the entries that it has applied.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use actix::Handler;
-use everstep_transport::identity::{Applicant, Identity, Refusal, Role, UnixTime};
+use everstep_transport::identity::{Applicant, Identity, Refusal, TokenId, Tokens, UnixTime};
+use everstep_transport::protocol::{Keys, NodeName};
+use tokio::sync::{mpsc, oneshot};
 
 use super::CoordinatorActor;
 use crate::core::ShellInput;
 use crate::daemon::admission::{AdmissionRequest, Subject};
+use crate::daemon::files::OperatorFolder;
+
+/// The admissions that the log still has to agree on, with the tasks that wait for each.
+type WaitingApplicants = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Result<(), Refusal>>>>;
+
+/// The parts of admission that are no part of the log.
+pub(super) struct Admissions {
+    pub(super) keys: Keys,
+    operator: OperatorFolder,
+    /// The tokens that admit nodes before the cluster is founded.
+    tokens: Tokens,
+    waiting: WaitingApplicants,
+    /// The requests of the process's endpoint, until the actor runs.
+    pub(super) applicants: Option<mpsc::Receiver<AdmissionRequest>>,
+}
+
+impl Admissions {
+    pub(super) fn new(
+        keys: Keys,
+        operator: OperatorFolder,
+        tokens: Tokens,
+        applicants: mpsc::Receiver<AdmissionRequest>,
+    ) -> Self {
+        let (waiting, applicants) = (BTreeMap::new(), Some(applicants));
+        Self { keys, operator, tokens, waiting, applicants }
+    }
+
+    /// The log has spent a use of the token, or refused it.
+    pub(super) fn answer(&mut self, token: TokenId, node: NodeName, refusal: Option<Refusal>) {
+        for answer in self.waiting.remove(&(token, node)).unwrap_or_default() {
+            let verdict = refusal.clone().map_or(Ok(()), Err);
+            let _ = answer.send(verdict); // an error means that no node waits any more
+        }
+    }
+
+    /// Judges an applicant by the founder's own tokens: they hold before its first entry says so.
+    /// Any other coordinator does not know yet whether they were revoked.
+    fn judge_early(&self, applicant: &Applicant, now: UnixTime) -> Result<(), Refusal> {
+        match self.tokens.count() {
+            0 => Err(Refusal::Undecided),
+            _ => self.tokens.judge(applicant, now),
+        }
+    }
+}
 
 impl Handler<AdmissionRequest> for CoordinatorActor {
     type Result = ();
@@ -25,7 +73,8 @@ impl Handler<AdmissionRequest> for CoordinatorActor {
         match applicant {
             Some(applicant) => {
                 let (token, node) = (applicant.token, applicant.identity.name);
-                self.admissions.entry((token, node.clone())).or_default().push(answer);
+                let waiting = &mut self.admissions.waiting;
+                waiting.entry((token, node.clone())).or_default().push(answer);
                 self.on_input(ShellInput::Admit { token, node });
             }
             None => drop(answer.send(judged)), // an error means that the endpoint's task has ended
@@ -42,12 +91,7 @@ impl CoordinatorActor {
             state.tokens().judge(applicant, now)?;
             return Ok(!state.tokens().is_unlimited(&applicant.token));
         }
-        // The founder's own tokens hold before its first entry says so. Any other coordinator does
-        // not know yet whether they were revoked.
-        match self.tokens.count() {
-            0 => Err(Refusal::Undecided),
-            _ => self.tokens.judge(applicant, now).map(|()| false),
-        }
+        self.admissions.judge_early(applicant, now).map(|()| false)
     }
 
     fn may_stay(&self, node: &Identity) -> Result<(), Refusal> {
@@ -62,15 +106,10 @@ impl CoordinatorActor {
     pub(super) fn expel(&mut self) {
         let state = self.node.core().state();
         let (shut_out, revoked) = (self.node.shut_out(), state.revocations_revision());
-        if (&shut_out, revoked) == (&self.shut_out, self.revoked) {
-            return;
+        if self.peers.admits_others(&shut_out, revoked) {
+            let nodes: BTreeSet<_> = state.revoked().cloned().collect();
+            self.admissions.operator.replace_if(|node| nodes.contains(node));
+            self.peers.admit_only_others(shut_out, (revoked, nodes));
         }
-        let nodes: std::collections::BTreeSet<_> = state.revoked().cloned().collect();
-        self.operator.replace_if(|node| nodes.contains(node));
-        (self.shut_out, self.revoked) = (shut_out.clone(), revoked);
-        let is_out = move |node: &Identity| {
-            node.role == Role::Coordinator && shut_out.contains(&node.name) || nodes.contains(node)
-        };
-        self.endpoint.admit_only(move |node| !is_out(node));
     }
 }

@@ -3,14 +3,15 @@
 use std::time::Instant;
 
 use everstep_transport::identity::Tokens;
-use everstep_transport::protocol::{CoordinatorId, HistoryEntry, HistoryEvent, Keys};
+use everstep_transport::protocol::{CoordinatorId, HistoryEvent, Keys};
 use everstep_transport::time::Time;
 use tokio::sync::mpsc;
 
+use crate::core::HistoryCache;
 use crate::daemon::CoordinatorError;
 use crate::daemon::admission::AdmissionRequest;
-use crate::daemon::files::{Cluster, OperatorFolder, StoredHistory};
-use crate::daemon::history_file::HistoryFile;
+use crate::daemon::files::{Cluster, OperatorFolder, StoredHistory, reach};
+use crate::daemon::history_file::{HistoryFile, HistoryFileError};
 use crate::daemon::membership_file::MembershipFile;
 use crate::history::HistorySummary;
 use crate::line_file::LineFiles;
@@ -54,9 +55,10 @@ impl RestoredNode {
         stored: StoredHistory,
         applicants: mpsc::Receiver<AdmissionRequest>,
     ) -> Result<Self, CoordinatorError> {
-        let StoredHistory { log, kept, history_file, history_entries, lines } = stored;
+        let StoredHistory { log, kept, history_file, lines } = stored;
         let (id, membership) = (cluster.id().unwrap_or_default(), cluster.membership.membership());
-        let (entries, history_len) = (kept.entries.len(), history_entries.len());
+        let recalled = RecalledHistory::read(&history_file, reach(&kept.snapshot)?, u64::MAX)?;
+        let (entries, history_len) = (kept.entries.len(), recalled.entries);
         match membership.revision {
             0 if membership.founds.is_some() => tracing::info!(id, "a cluster is founded"),
             _ => tracing::info!(id, entries, history_len, "coordinator restored from its log"),
@@ -83,9 +85,8 @@ impl RestoredNode {
             membership: heard,
             lacks_history: history_file.wanted().is_some(),
         };
-        let told = history_entries.last().map_or(0, |history_entry| history_entry.index);
-        let history = recalled(&history_entries);
-        let node = Node::new(Time(0), options, kept, history_entries)?;
+        let (history, told) = (recalled.summary, recalled.newest);
+        let node = Node::new(Time(0), options, kept, recalled.cache)?;
         let (keys, operator) = (cluster.keys(), cluster.operator_folder());
         let mut tokens = Tokens::default();
         if membership.founds.is_some() {
@@ -112,14 +113,39 @@ impl RestoredNode {
     }
 }
 
-/// Sums up the history before this process.
-pub(super) fn recalled(history_entries: &[HistoryEntry]) -> HistorySummary {
-    let mut history = HistorySummary::default();
-    for event in history_entries.iter().flat_map(|history_entry| &history_entry.events) {
-        match event {
-            HistoryEvent::Event(event) => history.event(event),
-            HistoryEvent::Run(_) => history.begin(),
-        }
+/// The content of a history file in a form that does not grow with the file.
+pub(super) struct RecalledHistory {
+    /// The part that the core gets.
+    pub(super) cache: HistoryCache,
+    /// The sums for the API.
+    pub(super) summary: HistorySummary,
+    /// The index of the newest entry in the sums.
+    pub(super) newest: u64,
+    /// How many entries the sums include.
+    pub(super) entries: u64,
+}
+
+impl RecalledHistory {
+    /// Reads a file: for the core up to the entry `cached_to`, for the sums up to `summed_to`.
+    pub(super) fn read(
+        file: &HistoryFile,
+        cached_to: u64,
+        summed_to: u64,
+    ) -> Result<Self, HistoryFileError> {
+        let (cache, summary) = (HistoryCache::default(), HistorySummary::default());
+        let mut recalled = Self { cache, summary, newest: 0, entries: 0 };
+        file.visit(|entry| {
+            if entry.index <= cached_to {
+                recalled.cache.take(&entry.events);
+            }
+            if entry.index <= summed_to {
+                (recalled.newest, recalled.entries) = (entry.index, recalled.entries + 1);
+                entry.events.iter().for_each(|event| match event {
+                    HistoryEvent::Event(event) => recalled.summary.event(event),
+                    HistoryEvent::Run(_) => recalled.summary.begin(),
+                });
+            }
+        })?;
+        Ok(recalled)
     }
-    history
 }

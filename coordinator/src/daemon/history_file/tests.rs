@@ -1,4 +1,4 @@
-use everstep_transport::protocol::HistoryEvent;
+use everstep_transport::protocol::outcome::EventKind;
 use proptest::prelude::*;
 use std::error::Error;
 
@@ -21,9 +21,9 @@ impl Room {
     }
 
     fn open(&self) -> (HistoryFile, Vec<u64>) {
-        let (history_file, entries) =
-            HistoryFile::open(&self.path, CLUSTER, 0).expect("a sound history file");
-        (history_file, indices(&entries))
+        let history_file = HistoryFile::open(&self.path, CLUSTER, 0).expect("a sound history file");
+        let found = all(&history_file);
+        (history_file, found)
     }
 
     fn words(&self, log_begins: u64) -> String {
@@ -34,6 +34,12 @@ impl Room {
 
 fn entry(index: u64) -> HistoryEntry {
     HistoryEntry { index, events: vec![HistoryEvent::Run(index)] }
+}
+
+fn all(history_file: &HistoryFile) -> Vec<u64> {
+    let mut found = Vec::new();
+    history_file.visit(|entry| found.push(entry.index)).expect("sound");
+    found
 }
 
 fn indices(entries: &[HistoryEntry]) -> Vec<u64> {
@@ -92,7 +98,7 @@ fn every_flipped_bit_is_an_error_or_takes_only_what_the_log_has() {
         flipped[bit / 8] ^= 1 << (bit % 8);
         std::fs::write(&room.path, &flipped).expect("written");
         match HistoryFile::open(&room.path, CLUSTER, 4) {
-            Ok((_, entries)) => assert!(bit / 8 >= sealed && indices(&entries) == [1, 3]),
+            Ok(history_file) => assert!(bit / 8 >= sealed && all(&history_file) == [1, 3]),
             Err(_) => assert!(bit / 8 < sealed, "bit {bit}"),
         }
     }
@@ -115,7 +121,7 @@ fn who_lacks_a_part_is_told_it_page_by_page() {
     assert!(pages > 2, "{pages}");
     take(&mut asker, (2_501..=3_000).chain([3_008]));
     let expected: Vec<u64> = (1..=3_000).chain([3_008]).collect();
-    assert!(indices(&asker.all().expect("sound")) == expected);
+    assert!(all(&asker) == expected);
     drop(asker);
     assert!(lacking.open().1 == expected);
 }
@@ -131,9 +137,66 @@ fn who_lacks_a_part_remembers_it_and_tells_no_more_than_it_has() {
     assert_eq!(history_file.page(1, 70).expect("sound").last().map(|entry| entry.index), Some(2));
     assert!(history_file.page(3, 70).expect("sound").is_empty());
     assert_eq!(indices(&history_file.page(0, 70).expect("sound")), [2, 2]);
-    let (history_file, entries) =
-        HistoryFile::open(&room.path, CLUSTER, 61).expect("it knows what it lacks");
-    assert_eq!((history_file.wanted(), indices(&entries)), (Some(3), vec![2, 60]));
+    let history_file = HistoryFile::open(&room.path, CLUSTER, 61).expect("it knows what it lacks");
+    assert_eq!((history_file.wanted(), all(&history_file)), (Some(3), vec![2, 60]));
+}
+
+/// An entry with two events, the first of them with this number.
+fn with_events(index: u64, number: u64) -> HistoryEntry {
+    let event = |number| Event { number, unix_ms: number, kind: EventKind::Resumed };
+    let events = [number, number + 1].map(|number| HistoryEvent::Event(event(number)));
+    HistoryEntry { index, events: events.to_vec() }
+}
+
+fn numbers(history_file: &HistoryFile, after: u64, to: u64, most: usize) -> Vec<u64> {
+    let events = history_file.events(EventRange { after, to }, most).expect("sound");
+    events.iter().map(|event| event.number).collect()
+}
+
+#[test]
+fn i13_events_are_read_by_their_numbers_wherever_they_stand_in_the_file() {
+    let (whole, lacking) = (Room::new(), Room::new());
+    let (mut teller, mut asker) = (whole.open().0, lacking.open().0);
+    for index in 1..=3_000 {
+        teller.take(with_events(index, 2 * index - 1)).expect("written");
+    }
+    asker.lack(1_500).expect("written");
+    let mut next = 1_501;
+    // New events come between the pages of the older ones.
+    while let Some(from) = asker.wanted() {
+        asker.take(with_events(next, 2 * next - 1)).expect("written");
+        asker.fill(teller.page(from, 3_000).expect("sound")).expect("written");
+        next += 1;
+    }
+    let newest = 2 * (next - 1);
+    for file in [&asker, &lacking.open().0] {
+        for after in (0..newest).step_by(97) {
+            let expected: Vec<u64> = (after + 1..=newest).take(200).collect();
+            assert_eq!(numbers(file, after, newest, 200), expected, "after {after}");
+        }
+        assert_eq!(
+            numbers(file, 1_000, 1_003, 200),
+            [1_001, 1_002, 1_003],
+            "none behind the range"
+        );
+        assert_eq!(numbers(file, newest, newest, 200), [] as [u64; 0]);
+    }
+}
+
+#[test]
+fn i10_a_file_of_very_many_events_is_opened_and_read_in_flat_memory() {
+    let room = Room::new();
+    let mut history_file = room.open().0;
+    for index in 1..=40_000 {
+        history_file.take(with_events(index, 2 * index - 1)).expect("written");
+    }
+    let length = history_file.length;
+    let (again, mut count) = (HistoryFile::open(&room.path, CLUSTER, 0).expect("sound"), 0);
+    again.visit(|_| count += 1).expect("sound");
+    assert_eq!(count, 40_000);
+    assert_eq!(numbers(&again, 70_000, 80_000, 3), [70_001, 70_002, 70_003]);
+    let stretches = again.index.since_entry(0).len() as u64;
+    assert!(stretches <= 2 * length / PAGE_BYTES, "{stretches} stretches of {length} bytes");
 }
 
 #[test]
@@ -165,7 +228,7 @@ proptest! {
     fn bytes_that_are_no_journal_never_panic(tail in prop::collection::vec(any::<u8>(), 0..200)) {
         let room = Room::new();
         std::fs::write(&room.path, [&head(CLUSTER)[..], &tail].concat()).expect("written");
-        let (_, entries) = HistoryFile::open(&room.path, CLUSTER, 0).expect("nothing is missed");
-        prop_assert!(entries.is_empty());
+        let history_file = HistoryFile::open(&room.path, CLUSTER, 0).expect("nothing is missed");
+        prop_assert!(all(&history_file).is_empty());
     }
 }

@@ -27,6 +27,28 @@ fn the_text_keeps_the_rules_whatever_the_figures_are() {
 }
 
 #[test]
+fn the_figures_of_the_process_keep_the_rules_and_have_the_usual_names() {
+    let figures = ProcessFigures {
+        cpu_seconds: 1.25,
+        start_seconds: 1_700_000_000.5,
+        resident_bytes: 1 << 20,
+        virtual_bytes: 1 << 30,
+        open_files: 9,
+    };
+    let page = process_text(&figures);
+    assert_eq!(problems(&(text(&overview()) + &page)), Vec::<String>::new());
+    let samples: Vec<&str> = page.lines().filter(|line| !line.starts_with('#')).collect();
+    let expected = [
+        "process_cpu_seconds_total 1.25",
+        "process_start_time_seconds 1700000000.5",
+        "process_resident_memory_bytes 1048576",
+        "process_virtual_memory_bytes 1073741824",
+        "process_open_fds 9",
+    ];
+    assert_eq!(samples, expected);
+}
+
+#[test]
 fn a_sum_over_all_coordinators_counts_everything_once() {
     let mut follows = overview();
     follows.cluster.leads = None;
