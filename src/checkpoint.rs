@@ -61,7 +61,9 @@ pub(crate) fn choose_failure(error: ChooseError) -> Failure {
         ChooseError::Missing { .. } => {
             Failure::new(Exit::Usage, "there is no such checkpoint").because(error)
         }
-        ChooseError::Refused { .. } => unusable.because(error),
+        ChooseError::Refused { .. } => unusable
+            .because(error)
+            .next("or name an older checkpoint with --step, if the steps since may be done again"),
         ChooseError::Damaged { .. } => unusable
             .because(error)
             .next("leave --step out to have the newest one that is not damaged"),

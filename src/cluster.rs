@@ -16,6 +16,7 @@ mod earlier;
 mod error;
 mod files;
 mod join;
+mod leaving;
 mod naming;
 mod options;
 mod process;
@@ -87,7 +88,8 @@ const EXIT_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 const END_REASON_TIMEOUT: Duration = Duration::from_millis(300);
 
 /// Trains `run` on a local cluster with its files in `directory`. Calls `watch` whenever there are
-/// news. Blocks until the run is complete.
+/// news. Blocks until the run is complete. A signal to end lets a run with checkpoints save what it
+/// has.
 ///
 /// # Errors
 /// [`ClusterError`], in words for the user.
@@ -97,11 +99,12 @@ pub fn train(
     options: &ClusterOptions,
     watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
-    block_on(async {
+    let begin = async {
         let mut cluster = Cluster::start(directory, options).await?;
         cluster.submit(run).await?;
-        cluster.see_through(run, watch).await
-    })
+        Ok(cluster)
+    };
+    leaving::drive(run, begin, watch)
 }
 
 /// Drives a cluster's `work` to its end, or until SIGINT or SIGTERM.
@@ -165,21 +168,6 @@ impl Cluster {
         self.workers.start(&self.directory, count).await?;
         self.write_files();
         Ok(())
-    }
-
-    /// Goes on until the run is complete. Calls `watch` whenever there are news.
-    async fn see_through(
-        mut self,
-        run: &RunSpec,
-        mut watch: impl FnMut(&Progress),
-    ) -> Result<Report, ClusterError> {
-        while !self.advance().await? {
-            watch(self.progress());
-        }
-        watch(self.progress());
-        let report = self.report(run);
-        self.finish().await;
-        Ok(report)
     }
 
     /// The directory with the cluster's files.

@@ -72,14 +72,37 @@ pub(crate) fn run(
         lines.push(megabytes("together", together as u64));
     }
     if let Some(checkpoint) = &run.checkpoint {
-        let bytes = parameters as u64 * optimizer.bytes_per_parameter() as u64;
-        lines.extend(checkpoints(checkpoint, bytes));
+        let checkpoint_bytes = parameters as u64 * optimizer.bytes_per_parameter() as u64;
+        let model_bytes = parameters as u64 * WEIGHT_BYTES;
+        let disk = Disk { checkpoint_bytes, model_bytes, steps: run.steps };
+        lines.extend(checkpoints(checkpoint, disk));
     }
     output::print(lines.join("\n"))
 }
 
-/// The checkpoints of a run, each of so many bytes.
-fn checkpoints(spec: &CheckpointSpec, bytes: u64) -> Vec<String> {
+/// The bytes of a parameter in the model's file, which has f32.
+const WEIGHT_BYTES: u64 = 4;
+
+/// What a run with checkpoints writes.
+#[derive(Clone, Copy)]
+struct Disk {
+    checkpoint_bytes: u64,
+    model_bytes: u64,
+    steps: u64,
+}
+
+impl Disk {
+    /// The most bytes of checkpoints that the store has at a time: a new one is written before an
+    /// old one is deleted.
+    fn checkpoints(&self, spec: &CheckpointSpec) -> u64 {
+        let forever = self.steps.checked_div(spec.keep_every).unwrap_or(0);
+        let kept = spec.keep.saturating_add(1).saturating_add(forever);
+        self.checkpoint_bytes.saturating_mul(kept.min(self.steps.div_ceil(spec.every)))
+    }
+}
+
+/// The checkpoints of a run, and the disk that they take together with the model.
+fn checkpoints(spec: &CheckpointSpec, disk: Disk) -> Vec<String> {
     let CheckpointSpec { path, every, keep, keep_every, on_failure } = spec;
     let place = match config::is_elsewhere(spec) {
         Some(_) => format!("DIR/{path}"),
@@ -96,10 +119,24 @@ fn checkpoints(spec: &CheckpointSpec, bytes: u64) -> Vec<String> {
     vec![
         format!("checkpoints     every {every} steps and after the last one, to {place}"),
         format!("                the newest {keep} are kept{forever}; where one fails {failure}"),
-        megabytes("each of them", bytes),
-        // A new one is written before an old one is deleted.
-        megabytes("on disk, at most", bytes.saturating_mul(keep.saturating_add(1))),
+        megabytes("each of them", disk.checkpoint_bytes),
+        megabytes("the model's file", disk.model_bytes),
     ]
+    .into_iter()
+    .chain(totals(spec, disk))
+    .collect()
+}
+
+/// What it comes to where. The model is in the run's directory, and a copy of it in the store.
+fn totals(spec: &CheckpointSpec, disk: Disk) -> Vec<String> {
+    let stored = disk.checkpoints(spec).saturating_add(disk.model_bytes);
+    match spec.is_url() {
+        true => vec![
+            megabytes("in the store, at most", stored),
+            megabytes("on disk, at most", disk.model_bytes),
+        ],
+        false => vec![megabytes("on disk, at most", stored.saturating_add(disk.model_bytes))],
+    }
 }
 
 /// The kind of device that would compute, whether or not this machine has one. None for the CPU.
@@ -133,18 +170,27 @@ mod tests {
     fn checkpoints_are_told_with_what_they_take() {
         let (path, on_failure) = (config::DEFAULT_FOLDER.to_string(), OnFailure::Continue);
         let mut spec = CheckpointSpec { path, every: 50, keep: 3, keep_every: 0, on_failure };
-        let told = checkpoints(&spec, 12_000_000).join("\n");
+        let disk = Disk { checkpoint_bytes: 12_000_000, model_bytes: 4_000_000, steps: 1_000 };
+        let told = checkpoints(&spec, disk).join("\n");
         for words in [
             "every 50 steps and after the last one, to DIR/checkpoints",
             "the newest 3 are kept; where one fails the run trains on",
             "each of them               12.0 MB",
-            "on disk, at most           48.0 MB",
+            "the model's file            4.0 MB",
+            "on disk, at most           56.0 MB",
         ] {
             assert!(told.contains(words), "{told}");
         }
-        (spec.path, spec.keep_every, spec.keep) = ("gs://bucket/a".into(), 500, u64::MAX);
+        let short = checkpoints(&spec, Disk { steps: 60, ..disk }).join("\n");
+        assert!(short.contains("on disk, at most           32.0 MB"), "two of them: {short}");
+        (spec.path, spec.keep_every) = ("gs://bucket/a".into(), 500);
         spec.on_failure = OnFailure::Pause;
-        let told = checkpoints(&spec, 12_000_000).join("\n");
+        let told = checkpoints(&spec, disk).join("\n");
+        assert!(told.contains("in the store, at most      76.0 MB"), "{told}");
+        assert!(told.contains("on disk, at most            4.0 MB"), "{told}");
+        spec.keep = u64::MAX;
+        let told = checkpoints(&spec, disk).join("\n");
+        assert!(told.contains("in the store, at most     244.0 MB"), "all twenty: {told}");
         assert!(told.contains("to gs://bucket/a\n"), "{told}");
         assert!(told.contains("kept, and for ever those of each step that 500 divides"), "{told}");
         assert!(told.contains("where one fails the run pauses"), "{told}");

@@ -27,12 +27,17 @@ pub(crate) struct Display {
     events: usize,
     /// Whether the user was told how others join.
     told_join: bool,
+    /// Whether the user was told that the workers leave.
+    told_leave: bool,
     /// Whether the first news are those of an earlier launcher, which has told them.
     is_resumed: bool,
 }
 
 /// The time between two plain lines, at least.
 const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(2);
+/// The answer to the first signal that asks a launcher to end.
+const LEAVE: &str = "the workers save a checkpoint of this step and leave; a second Ctrl-C or \
+                     SIGTERM ends them at once";
 /// Steps over which the throughput is averaged.
 const RECENT: usize = 20;
 
@@ -50,8 +55,17 @@ impl Display {
         });
         let (waiting, shown_at) =
             (Waiting::new(run, workers), Instant::now() - PROGRESS_LINE_INTERVAL);
-        let (steps, shown, events, told_join, is_resumed) = (run.steps, 0, 0, false, false);
-        Self { bar, waiting, steps, shown, shown_at, events, told_join, is_resumed }
+        Self {
+            bar,
+            waiting,
+            steps: run.steps,
+            shown: 0,
+            shown_at,
+            events: 0,
+            told_join: false,
+            told_leave: false,
+            is_resumed: false,
+        }
     }
 
     /// Tells no event of the first news.
@@ -69,6 +83,9 @@ impl Display {
         }
         if std::mem::take(&mut self.is_resumed) {
             self.events = progress.events.len();
+        }
+        if progress.is_leaving && !std::mem::replace(&mut self.told_leave, true) {
+            self.tell(LEAVE);
         }
         for event in &progress.events[self.events..] {
             tracing::debug!(?event, "event");

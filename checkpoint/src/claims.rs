@@ -64,7 +64,8 @@ pub enum Standing {
     Outdone(String),
 }
 
-/// How the cluster of this claim stands in a store with this listing. It takes the next number if
+/// How the cluster of this claim stands in a store with this [listing of
+/// claims](Store::list_claims). It takes the next number if
 /// it has none. `known` is the number that the calling process has learned before.
 ///
 /// # Errors
@@ -96,7 +97,7 @@ pub fn hold(
         take_next(store, &claims, claim)?;
         // An answer that the object was there already may mean this very request, so only the
         // claims that are there decide.
-        claims = numbers(&store.list()?);
+        claims = numbers(&store.list_claims()?);
     }
     let why =
         "other clusters claim this store all the time; stop them, or use a folder for each run";
@@ -207,7 +208,7 @@ mod tests {
     }
 
     fn stands(store: &DirectoryStore, claim: &Claim, known: Option<u64>) -> Standing {
-        hold(store, &store.list().expect("listed"), claim, known).expect("it answers")
+        hold(store, &store.list_claims().expect("listed"), claim, known).expect("it answers")
     }
 
     #[test]
@@ -264,7 +265,15 @@ mod tests {
         }
 
         fn list(&self) -> Result<Vec<StoredObject>, StoreError> {
-            self.0.list()
+            unreachable!("claims are listed alone")
+        }
+
+        fn list_claims(&self) -> Result<Vec<StoredObject>, StoreError> {
+            self.0.list_claims()
+        }
+
+        fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError> {
+            unreachable!("claims are listed alone")
         }
 
         fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
@@ -282,11 +291,11 @@ mod tests {
         let flaky = Flaky(&store, AtomicBool::new(true));
         let lost = hold(&flaky, &[], &claim("a"), None);
         assert_eq!(lost.expect_err("no answer").kind, ErrorKind::Retry);
-        let listing = store.list().expect("listed");
+        let listing = store.list_claims().expect("listed");
         assert_eq!(hold(&flaky, &listing, &claim("a"), None), Ok(Standing::Holds(1)));
         // This process has listed the store before the claim was there.
         assert_eq!(hold(&flaky, &[], &claim("a"), None), Ok(Standing::Holds(1)));
-        assert_eq!(numbers(&store.list().expect("listed")), [1]);
+        assert_eq!(numbers(&store.list_claims().expect("listed")), [1]);
     }
 
     proptest! {
@@ -306,13 +315,13 @@ mod tests {
             for (cluster, process, (looks_anew, forgets)) in looks {
                 let listing = &mut listings[2 * cluster + process];
                 if looks_anew {
-                    *listing = store.list().expect("listed");
+                    *listing = store.list_claims().expect("listed");
                 }
                 let known = &mut known[cluster][process];
                 known.take_if(|_| forgets);
-                let is_fresh = *listing == store.list().expect("listed");
+                let is_fresh = *listing == store.list_claims().expect("listed");
                 let stands = hold(&store, listing, &claim(names[cluster]), *known);
-                let numbers = numbers(&store.list().expect("listed"));
+                let numbers = numbers(&store.list_claims().expect("listed"));
                 prop_assert!(numbers.iter().copied().eq(1..=numbers.len() as u64));
                 if numbers.len() > claimed.len() {
                     claimed.push(cluster);
@@ -342,7 +351,7 @@ mod tests {
         assert_eq!(stands(&store, &claim("a"), None), Standing::Holds(1));
         for cluster in ["a", "b"] {
             let other = Claim { run: "other".into(), ..claim(cluster) };
-            let refused = hold(&store, &store.list().expect("listed"), &other, None);
+            let refused = hold(&store, &store.list_claims().expect("listed"), &other, None);
             let refused = refused.expect_err("it is another run");
             assert_eq!(refused.kind, ErrorKind::Refuse);
             assert!(refused.why.contains("give each run a folder of its own"), "{refused}");
@@ -356,7 +365,8 @@ mod tests {
         for bytes in [&b""[..], b"{", b"[]", &[255; 9]] {
             store.put_new(&ObjectName::Claim(2), bytes).expect("put");
             for cluster in ["a", "b"] {
-                let refused = hold(&store, &store.list().expect("listed"), &claim(cluster), None);
+                let refused =
+                    hold(&store, &store.list_claims().expect("listed"), &claim(cluster), None);
                 assert_eq!(refused.expect_err("damaged").kind, ErrorKind::Damaged);
             }
             store.delete(&ObjectName::Claim(2)).expect("deleted");
@@ -368,7 +378,7 @@ mod tests {
         let (_folder, store) = folder();
         let last = serde_json::to_vec(&claim("a")).expect("plain data");
         store.put_new(&ObjectName::Claim(u64::MAX), &last).expect("put");
-        let refused = hold(&store, &store.list().expect("listed"), &claim("b"), None);
+        let refused = hold(&store, &store.list_claims().expect("listed"), &claim("b"), None);
         assert!(refused.expect_err("no number is left").why.contains("no more numbers"));
     }
 
@@ -377,14 +387,14 @@ mod tests {
         let (folder, store) = folder();
         let take_one = |index: u64| {
             let store = DirectoryStore::open(folder.path()).expect("a store");
-            let listing = store.list().expect("listed");
+            let listing = store.list_claims().expect("listed");
             hold(&store, &listing, &claim(&index.to_string()), None).expect("taken")
         };
         let held: Vec<_> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|it| scope.spawn(move || take_one(it))).collect();
             threads.into_iter().map(|it| it.join().expect("no panic")).collect()
         });
-        assert_eq!(numbers(&store.list().expect("listed")), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(numbers(&store.list_claims().expect("listed")), [1, 2, 3, 4, 5, 6, 7, 8]);
         let holding = |index: &u64| stands(&store, &claim(&index.to_string()), None);
         let holders = (0..8).filter(|index| matches!(holding(index), Standing::Holds(8)));
         assert_eq!(holders.count(), 1);
@@ -397,12 +407,12 @@ mod tests {
         let take_one = |index: u64| {
             let store = DirectoryStore::open(folder.path()).expect("a store");
             let own = Claim { cluster: format!("worker-{index}"), ..claim("a") };
-            hold(&store, &store.list().expect("listed"), &own, None).expect("taken")
+            hold(&store, &store.list_claims().expect("listed"), &own, None).expect("taken")
         };
         std::thread::scope(|scope| {
             let threads: Vec<_> = (0..8).map(|it| scope.spawn(move || take_one(it))).collect();
             threads.into_iter().for_each(|it| drop(it.join().expect("no panic")));
         });
-        assert_eq!(numbers(&store.list().expect("listed")), [1]);
+        assert_eq!(numbers(&store.list_claims().expect("listed")), [1]);
     }
 }

@@ -53,7 +53,16 @@ pub trait Store: Send + Sync {
     fn size(&self, name: &ObjectName) -> Result<u64, StoreError>;
 
     /// All objects, in the order of their names. It leaves out what has no [`ObjectName`].
+    ///
+    /// It grows with the run, whose history stays. So what is done for each checkpoint takes
+    /// [`Store::list_claims`] and [`Store::list_checkpoints`] instead.
     fn list(&self) -> Result<Vec<StoredObject>, StoreError>;
+
+    /// The claims alone, in the order of their names.
+    fn list_claims(&self) -> Result<Vec<StoredObject>, StoreError>;
+
+    /// The objects of all checkpoints, and forgotten probes, in the order of their names.
+    fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError>;
 
     /// Removes an object. One that is gone already is no error.
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError>;

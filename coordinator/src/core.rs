@@ -256,7 +256,7 @@ impl Core {
             Command::Lose { worker, .. } => self.lost(now, worker, &verdict),
             Command::Drain { worker } => self.drained(now, worker),
             Command::Generation(change) if verdict == EntryOutcome::Accepted => {
-                self.checkpoints.renew(now, &change.record);
+                self.checkpoints.renew(now, &change.record, &self.state);
                 self.began(now, change)
             }
             Command::Generation(change) => self.not_begun(now, change.record.number),
@@ -275,7 +275,8 @@ impl Core {
             Command::ListCheckpoint { checkpoint, .. } => self.listed(now, &checkpoint, &verdict),
             Command::DamageCheckpoint { .. } => self.damage_known(now, &verdict),
             Command::LeaveAll { .. } => self.left_together(now, &verdict),
-            Command::Note { .. } => self.directed(now),
+            Command::Note { .. } | Command::FailCheckpoint { .. } => self.directed(now),
+            Command::SkipCheckpoint { .. } => self.checkpoints.skip_told(),
             Command::Lead { .. }
             | Command::Died(_)
             | Command::AwaitOwners { .. }

@@ -4,7 +4,7 @@
 //! by its id later.
 
 use everstep_transport::protocol::outcome::{EventKind, Inability};
-use everstep_transport::protocol::{WorkerId, WriteFailure};
+use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
 
 use crate::state::State;
 
@@ -31,6 +31,19 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
 fn members(count: usize) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} worker{plural}")
+}
+
+fn skipped(step: Step, earlier: Step) -> String {
+    format!(
+        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
+    )
+}
+
+fn skipped_together(from: Step, to: Step, count: u64) -> String {
+    format!(
+        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
+         being written"
+    )
 }
 
 /// A sentence about the event.
@@ -91,6 +104,8 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::CheckpointsResumed { from, to, count } => {
             format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
         }
+        EventKind::CheckpointSkipped { step, earlier } => skipped(*step, *earlier),
+        EventKind::CheckpointsSkipped { from, to, count } => skipped_together(*from, *to, *count),
         EventKind::CheckpointDamaged { step, reason, is_last } => {
             let last = if *is_last { "; no other one of the run is whole" } else { "" };
             format!(

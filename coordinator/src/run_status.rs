@@ -292,7 +292,7 @@ mod tests {
         let words = "paused by an operator: step 812 of 1,000 was the last, with 2 workers; \
                      `everstep run resume` lets it go on";
         assert_eq!(told(paused.clone()), ("paused", words.into()));
-        let reason = UnsavedReason::Words("full".into());
+        let reason = UnsavedReason::NoPart;
         let reason = PauseReason::Unsaved { step: Step(800), reason };
         let paused = RunPause { by: PausedBy::FailedCheckpoint, reason, ..paused };
         let (state, words) = told(paused);

@@ -11,6 +11,7 @@
 
 mod access;
 mod awaited;
+mod checkpoint_progress;
 mod checkpoints;
 mod coordinators;
 mod directives;
@@ -36,11 +37,11 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use self::access::Access;
 pub use self::awaited::{AwaitedOwner, AwaitedOwners};
+pub use self::checkpoint_progress::{AskedCheckpoint, CheckpointStanding};
 pub use self::checkpoints::Checkpoints;
 pub(crate) use self::checkpoints::is_same;
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
-pub use self::directives::AskedCheckpoint;
 pub use self::entry::{
     ArchivedCommandEntry, Change, Command, CommandEntry, CoordinatorInfo, Loss, RunSoFar,
 };
@@ -150,9 +151,17 @@ impl State {
             Command::AwaitOwners { generation, owners } => {
                 self.await_owners(unix_ms, *generation, owners)
             }
-            Command::ListCheckpoint { run, checkpoint, deleted } => {
+            Command::ListCheckpoint { run, checkpoint, deleted, skipped } => {
                 self.runs.must_be(*run)?;
-                self.list_checkpoint(unix_ms, checkpoint, deleted)
+                self.list_checkpoint(unix_ms, checkpoint, (deleted, *skipped))
+            }
+            Command::FailCheckpoint { run, id, reason } => {
+                self.runs.must_be(*run)?;
+                self.fail_checkpoint(unix_ms, *id, reason)
+            }
+            Command::SkipCheckpoint { run, id, earlier } => {
+                self.runs.must_be(*run)?;
+                self.skip_checkpoint(unix_ms, *id, *earlier)
             }
             Command::DamageCheckpoint { run, id, reason } => {
                 self.runs.must_be(*run)?;
@@ -161,7 +170,6 @@ impl State {
             Command::Note { run, kind } => {
                 self.runs.must_be(*run)?;
                 self.events.note(unix_ms, kind.clone());
-                self.follow_event(unix_ms, kind);
                 Ok(EntryOutcome::Accepted)
             }
             Command::End { run, outcome, figures, steps } => {

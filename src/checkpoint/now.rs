@@ -140,7 +140,7 @@ mod tests {
             _ => None,
         });
         let mut update = updates.next().expect("an example of every message");
-        let reason = || UnsavedReason::Words("full".into());
+        let reason = || UnsavedReason::NoPart;
         let failed = |step| EventKind::CheckpointFailed { step: Step(step), reason: reason() };
         let kinds = [failed(7), EventKind::CheckpointRequested { step: Step(7) }, failed(5)];
         let event = |(number, kind)| Event { number, unix_ms: 1, kind };
@@ -150,6 +150,6 @@ mod tests {
         assert_eq!((told.event, told.step, &told.failed), (6, Some(Step(7)), &None));
         update.events = vec![event((7, failed(7)))];
         told.take(&update);
-        assert_eq!(told.failed.as_deref(), Some("full"));
+        assert_eq!(told.failed.as_deref(), Some("no worker saved a part of it"));
     }
 }

@@ -196,9 +196,9 @@ fn trained(progress: &Progress) -> TrainedSteps {
 /// Whether the checkpoint of a step is there, or will not be.
 fn is_settled(progress: &Progress, of: Step) -> bool {
     progress.events.iter().any(|event| match &event.kind {
-        EventKind::Checkpoint { step, .. } | EventKind::CheckpointFailed { step, .. } => {
-            *step == of
-        }
+        EventKind::Checkpoint { step, .. }
+        | EventKind::CheckpointFailed { step, .. }
+        | EventKind::CheckpointSkipped { step, .. } => *step == of,
         _ => false,
     })
 }

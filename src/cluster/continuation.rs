@@ -7,7 +7,7 @@
 use everstep_transport::protocol::{MetricsLine, RunOrigin, RunSpec};
 
 use super::error::ClusterError;
-use super::{Cluster, ClusterOptions, Directory, Progress, Report, block_on};
+use super::{Cluster, ClusterOptions, Directory, Progress, Report, leaving};
 
 /// What the store of a run's checkpoints tells.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -30,11 +30,12 @@ pub fn resume_stored(
     options: &ClusterOptions,
     watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
-    block_on(async {
+    let begin = async {
         let mut cluster = Cluster::start(directory, options).await?;
         cluster.resume_stored(run, history).await?;
-        cluster.see_through(run, watch).await
-    })
+        Ok(cluster)
+    };
+    leaving::drive(run, begin, watch)
 }
 
 impl Cluster {

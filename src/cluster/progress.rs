@@ -53,6 +53,8 @@ pub struct Progress {
     pub coordinator_restarts: u32,
     /// Each worker's report. None until the run is complete.
     pub results: Option<Vec<WorkerResult>>,
+    /// Whether the launcher was told to end, and lets all workers leave first.
+    pub is_leaving: bool,
     /// The command with which another worker joins.
     pub join: String,
     /// The address of the first coordinator's HTTP API, if it has one.

@@ -17,7 +17,7 @@ use super::coordinators::Coordinators;
 use super::earlier::Earlier;
 use super::error::ClusterError;
 use super::workers::Workers;
-use super::{Cluster, ClusterOptions, Directory, Progress, Report, block_on, daemons};
+use super::{Cluster, ClusterOptions, Directory, Progress, Report, daemons, leaving};
 
 /// Goes on with `run` in its `directory`, as [`super::train`] trains a new one. The number of
 /// coordinators is that of the directory. The first call of `watch` has the history so far. With
@@ -30,13 +30,9 @@ pub fn resume(
     directory: Directory,
     options: &ClusterOptions,
     from: Option<Step>,
-    mut watch: impl FnMut(&Progress),
+    watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
-    block_on(async {
-        let cluster = Cluster::reopen(run, directory, options, from).await?;
-        watch(cluster.progress());
-        cluster.see_through(run, watch).await
-    })
+    leaving::drive(run, Cluster::reopen(run, directory, options, from), watch)
 }
 
 impl Cluster {

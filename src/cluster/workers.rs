@@ -151,6 +151,12 @@ impl Workers {
         failures
     }
 
+    /// Starts no more successors of workers that die.
+    pub(super) fn stop_respawning(&mut self) {
+        self.settings.respawn = false;
+        self.due.clear();
+    }
+
     /// Whether all of them have ended.
     pub(super) fn are_gone(&mut self) -> bool {
         self.living.iter_mut().all(|process| process.end().is_some())

@@ -29,6 +29,14 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::CheckpointsResumed { from, to, count } => {
             format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
         }
+        EventKind::CheckpointSkipped { step, earlier } => format!(
+            "the checkpoint of step {step} was skipped: that of step {earlier} is still being \
+             written"
+        ),
+        EventKind::CheckpointsSkipped { from, to, count } => format!(
+            "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were \
+             still being written"
+        ),
         EventKind::CheckpointDamaged { step, reason, is_last } => {
             let last = match is_last {
                 true => {

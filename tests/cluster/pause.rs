@@ -1,5 +1,7 @@
 //! Real processes whose run is paused, saved at a word, or left by all of its workers.
 
+use std::time::{Duration, Instant};
+
 use serde_json::Value;
 
 use crate::world::{CoordinatorGroup, Ended, Launched, Program, Run, Signal, World, show, until};
@@ -138,4 +140,47 @@ fn the_last_daemons_leave_a_checkpoint_from_which_the_next_ones_go_on() {
     let step = saved["step"].as_u64().expect("a step");
     assert_eq!(rollbacks(&events), [(step, step)], "nothing is lost");
     drop(workers);
+}
+
+#[test]
+fn a_launcher_that_is_told_to_end_keeps_the_step_under_way() {
+    const STEPS: i64 = 300;
+    let world = saved_at_the_end(STEPS);
+    let wanted = world.undisturbed();
+    for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {
+        let run = world.launch(&["--workers", "2"]);
+        run.until_step(7);
+        run.program.signal(signal);
+        let (dir, ended) = (run.dir.clone(), run.program.end());
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        let text = std::fs::read_to_string(dir.join("report.json")).expect("a report");
+        let told: Value = serde_json::from_str(&text).expect("JSON");
+        assert_eq!((&told["state"], &told["checkpoint"]), (&"interrupted".into(), &told["step"]));
+        let step = told["step"].as_u64().expect("a step");
+        let kept = format!("goes on from the checkpoint of step {step}");
+        assert!(step >= 7 && ended.block().contains(&kept), "{ended:?}");
+        let report = dir.with_extension("resumed");
+        let resume = ["resume", show(&dir), "--workers", "3", "--report", show(&report)];
+        let ended = world.start(&resume).end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        let run = Run::read(dir, &report, ended.stdout);
+        assert_eq!(run.hash(), wanted);
+        assert_eq!(rollbacks(&run.lines("events.jsonl")), [(step, step)], "nothing is lost");
+    }
+}
+
+/// The only worker is stopped, so nothing can be saved.
+#[test]
+fn a_launcher_that_is_told_twice_to_end_does_so_at_once() {
+    let world = saved_at_the_end(100_000);
+    let run = world.launch(&["--workers", "1"]);
+    run.until_step(3).members()[0].signal(Signal::STOP);
+    let began = Instant::now();
+    run.program.signal(Signal::TERM);
+    until("it says so", || run.program.said().contains("a second Ctrl-C").then_some(()));
+    run.program.signal(Signal::TERM);
+    let ended = run.program.end();
+    assert_eq!(ended.code, Some(143), "{ended:?}");
+    assert!(began.elapsed() < Duration::from_secs(20), "it has waited for the worker");
+    assert!(ended.block().contains("no checkpoint was complete yet"), "{ended:?}");
 }

@@ -110,7 +110,8 @@ fn what_cannot_be_restored_is_refused_before_anything_is_undone() {
     fs::write(&manifest, whole).expect("mended");
     let (ended, run) = resume(&world, &dir, &["--workers", "1", "--step", "10"]);
     let run = run.unwrap_or_else(|| panic!("{ended:?}"));
-    assert_eq!((run.hash(), rollbacks(&run)), (world.undisturbed(), vec![10]));
+    assert_eq!(run.hash(), world.undisturbed());
+    assert_eq!(rollbacks(&run), [10]);
     run.assert_one_history(STEPS as u64);
 }
 

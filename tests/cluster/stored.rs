@@ -3,7 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::world::{Ended, Launched, Run, Signal, World, show};
+use everstep_checkpoint::manifest::Manifest;
+
+use crate::world::{Ended, Launched, Program, Run, Signal, World, show};
 
 const STEPS: i64 = 300;
 
@@ -165,4 +167,55 @@ fn what_a_run_cannot_go_on_from_is_refused_in_one_block_with_what_to_do() {
     let told = refused(show(&store), &["--data", show(&other)]);
     assert!(told.contains("the run's data are not here"), "{told}");
     assert!(told.contains("was trained on") && told.contains("--data"), "{told}");
+}
+
+/// Writes the manifest of a checkpoint anew, with its seal.
+fn rewrite(checkpoint: &Path, change: impl FnOnce(&mut Manifest)) {
+    let path = checkpoint.join("manifest.json");
+    let mut manifest = Manifest::parse(&fs::read(&path).expect("read")).expect("a manifest");
+    change(&mut manifest);
+    fs::write(&path, manifest.to_bytes()).expect("written");
+}
+
+#[test]
+fn a_manifest_that_this_program_cannot_use_is_refused_with_what_to_do() {
+    let world = saved_run();
+    let store = orphaned_store(&world, world.launch(&["--workers", "2"]), 20);
+    let newest = complete(&store).pop().expect("one");
+    let told = || {
+        let (ended, run) = resume(&world, &store, &["--workers", "2"]);
+        assert!(run.is_none() && !store.with_extension("run").exists(), "{ended:?}");
+        ended.block().to_string()
+    };
+    rewrite(&newest, |manifest| manifest.tensors[0].name = "another".into());
+    let block = told();
+    for words in ["of another model", "another", "resume it with the program that began it"] {
+        assert!(block.contains(words), "no \"{words}\" in {block}");
+    }
+    rewrite(&newest, |manifest| manifest.format = 99);
+    let block = told();
+    let words = ["its format is 99", "use a program of the version that wrote it", "with --step"];
+    for words in words {
+        assert!(block.contains(words), "no \"{words}\" in {block}");
+    }
+}
+
+/// The store's service is never asked: the machine has no role of a cloud either.
+#[test]
+fn a_url_without_credentials_says_which_variables_are_missing() {
+    let world = World::new();
+    for (url, variable) in [
+        ("s3://bucket/run", "AWS_ACCESS_KEY_ID"),
+        ("gs://bucket/run", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az://bucket/run", "AZURE_STORAGE_ACCOUNT_NAME"),
+    ] {
+        let mut command = world.command(&["resume", url]);
+        command.env("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9");
+        command.env("HOME", world.path("home"));
+        let ended = Program::start(command).end();
+        assert!(matches!(ended.code, Some(1 | 2)), "{ended:?}");
+        let block = ended.block();
+        assert!(block.contains(url) && block.contains(variable), "{block}");
+        assert!(block.contains("next: "), "{block}");
+    }
 }

@@ -135,7 +135,7 @@ mod tests {
     #[test]
     fn i26_a_checkpoint_of_which_nothing_tells_is_found() {
         let asked = || EventKind::CheckpointRequested { step: Step(4) };
-        let reason = || UnsavedReason::Words("full".into());
+        let reason = || UnsavedReason::NoPart;
         let failed = || EventKind::CheckpointFailed { step: Step(4), reason: reason() };
         let listed = || {
             let state_hash = String::new();

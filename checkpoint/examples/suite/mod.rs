@@ -4,10 +4,10 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use everstep_checkpoint::claims::{self, Claim, Standing};
-use everstep_checkpoint::names::{ObjectName, PartName};
+use everstep_checkpoint::names::{FileName, ObjectName, PartName};
 use everstep_checkpoint::store::probe::probe;
-use everstep_checkpoint::store::{Created, ErrorKind, Store, UploadSize};
-use everstep_transport::protocol::{Generation, Step, WorkerId};
+use everstep_checkpoint::store::{Created, ErrorKind, Store, StoreError, StoredObject, UploadSize};
+use everstep_transport::protocol::{CheckpointId, Generation, Step, WorkerId};
 
 /// Opens the same place again, as another process does.
 pub type Open<'a> = &'a (dyn Fn() -> Box<dyn Store> + Sync);
@@ -34,6 +34,29 @@ pub fn run(open: Open<'_>, told: &dyn Fn(&str)) {
     reads(&*store);
     told("list and delete");
     lists_and_deletes(&*store);
+    told("list claims alone, and checkpoints alone");
+    lists_apart(&*store);
+}
+
+/// Lists the claims and the checkpoints of an empty store without the other objects.
+pub fn lists_apart(store: &dyn Store) {
+    let id = CheckpointId { step: Step(5), generation: Generation(1) };
+    let manifest = ObjectName::Manifest(Step(5));
+    let (claim, probe) = (ObjectName::Claim(1), ObjectName::Probe(7));
+    let top = ObjectName::File(FileName::config());
+    let history = [ObjectName::Lines(id), ObjectName::Events(id)];
+    let all = [&[claim.clone(), probe.clone(), manifest.clone(), top][..], &history].concat();
+    for name in &all {
+        assert_eq!(store.put_new(name, b"{}"), Ok(Created::Mine), "{name}");
+    }
+    let names = |listing: Result<Vec<StoredObject>, StoreError>| {
+        listing.expect("listed").into_iter().map(|object| object.name).collect::<Vec<_>>()
+    };
+    assert_eq!(names(store.list()).len(), all.len());
+    assert_eq!(names(store.list_claims()), [claim]);
+    assert_eq!(names(store.list_checkpoints()), [probe, manifest]);
+    all.iter().for_each(|name| store.delete(name).expect("deleted"));
+    assert_eq!(store.list_checkpoints(), Ok(vec![]));
 }
 
 fn part(worker: u64) -> ObjectName {
@@ -79,7 +102,8 @@ fn claims_are_apart(open: Open<'_>) {
         let (run, nonce) = ("r".to_string(), index.to_string());
         let claim = Claim { run, cluster: nonce.clone(), nonce };
         let store = open();
-        claims::hold(&*store, &store.list().expect("listed"), &claim, None).expect("an answer")
+        let listing = store.list_claims().expect("listed");
+        claims::hold(&*store, &listing, &claim, None).expect("an answer")
     };
     std::thread::scope(|scope| {
         (0..8).for_each(|index| drop(scope.spawn(move || stands(index))));

@@ -16,6 +16,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use futures_util::TryStreamExt;
+use futures_util::stream::BoxStream;
 use object_store::multipart::MultipartStore;
 use object_store::path::Path;
 use object_store::{Error, ObjectMeta, ObjectStore, ObjectStoreExt, PutMode, PutOptions};
@@ -108,6 +109,35 @@ impl CloudStore {
         }
     }
 
+    fn prefix(&self) -> Option<&Path> {
+        Some(&self.prefix).filter(|prefix| !prefix.as_ref().is_empty())
+    }
+
+    /// What a listing brings, in the order of the names.
+    fn gather(
+        &self,
+        mut stream: BoxStream<'static, Result<ObjectMeta, Error>>,
+    ) -> Result<Vec<StoredObject>, StoreError> {
+        let all = async {
+            let (mut found, mut seen) = (Vec::new(), 0);
+            while let Some(meta) = stream.try_next().await? {
+                found.extend(self.object(&meta));
+                seen += 1;
+                if seen > MAX_OBJECTS {
+                    return Ok(None);
+                }
+            }
+            Ok(Some(found))
+        };
+        let found = self.io.wait(all).map_err(|error| self.bucket_error(&"its listing", &error))?;
+        let mut found = found.ok_or_else(|| {
+            let why = format!("it has more than {MAX_OBJECTS} objects; use another folder");
+            StoreError::refuse(&self.place, why)
+        })?;
+        found.sort_by(|one, other| one.name.cmp(&other.name));
+        Ok(found)
+    }
+
     fn object(&self, meta: &ObjectMeta) -> Option<StoredObject> {
         let prefix = self.prefix.as_ref();
         let location = meta.location.as_ref().strip_prefix(prefix)?;
@@ -190,26 +220,18 @@ impl Store for CloudStore {
     }
 
     fn list(&self) -> Result<Vec<StoredObject>, StoreError> {
-        let prefix = Some(&self.prefix).filter(|prefix| !prefix.as_ref().is_empty());
-        let mut stream = self.objects.list(prefix);
-        let all = async {
-            let (mut found, mut seen) = (Vec::new(), 0);
-            while let Some(meta) = stream.try_next().await? {
-                found.extend(self.object(&meta));
-                seen += 1;
-                if seen > MAX_OBJECTS {
-                    return Ok(None);
-                }
-            }
-            Ok(Some(found))
-        };
-        let found = self.io.wait(all).map_err(|error| self.bucket_error(&"its listing", &error))?;
-        let mut found = found.ok_or_else(|| {
-            let why = format!("it has more than {MAX_OBJECTS} objects; use another folder");
-            StoreError::refuse(&self.place, why)
-        })?;
-        found.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(found)
+        self.gather(self.objects.list(self.prefix()))
+    }
+
+    fn list_claims(&self) -> Result<Vec<StoredObject>, StoreError> {
+        self.gather(self.objects.list(Some(&self.prefix.clone().join("claims"))))
+    }
+
+    fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError> {
+        // Claims and the history, which grows with the run, come before the probes by name.
+        let before = self.prefix.clone().join("probes");
+        let found = self.gather(self.objects.list_with_offset(self.prefix(), &before))?;
+        Ok(found.into_iter().filter(|object| !object.name.folder().is_empty()).collect())
     }
 
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {

@@ -92,29 +92,32 @@ impl DirectoryStore {
         }
     }
 
-    /// All entries of the root and of the folders of objects.
-    fn entries(&self) -> io::Result<Vec<DirEntry>> {
+    /// The entries of the root, and of the folders of objects with these names.
+    fn entries(&self, is_wanted: fn(&str) -> bool) -> io::Result<Vec<DirEntry>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(&self.root)? {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
-            let holds = name.starts_with("step-")
-                || ["claims", "history", "probes"].contains(&name.as_str());
-            if !(holds && entry.file_type()?.is_dir()) {
+            if !(holds_objects(&name) && entry.file_type()?.is_dir()) {
                 found.push(entry);
                 continue;
             }
-            match fs::read_dir(entry.path()) {
-                Ok(inside) => found.extend(inside.collect::<io::Result<Vec<_>>>()?),
-                // Another process has just removed the folder.
-                Err(error) if error.kind() == IoKind::NotFound => {}
-                Err(error) => return Err(error),
+            if !is_wanted(&name) {
+                continue;
             }
+            found.extend(inside(&entry.path())?);
             if found.len() > MAX_OBJECTS {
                 let many = format!("it has more than {MAX_OBJECTS} files; use another directory");
                 return Err(io::Error::other(many));
             }
         }
+        Ok(found)
+    }
+
+    fn objects(&self, entries: io::Result<Vec<DirEntry>>) -> Result<Vec<StoredObject>, StoreError> {
+        let entries = entries.map_err(|error| self.error(None, &error))?;
+        let mut found: Vec<_> = entries.iter().filter_map(|entry| self.object(entry)).collect();
+        found.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(found)
     }
 
@@ -143,6 +146,21 @@ impl DirectoryStore {
         };
         let object = name.map_or_else(|| "the store".into(), ObjectName::to_string);
         StoreError { kind, place: self.place.clone(), object, why: error.to_string() }
+    }
+}
+
+/// Whether a folder of this name at the top has objects in it.
+fn holds_objects(folder: &str) -> bool {
+    folder.starts_with("step-") || ["claims", "history", "probes"].contains(&folder)
+}
+
+/// The entries of a folder. None if there is no such folder: another process may have just removed
+/// it.
+fn inside(folder: &Path) -> io::Result<Vec<DirEntry>> {
+    match fs::read_dir(folder) {
+        Ok(inside) => inside.collect(),
+        Err(error) if error.kind() == IoKind::NotFound => Ok(Vec::new()),
+        Err(error) => Err(error),
     }
 }
 
@@ -191,10 +209,17 @@ impl Store for DirectoryStore {
     }
 
     fn list(&self) -> Result<Vec<StoredObject>, StoreError> {
-        let entries = self.entries().map_err(|error| self.error(None, &error))?;
-        let mut found: Vec<_> = entries.iter().filter_map(|entry| self.object(entry)).collect();
-        found.sort_by(|one, other| one.name.cmp(&other.name));
-        Ok(found)
+        self.objects(self.entries(|_| true))
+    }
+
+    fn list_claims(&self) -> Result<Vec<StoredObject>, StoreError> {
+        let is_there = fs::metadata(&self.root);
+        self.objects(is_there.and_then(|_| inside(&self.root.join("claims"))))
+    }
+
+    fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError> {
+        let found = self.objects(self.entries(|name| name != "claims" && name != "history"))?;
+        Ok(found.into_iter().filter(|object| !object.name.folder().is_empty()).collect())
     }
 
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
@@ -213,7 +238,7 @@ impl Store for DirectoryStore {
 
     fn sweep(&self, before: u64) -> Result<u64, StoreError> {
         let mut removed = 0;
-        for entry in self.entries().map_err(|error| self.error(None, &error))? {
+        for entry in self.entries(|_| true).map_err(|error| self.error(None, &error))? {
             let is_partial = is_of_an_object(&entry.path(), &self.root);
             let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
             let is_old = metadata.is_some_and(|metadata| changed(&metadata) < before);

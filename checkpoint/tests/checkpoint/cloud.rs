@@ -288,6 +288,13 @@ fn foreign_objects_and_those_of_other_prefixes_are_not_listed() {
 }
 
 #[test]
+fn a_bucket_without_a_folder_has_the_listings_of_any_store() {
+    let place = "s3://bucket".into();
+    let store = CloudStore::new(Faulty::with(Fault::Nothing), place, "").expect("a store");
+    suite::lists_apart(&store);
+}
+
+#[test]
 fn opening_a_url_sends_nothing_and_needs_only_the_environment() {
     let keys = [("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b")];
     let keys = keys.map(|(name, value)| (name.to_string(), value.to_string()));

@@ -95,6 +95,17 @@ fn a_file_in_place_of_the_directory_is_refused() {
     assert_eq!(error.kind, ErrorKind::Refuse, "{error}");
 }
 
+#[test]
+fn a_directory_that_is_away_is_not_taken_for_an_empty_store() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = DirectoryStore::open(folder.path()).expect("a store");
+    assert_eq!(store.list_claims(), Ok(vec![]), "there is no claim yet");
+    fs::remove_dir_all(folder.path()).expect("removed");
+    for listing in [store.list(), store.list_claims(), store.list_checkpoints()] {
+        assert_eq!(listing.expect_err("away").kind, ErrorKind::Retry);
+    }
+}
+
 /// A store that creates whatever is there already.
 struct Careless(DirectoryStore);
 
@@ -120,6 +131,12 @@ impl Store for Careless {
     }
     fn list(&self) -> Result<Vec<StoredObject>, StoreError> {
         self.0.list()
+    }
+    fn list_claims(&self) -> Result<Vec<StoredObject>, StoreError> {
+        self.0.list_claims()
+    }
+    fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError> {
+        self.0.list_checkpoints()
     }
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
         self.0.delete(name)

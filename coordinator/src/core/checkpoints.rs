@@ -3,9 +3,12 @@
 //! A worker tells the leader of each part that is durable, and tells the newest one again to each
 //! new leader. When the parts have all parameter shards, and the step is settled, the leader orders
 //! one member to write the manifest. When the manifest is durable, the leader proposes the entry
-//! that lists the checkpoint. If a part or the manifest cannot be written, an event says so once,
-//! and the next due checkpoint follows. This knowledge is the leader's own: a new leader gets the
-//! parts again. The leader knows no store, and waits for none except at the end of a run.
+//! that lists the checkpoint. If a part or the manifest cannot be written, the checkpoint has
+//! failed. If a worker still writes an earlier part, the checkpoint is skipped. In both cases the
+//! next due checkpoint follows. The log alone says what has failed and what was asked for
+//! (`state/checkpoint_progress.rs`). What this module knows besides is the leader's own: a new
+//! leader gets the parts again. The leader knows no store, and waits for none except at the end of
+//! a run.
 
 mod end;
 mod manifest_order;
@@ -17,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{Event, EventKind};
-use everstep_transport::protocol::reason::UnsavedReason;
+use everstep_transport::protocol::reason::{UnsavedPart, UnsavedReason};
 use everstep_transport::protocol::{
     CheckpointId, ListedCheckpoint, ManifestToWrite, Record, SavedPart, Step, WorkerId, WorkerPart,
     WrittenManifest,
@@ -33,12 +36,15 @@ use super::workers::bounded;
 use super::{Core, ShellEffect, invariants};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
-use crate::state::{Command, EntryOutcome, State};
+use crate::state::{CheckpointStanding, Command, EntryOutcome, State};
 
 /// How many incomplete checkpoints the leader keeps the parts of: the newest.
 const MAX_PENDING: usize = 4;
-/// How many failed checkpoints the leader remembers: the newest.
-const MAX_FAILED: usize = 16;
+/// Of how many checkpoints the leader takes no further part: the newest that some worker does not
+/// write.
+const MAX_GIVEN_UP: usize = 16;
+/// How many skipped checkpoints the leader remembers until a later one is listed: the newest.
+const MAX_SKIPPED: usize = 4_096;
 /// How many lines go to the store with one checkpoint: the newest.
 const MAX_STORED_LINES: u64 = 16_384;
 
@@ -47,8 +53,12 @@ const MAX_STORED_LINES: u64 = 16_384;
 pub(super) struct CheckpointWriting {
     pending: BTreeMap<CheckpointId, PendingCheckpoint>,
     order: Option<ManifestOrder>,
-    /// Checkpoints that were not written. An event tells of each step.
-    failed: BTreeSet<CheckpointId>,
+    /// Checkpoints that some worker does not write. Further parts of them are of no use.
+    given_up: BTreeSet<CheckpointId>,
+    /// Skipped checkpoints that are later than the newest listed one.
+    skipped: BTreeSet<CheckpointId>,
+    /// An entry is on its way that says that a checkpoint is skipped.
+    tells_skip: bool,
     store_errors: StoreErrors,
     /// When the current generation began, or when this coordinator came to lead in it.
     renewed: Time,
@@ -60,14 +70,15 @@ impl CheckpointWriting {
         Self { renewed: now, ..Self::default() }
     }
 
-    /// A generation begins. If it saves the state that it begins with, the primaries tell of their
-    /// parts anew.
-    pub(super) fn renew(&mut self, now: Time, record: &Record) {
+    /// A generation begins, as the state has it. If it saves the state that it begins with, the
+    /// primaries tell of their parts anew.
+    pub(super) fn renew(&mut self, now: Time, record: &Record, state: &State) {
         self.renewed = now;
+        self.skipped.retain(|id| state.is_of_history(*id));
         let saved = record.commit.as_ref().map(CheckpointId::of).filter(|_| record.saves());
         if let Some(id) = saved {
             self.drop_pending(id);
-            self.failed.remove(&id);
+            self.given_up.remove(&id);
         }
     }
 
@@ -95,18 +106,48 @@ impl CheckpointWriting {
     /// Drops the checkpoints of undone steps, and the words of workers that are gone.
     fn drop_undone(&mut self, state: &State) {
         self.pending.retain(|id, _| state.is_of_history(*id));
+        self.given_up.retain(|id| state.is_of_history(*id));
         self.order.take_if(|order| !state.is_of_history(order.id));
         self.store_errors.keep(|worker| state.is_present(worker));
     }
 
     /// A checkpoint is not written. Returns whether this is news.
-    fn fail(&mut self, id: CheckpointId) -> bool {
+    fn give_up(&mut self, id: CheckpointId) -> bool {
         self.drop_pending(id);
-        let is_news = self.failed.insert(id);
-        if self.failed.len() > MAX_FAILED {
-            self.failed.pop_first();
+        let is_news = self.given_up.insert(id);
+        if self.given_up.len() > MAX_GIVEN_UP {
+            self.given_up.pop_first();
         }
         is_news
+    }
+
+    /// A checkpoint is skipped.
+    fn skip(&mut self, id: CheckpointId) {
+        if self.give_up(id) {
+            self.skipped.insert(id);
+        }
+        if self.skipped.len() > MAX_SKIPPED {
+            self.skipped.pop_first();
+        }
+    }
+
+    /// The log has taken the entry that says that a checkpoint is skipped.
+    pub(super) fn skip_told(&mut self) {
+        self.tells_skip = false;
+    }
+
+    /// How many checkpoints were skipped between those of two steps.
+    fn skipped_between(&self, listed: Step, step: Step) -> u64 {
+        let skipped = self.skipped.iter().filter(|it| listed < it.step && it.step < step);
+        skipped.count() as u64
+    }
+
+    /// A checkpoint is listed: nothing earlier is pending any more.
+    fn drop_outrun(&mut self, step: Step) {
+        for outrun in self.outrun_by(step) {
+            self.drop_pending(outrun);
+        }
+        self.skipped.retain(|skipped| skipped.step > step);
     }
 
     /// The checkpoints of steps before this one. No part of them will come, since each worker saves
@@ -129,7 +170,8 @@ impl Core {
             return self.links.ignore();
         }
         let newest = self.state.checkpoints().newest_step();
-        if self.checkpoints.failed.contains(&id) || id.step <= newest {
+        let has_failed = self.state.checkpoint_standing(id) == CheckpointStanding::Failed;
+        if has_failed || self.checkpoints.given_up.contains(&id) || id.step <= newest {
             return;
         }
         if let Some(oldest) = self.checkpoints.take(now, worker, part) {
@@ -139,11 +181,38 @@ impl Core {
     }
 
     /// A worker does not write its part of a checkpoint, or not its manifest.
-    pub(super) fn unsaved(&mut self, now: Time, worker: WorkerId, id: CheckpointId, why: &str) {
+    pub(super) fn unsaved(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        id: CheckpointId,
+        reason: UnsavedPart,
+    ) {
         if !self.may_save(worker, id) {
             return self.links.ignore();
         }
-        if self.state.checkpoints().find(id).is_some() {
+        match reason {
+            UnsavedPart::Skipped { earlier } => self.skipped(now, id, earlier),
+            UnsavedPart::Failed(words) => self.cannot_save(now, worker, id, &words),
+        }
+    }
+
+    /// A worker still writes an earlier part, so the next checkpoint is skipped. An event tells of
+    /// the first, and the listing of a later checkpoint of the others.
+    fn skipped(&mut self, now: Time, id: CheckpointId, earlier: Step) {
+        if !self.state.may_skip(id) {
+            return;
+        }
+        self.checkpoints.skip(id);
+        if self.state.tells_skip() && !self.checkpoints.tells_skip {
+            self.checkpoints.tells_skip = true;
+            let run = self.state.run_id();
+            self.propose(now, Command::SkipCheckpoint { run, id, earlier });
+        }
+    }
+
+    fn cannot_save(&mut self, now: Time, worker: WorkerId, id: CheckpointId, words: &str) {
+        if self.state.checkpoint_standing(id) == CheckpointStanding::Listed {
             return;
         }
         let refuses = |order: &mut ManifestOrder| order.is_refused_by(worker, id);
@@ -153,8 +222,8 @@ impl Core {
         if is_order && others {
             return self.see_to_checkpoints(now);
         }
-        let reason = format!("{}: {}", self.state.called(worker), bounded(why));
-        self.fail_checkpoint(now, id, reason);
+        let (worker, words) = (self.state.called(worker), bounded(words));
+        self.fail_checkpoint(now, id, UnsavedReason::Worker { worker, words });
     }
 
     /// The manifest of a checkpoint is durable.
@@ -168,18 +237,29 @@ impl Core {
         #[cfg(feature = "planted")]
         let is_own = is_own || self.state.plant == Some(CorePlant::ListWithoutPart);
         if !is_own {
-            let reason = format!(
-                "{} states another state hash than the parts have",
-                self.state.called(worker)
-            );
+            let reason = UnsavedReason::OtherHash(self.state.called(worker));
             return self.fail_checkpoint(now, id, reason);
         }
         invariants::check_checkpoint(self, id, &parts);
         let Some(pending) = self.checkpoints.pending.get_mut(&id) else { return };
         let checkpoint = pending.propose(bytes, state_hash);
         self.checkpoints.order = None;
+        self.fail_outrun(now, id.step);
+        let newest = self.state.checkpoints().newest_step();
+        let skipped = self.checkpoints.skipped_between(newest, id.step);
         let run = self.state.run_id();
-        self.propose(now, Command::ListCheckpoint { run, checkpoint, deleted });
+        self.propose(now, Command::ListCheckpoint { run, checkpoint, deleted, skipped });
+    }
+
+    /// A later checkpoint is complete before these: no part of them will come.
+    fn fail_outrun(&mut self, now: Time, step: Step) {
+        let asked = self.state.asked_checkpoint().map(|asked| asked.id);
+        let asked = asked.filter(|asked| asked.step < step);
+        let mut outrun: BTreeSet<CheckpointId> = asked.into_iter().collect();
+        outrun.extend(self.checkpoints.outrun_by(step));
+        for id in outrun {
+            self.fail_incomplete(now, id);
+        }
     }
 
     /// Whether a worker has a word in a checkpoint: a member, or a worker that has just left, and a
@@ -284,9 +364,7 @@ impl Core {
         if *verdict != EntryOutcome::Accepted {
             return;
         }
-        for outrun in self.checkpoints.outrun_by(id.step) {
-            self.fail_incomplete(now, outrun);
-        }
+        self.checkpoints.drop_outrun(id.step);
         self.conclude(now);
     }
 
@@ -295,41 +373,23 @@ impl Core {
         let shards = self.state.shards().unwrap_or(0);
         let lacks = self.checkpoints.pending.get(&id).map(|pending| pending.cover(shards));
         let reason = match lacks {
-            Some(Err(shard)) => format!("no worker saved parameter shard {shard}"),
-            Some(Ok(_)) => "its manifest was not written in time".into(),
-            None => "no worker saved a part of it".into(),
+            Some(Err(shard)) => UnsavedReason::ShardMissing(shard),
+            Some(Ok(_)) => UnsavedReason::NoManifest,
+            None => UnsavedReason::NoPart,
         };
         self.fail_checkpoint(now, id, reason);
     }
 
-    /// A checkpoint is not written, for this reason. An event tells of the first that fails, of the
-    /// run's last, and of one that was asked for. The listing of a later one tells of the others.
-    fn fail_checkpoint(&mut self, now: Time, id: CheckpointId, reason: String) {
-        let is_known = self.has_failed(id.step);
-        self.departures.save_failed(now);
-        let last = self.state.run().map_or(Step(0), |run| Step(run.steps));
-        let is_asked = self.state.asked_checkpoint().is_some_and(|asked| asked.id == id);
-        let is_told = id.step == last || is_asked || !self.fails_since(id);
-        if self.checkpoints.fail(id) && !is_known && is_told {
-            let reason = UnsavedReason::Words(reason);
-            self.note(now, EventKind::CheckpointFailed { step: id.step, reason });
+    /// A checkpoint is not written, for this reason. The state says of which failures an event
+    /// tells. The listing of a later checkpoint tells of the others.
+    fn fail_checkpoint(&mut self, now: Time, id: CheckpointId, reason: UnsavedReason) {
+        let is_news = self.checkpoints.give_up(id) | self.checkpoints.skipped.remove(&id);
+        if is_news {
+            self.departures.save_failed(now);
         }
-        self.conclude(now);
-    }
-
-    /// Whether an event has told of another checkpoint that failed since the newest one was listed.
-    fn fails_since(&self, id: CheckpointId) -> bool {
-        let newest = self.state.checkpoints().newest_step();
-        let is_later = |step: Step| newest < step && step != id.step && newest < id.step;
-        let mut known = self.checkpoints.failed.iter().filter(|it| self.state.is_of_history(**it));
-        let mut told = self.state.events().iter().rev().take_while(|event| {
-            let kind = &event.kind;
-            !matches!(kind, EventKind::Rollback { .. } | EventKind::Submitted { .. })
-        });
-        known.any(|known| is_later(known.step))
-            || told.any(|event| match event.kind {
-                EventKind::CheckpointFailed { step, .. } => is_later(step),
-                _ => false,
-            })
+        if is_news && self.state.tells_failure(id) {
+            let run = self.state.run_id();
+            self.propose(now, Command::FailCheckpoint { run, id, reason });
+        }
     }
 }

@@ -109,7 +109,6 @@ impl Core {
         let Some(outcome) = self.completion.outcome(record) else { return };
         match self.state.asked_checkpoint() {
             None => self.propose_end(now, outcome),
-            Some(asked) if self.has_failed(asked.id.step) => {}
             Some(asked) => self.fail_incomplete(now, asked.id),
         }
     }

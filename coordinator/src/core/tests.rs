@@ -28,6 +28,7 @@ mod rollback;
 mod stored_models;
 mod storms;
 mod unable;
+mod unsaved;
 mod views;
 mod zones;
 

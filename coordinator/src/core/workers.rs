@@ -122,7 +122,7 @@ impl Core {
             }
             (Some(PeerPhase::Left(worker)), Message::Saved(part)) => self.saved(now, worker, part),
             (Some(PeerPhase::Left(worker)), Message::Unsaved { id, reason }) => {
-                self.unsaved(now, worker, id, &reason);
+                self.unsaved(now, worker, id, reason);
             }
             (
                 Some(PeerPhase::Evicted(worker)),
@@ -336,7 +336,7 @@ impl Core {
             Message::Written(place) => self.written_by(now, worker, place),
             Message::Stored(place) => self.stored_by(now, worker, place),
             Message::Saved(part) => self.saved(now, worker, part),
-            Message::Unsaved { id, reason } => self.unsaved(now, worker, id, &reason),
+            Message::Unsaved { id, reason } => self.unsaved(now, worker, id, reason),
             Message::WrittenManifest(it) => self.wrote_manifest(now, worker, it),
             Message::Damaged { id, reason } => self.damaged(now, worker, id, &reason),
             Message::Unable { inability, reason } => {

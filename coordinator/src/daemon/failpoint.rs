@@ -272,6 +272,8 @@ fn of_entry(stage: &str, entry: &raft::RaftEntry) -> Option<&'static str> {
         Command::AwaitOwners { .. } => "await_owners",
         Command::ListCheckpoint { .. } => "list_checkpoint",
         Command::DamageCheckpoint { .. } => "damage_checkpoint",
+        Command::FailCheckpoint { .. } => "fail_checkpoint",
+        Command::SkipCheckpoint { .. } => "skip_checkpoint",
         Command::LeaveAll { .. } => "leave_all",
     };
     find(stage, kind)
@@ -328,6 +330,7 @@ mod tests {
             run: 1,
             checkpoint: exemplars::listed_checkpoint(),
             deleted: vec![],
+            skipped: 0,
         };
         let others = [Command::Lead { coordinator: 1 }, lose, drain, end, list];
         let position = LogPosition { index: 2, term: Term(1) };

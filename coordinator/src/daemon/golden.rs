@@ -9,6 +9,7 @@ use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
 use everstep_transport::protocol::reason::{
     DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason,
+    UnsavedReason,
 };
 use everstep_transport::protocol::{
     CoordinatorView, Generation, HistoryEntry, HistoryEvent, Lineage, Message, NodeName,
@@ -67,8 +68,11 @@ fn entries(format: u64) -> Vec<CommandEntry> {
             run: 1,
             checkpoint: exemplars::listed_checkpoint(),
             deleted: vec![damaged],
+            skipped: 3,
         },
         Command::DamageCheckpoint { run: 1, id: damaged, reason: "a bit flipped".into() },
+        Command::FailCheckpoint { run: 1, id: damaged, reason: UnsavedReason::NoPart },
+        Command::SkipCheckpoint { run: 1, id: damaged, earlier: Step(1) },
         Command::LeaveAll { generation: Generation(4) },
     ];
     let later = later.map(|command| CommandEntry { unix_ms: 1_700_000_000_100, command });

@@ -54,8 +54,10 @@ pub struct Tally {
     pub redone: u64,
     /// How many times the run went back.
     pub rollbacks: u64,
-    /// Checkpoints that were due, and were not written.
+    /// Checkpoints that were due, or asked for, and failed. Those that were skipped do not count.
     pub failed_checkpoints: u64,
+    /// Those of them that had an event since the newest checkpoint was listed.
+    pub told_failures: u64,
     /// Settled steps, those that a rollback took back included.
     pub steps: u64,
     /// Settled steps that changed nothing, since the gradient was not finite.
@@ -88,6 +90,7 @@ impl Default for Tally {
             redone: 0,
             rollbacks: 0,
             failed_checkpoints: 0,
+            told_failures: 0,
             steps: 0,
             skipped: 0,
             tokens: 0,
@@ -115,12 +118,20 @@ impl Tally {
                 *self.generations.entry(name(*cause)).or_default() += 1;
                 self.redone += u64::from(*redone);
             }
-            EventKind::Rollback { .. } => self.rollbacks += 1,
-            EventKind::CheckpointFailed { .. } => self.failed_checkpoints += 1,
-            // The first of them had an event of its own.
-            EventKind::CheckpointsResumed { count, .. } => {
-                self.failed_checkpoints += count.saturating_sub(1);
+            EventKind::Submitted { .. } => self.told_failures = 0,
+            EventKind::Rollback { .. } => {
+                self.rollbacks += 1;
+                self.told_failures = 0;
             }
+            EventKind::CheckpointFailed { .. } => {
+                self.failed_checkpoints += 1;
+                self.told_failures += 1;
+            }
+            // Some of them had an event of their own.
+            EventKind::CheckpointsResumed { count, .. } => {
+                self.failed_checkpoints += count.saturating_sub(self.told_failures);
+            }
+            EventKind::Checkpoint { .. } => self.told_failures = 0,
             _ => {}
         }
     }

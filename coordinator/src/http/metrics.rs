@@ -219,7 +219,7 @@ fn history(page: &mut MetricsText, Overview { tally, .. }: &Overview) {
     page.counter("everstep_steps_redone_total", help, tally.redone);
     let help = "Times at which the run went back to an earlier step.";
     page.counter("everstep_rollbacks_total", help, tally.rollbacks);
-    let help = "Checkpoints that were due, and were not written.";
+    let help = "Checkpoints that were due or asked for, and failed.";
     page.counter("everstep_checkpoint_failures_total", help, tally.failed_checkpoints);
     let help = "Settled steps, those that a rollback took back included.";
     page.counter("everstep_steps_committed_total", help, tally.steps);

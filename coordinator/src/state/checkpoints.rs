@@ -14,6 +14,7 @@ use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{CheckpointId, Commit, ListedCheckpoint, RunOrigin, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::checkpoint_progress::CheckpointProgress;
 use super::{EntryOutcome, State};
 
 /// The checkpoints of the current run.
@@ -23,13 +24,16 @@ pub struct Checkpoints {
     listed: BTreeMap<Step, ListedCheckpoint>,
     /// The checkpoints that are listed no more, and that a worker has to delete.
     to_delete: BTreeSet<CheckpointId>,
+    /// How those stand that are not listed.
+    pub(super) progress: CheckpointProgress,
 }
 
 impl Checkpoints {
     /// Those of a run that goes on from what a store has. Later ones are to be deleted.
     pub(super) fn of_origin(origin: &RunOrigin) -> Self {
         let listed = origin.checkpoints.iter().map(|listed| (listed.commit.step, listed.clone()));
-        Self { listed: listed.collect(), to_delete: origin.undone.iter().copied().collect() }
+        let to_delete = origin.undone.iter().copied().collect();
+        Self { listed: listed.collect(), to_delete, ..Self::default() }
     }
 
     /// The listed checkpoints, ascending by step. Damaged ones are among them.
@@ -155,12 +159,13 @@ impl State {
         }
     }
 
-    /// A checkpoint is complete, and a worker has deleted others.
+    /// A checkpoint is complete, and a worker has deleted others. `skipped` says how many were
+    /// skipped since the one before.
     pub(super) fn list_checkpoint(
         &mut self,
         unix_ms: u64,
         checkpoint: &ListedCheckpoint,
-        deleted: &[CheckpointId],
+        (deleted, skipped): (&[CheckpointId], u64),
     ) -> Result<EntryOutcome, Rejection> {
         let Some(run) = self.run() else { return Err(Rejection::NoRun) };
         let Some(spec) = &run.checkpoint else { return Err(Rejection::NotOfRun) };
@@ -175,14 +180,9 @@ impl State {
             return Err(Rejection::CheckpointListed(step));
         }
         let retention = spec.retention();
-        let unwritten = spec.due_between(self.checkpoints.newest_step(), step);
+        self.settle_progress(unix_ms, id, skipped);
         self.checkpoints.delete(deleted);
         self.checkpoints.list(checkpoint.clone(), retention, self.runs.goes_back);
-        self.end_request(id);
-        // A single one that was not written has an event of its own.
-        if let Some((from, to, count)) = unwritten.filter(|(.., count)| *count > 1) {
-            self.events.note(unix_ms, EventKind::CheckpointsResumed { from, to, count });
-        }
         let state_hash = blake3::Hash::from_bytes(checkpoint.state_hash).to_hex();
         let state_hash = state_hash.as_str().to_owned();
         let (bytes, seconds) = (checkpoint.bytes, checkpoint.write_ms as f64 / 1e3);

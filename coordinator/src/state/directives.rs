@@ -3,13 +3,13 @@
 //!
 //! The state keeps what was asked for, and the leader plans generations accordingly. A pause is in
 //! force with the first generation that starts no step. A checkpoint that was asked for is under
-//! way from the generation that saves it until it is listed or has failed. This module does not
-//! know how a generation is planned.
+//! way from the generation that saves it (`checkpoint_progress.rs`). This module does not know how
+//! a generation is planned.
 
 use everstep_transport::protocol::outcome::{EventKind, PausedBy, RunPause};
-use everstep_transport::protocol::reason::{PauseReason, UnsavedReason};
+use everstep_transport::protocol::reason::PauseReason;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{CheckpointId, Generation, OnFailure, Record, RunId, Step};
+use everstep_transport::protocol::{Record, RunId, Step};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{EntryOutcome, State};
@@ -21,8 +21,6 @@ pub(super) struct Directives {
     pub(super) pause: Option<RunPause>,
     /// What asks for a checkpoint, until a generation saves it.
     pub(super) save: SaveRequests,
-    /// The checkpoint that a generation was asked to save, until it is listed or has failed.
-    pub(super) saving: Option<AskedCheckpoint>,
 }
 
 /// What asks for a checkpoint.
@@ -32,15 +30,6 @@ pub(super) struct SaveRequests {
     pub(super) by_operator: bool,
     /// The pause does. A run that goes on needs it no more.
     pub(super) by_pause: bool,
-}
-
-/// A checkpoint that was asked for.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AskedCheckpoint {
-    /// The checkpoint of the requested state.
-    pub id: CheckpointId,
-    /// The newest generation that was asked to save it.
-    pub generation: Generation,
 }
 
 impl State {
@@ -53,11 +42,6 @@ impl State {
     pub fn wants_checkpoint(&self) -> bool {
         let SaveRequests { by_operator, by_pause } = self.runs.directives.save;
         by_operator || by_pause
-    }
-
-    /// The checkpoint that a generation was asked to save, until it is listed or has failed.
-    pub fn asked_checkpoint(&self) -> Option<AskedCheckpoint> {
-        self.runs.directives.saving
     }
 
     /// Checks that a run goes on, and that it is this one.
@@ -86,7 +70,7 @@ impl State {
         Ok(EntryOutcome::Accepted)
     }
 
-    fn begin_pause(&mut self, unix_ms: u64, by: PausedBy, reason: PauseReason) {
+    pub(super) fn begin_pause(&mut self, unix_ms: u64, by: PausedBy, reason: PauseReason) {
         let in_force = self.record().is_some_and(|record| record.waiting);
         let since_unix_ms = unix_ms;
         self.events.note(unix_ms, EventKind::Paused { by, reason: reason.clone() });
@@ -132,19 +116,13 @@ impl State {
         if let Some(pause) = &mut self.runs.directives.pause {
             pause.in_force = record.waiting;
         }
-        self.drop_undone_request(unix_ms);
-        let id = record.commit.as_ref().map(CheckpointId::of).filter(|_| record.saves());
-        let Some(id) = id else { return self.meet_request(unix_ms) };
-        let is_news = self.wants_checkpoint();
-        let directives = &mut self.runs.directives;
-        let is_same = directives.saving.is_some_and(|asked| asked.id == id);
-        directives.save = SaveRequests::default();
-        directives.saving = Some(AskedCheckpoint { id, generation: record.number });
-        if is_news || !is_same {
-            self.events.note(unix_ms, EventKind::CheckpointRequested { step: id.step });
-        }
-        if self.checkpoints.find_whole(id).is_some() {
-            self.runs.directives.saving = None;
+        self.drop_undone_checkpoints(unix_ms);
+        if record.saves() && record.commit.is_some() {
+            let is_news = self.wants_checkpoint();
+            self.runs.directives.save = SaveRequests::default();
+            self.begin_saving(unix_ms, record, is_news);
+        } else {
+            self.meet_request(unix_ms);
         }
     }
 
@@ -155,34 +133,6 @@ impl State {
         if step > Step(0) && self.wants_checkpoint() && self.is_saved() {
             self.runs.directives.save = SaveRequests::default();
             self.events.note(unix_ms, EventKind::CheckpointRequested { step });
-        }
-    }
-
-    /// A rollback undoes the step of the checkpoint that was asked for.
-    fn drop_undone_request(&mut self, unix_ms: u64) {
-        let asked = self.runs.directives.saving;
-        if let Some(asked) = asked.filter(|asked| !self.is_of_history(asked.id)) {
-            self.runs.directives.saving = None;
-            let (step, reason) = (asked.id.step, UnsavedReason::WentBack);
-            self.events.note(unix_ms, EventKind::CheckpointFailed { step, reason });
-        }
-    }
-
-    /// A checkpoint is listed.
-    pub(super) fn end_request(&mut self, id: CheckpointId) {
-        self.runs.directives.saving.take_if(|asked| asked.id == id);
-    }
-
-    /// An event has told of something. A checkpoint that was not written is under way no more, and
-    /// the run may ask for a pause then.
-    pub(super) fn follow_event(&mut self, unix_ms: u64, kind: &EventKind) {
-        let EventKind::CheckpointFailed { step, reason } = kind else { return };
-        self.runs.directives.saving.take_if(|asked| asked.id.step == *step);
-        let spec = self.run().and_then(|run| run.checkpoint.as_ref());
-        let pauses = spec.is_some_and(|spec| spec.on_failure == OnFailure::Pause);
-        if pauses && self.pause().is_none() {
-            let reason = PauseReason::Unsaved { step: *step, reason: reason.clone() };
-            self.begin_pause(unix_ms, PausedBy::FailedCheckpoint, reason);
         }
     }
 }

@@ -13,7 +13,7 @@ use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
-use everstep_transport::protocol::reason::{LossReason, RollbackReason};
+use everstep_transport::protocol::reason::{LossReason, RollbackReason, UnsavedReason};
 use everstep_transport::protocol::{
     CheckpointId, CoordinatorId, Generation, Lineage, ListedCheckpoint, NodeName, OperatorCommand,
     Record, RequestId, Step, WorkerId,
@@ -161,6 +161,9 @@ pub enum Command {
         checkpoint: ListedCheckpoint,
         /// Dropped checkpoints that the writer of the manifest has deleted.
         deleted: Vec<CheckpointId>,
+        /// How many checkpoints were skipped between the one before and this one, as far as the
+        /// proposer has heard.
+        skipped: u64,
     },
     /// A worker has found damage in a checkpoint.
     DamageCheckpoint {
@@ -170,6 +173,24 @@ pub enum Command {
         id: CheckpointId,
         /// The file, the shard, and what is wrong.
         reason: String,
+    },
+    /// A checkpoint is not written, and an event has to tell why.
+    FailCheckpoint {
+        /// The run's id.
+        run: u64,
+        /// The checkpoint that is not written.
+        id: CheckpointId,
+        /// Why it is not written.
+        reason: UnsavedReason,
+    },
+    /// A checkpoint is skipped, and an event has to tell so.
+    SkipCheckpoint {
+        /// The run's id.
+        run: u64,
+        /// The checkpoint that is not written.
+        id: CheckpointId,
+        /// The step of the checkpoint that is being written.
+        earlier: Step,
     },
     /// All members are to leave, and a checkpoint has all that they hold: they leave together.
     LeaveAll {

@@ -15,6 +15,7 @@ use everstep_transport::protocol::{
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::checkpoint_progress::CheckpointProgress;
 use super::directives::Directives;
 use super::fingerprint::RunFingerprint;
 use super::probes::{Divergence, Probes};
@@ -299,6 +300,7 @@ impl State {
         let figures = RunFigures { ended_unix_ms: Some(unix_ms), ..figures };
         let past = PastRun { id, name, steps, failure, hash, divergence, figures };
         self.runs.end(outcome, past);
+        self.checkpoints.progress = CheckpointProgress::default();
     }
 
     /// An operator wants the run to go back to this step: the next generation does.

@@ -28,7 +28,7 @@ use super::outcome::{
     Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
-use super::reason::{FailReason, LossReason, PauseReason, UnsavedReason};
+use super::reason::{FailReason, LossReason, NamedWorker, PauseReason, UnsavedPart, UnsavedReason};
 use super::rejection::Rejection;
 use super::run::Precision;
 use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
@@ -186,7 +186,7 @@ fn from_worker() -> Vec<Message> {
         Message::Written(place()),
         Message::Stored(ModelPlace { host: String::new(), ..place() }),
         Message::Saved(saved_part()),
-        Message::Unsaved { id: checkpoint(), reason: "no space left".into() },
+        Message::Unsaved { id: checkpoint(), reason: UnsavedPart::Failed("no space left".into()) },
         Message::WrittenManifest(WrittenManifest {
             id: checkpoint(),
             bytes: 900,
@@ -278,7 +278,8 @@ fn event() -> Event {
 
 /// A pause by a failed checkpoint.
 pub fn pause() -> RunPause {
-    let reason = UnsavedReason::Words("no space left".into());
+    let (worker, words) = (NamedWorker::Id(WORKER), "no space left".into());
+    let reason = UnsavedReason::Worker { worker, words };
     let reason = PauseReason::Unsaved { step: Step(5), reason };
     RunPause { by: PausedBy::FailedCheckpoint, reason, since_unix_ms: 8, in_force: true }
 }

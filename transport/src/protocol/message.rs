@@ -20,6 +20,7 @@ use super::ids::{Generation, HostName, MachineId, NodeName, Shard, Step, Term, W
 use super::model::ModelPlace;
 use super::outcome::{Inability, Update, WorkerResult};
 use super::question::{Question, Reply};
+use super::reason::UnsavedPart;
 use super::rejection::Rejection;
 use super::run::RunSpec;
 use super::step::{Commit, MetricsLine, Prepared, Status};
@@ -158,8 +159,8 @@ pub enum Message {
     Unsaved {
         /// The checkpoint that the message is about.
         id: CheckpointId,
-        /// The reason in words for the user.
-        reason: String,
+        /// Whether the checkpoint is skipped, or why it fails.
+        reason: UnsavedPart,
     },
     /// The manifest of a checkpoint is durable, as WriteManifest asked.
     WrittenManifest(WrittenManifest),

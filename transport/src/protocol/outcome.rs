@@ -215,6 +215,23 @@ pub enum EventKind {
         /// Whether none of the run's checkpoints can be restored now.
         is_last: bool,
     },
+    /// A checkpoint was due while an earlier one was still being written, and is not written. The
+    /// event comes of the first, until a checkpoint was written without one skipped before it.
+    CheckpointSkipped {
+        /// The step that was not saved.
+        step: Step,
+        /// The step of the checkpoint that was being written.
+        earlier: Step,
+    },
+    /// Several checkpoints were skipped, one after the other, and none is any more.
+    CheckpointsSkipped {
+        /// The step of the first.
+        from: Step,
+        /// The step of the last.
+        to: Step,
+        /// How many were skipped from the first to the last.
+        count: u64,
+    },
     /// Checkpoints are written again, after several that were not.
     CheckpointsResumed {
         /// The step of the first that was not written.

@@ -240,9 +240,33 @@ pub enum UnsavedReason {
     /// The run went back to an earlier step.
     #[error("the run went back before that step")]
     WentBack,
-    /// The leader saw it, or a worker says it, in these words.
-    #[error("{0}")]
-    Words(String),
+    /// A worker cannot write its part or the manifest, or cannot use the store, in its own words.
+    #[error("{worker}: {words}")]
+    Worker { worker: NamedWorker, words: String },
+    /// The worker that wrote the manifest and the workers that wrote the parts do not agree.
+    #[error("{0} states another state hash than the parts have")]
+    OtherHash(NamedWorker),
+    /// The parts do not have this parameter shard, and none will come.
+    #[error("no worker saved parameter shard {0}")]
+    ShardMissing(Shard),
+    /// The parts are whole, and a later checkpoint was complete before the manifest.
+    #[error("its manifest was not written in time")]
+    NoManifest,
+    /// No part is known to the leader.
+    #[error("no worker saved a part of it")]
+    NoPart,
+}
+
+/// Why a worker does not write its part of a checkpoint, or the manifest.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub enum UnsavedPart {
+    /// The part of an earlier step is still being written. So the checkpoint is skipped.
+    Skipped {
+        /// The step of that part.
+        earlier: Step,
+    },
+    /// The worker cannot write it, in these words for the user.
+    Failed(String),
 }
 
 /// Why a run pauses.

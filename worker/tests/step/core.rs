@@ -6,6 +6,7 @@ use std::sync::Arc;
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce::Node;
+use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
     Cause, CheckpointSpec, Commit, DataShard, Generation, Message, NodeName, OnFailure, Record,
@@ -211,6 +212,22 @@ fn saving(commit: Box<Commit>, shards: &[Shard]) -> Report {
     let shards =
         shards.iter().map(|shard| ShardToSave { shard: *shard, state: state(), digest: 0 });
     Report::Saving { commit, shards: shards.collect() }
+}
+
+/// The store writes the part of step 1 meanwhile.
+#[test]
+fn a_due_step_is_skipped_while_an_earlier_part_is_written_and_the_last_step_is_not() {
+    let (path, on_failure) = ("/store".into(), OnFailure::Continue);
+    let spec = CheckpointSpec { path, every: 1, keep: 1, keep_every: 0, on_failure };
+    let run = RunSpec { steps: 3, copies: 1, checkpoint: Some(spec), ..exemplars::run() };
+    let lone = Lone::training_as(run);
+    assert_eq!((lone.committed(), lone.parts.len()), (Step(3), 2), "of steps 1 and 3");
+    let unsaved = lone.told.into_iter().filter_map(|message| match message {
+        Message::Unsaved { id, reason } => Some((id.step, reason)),
+        _ => None,
+    });
+    let skipped = UnsavedPart::Skipped { earlier: Step(1) };
+    assert_eq!(unsaved.collect::<Vec<_>>(), [(Step(2), skipped)]);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::reason::UnsavedReason;
 use everstep_transport::protocol::{CheckpointId, OnFailure, RunSpec, Step};
 use everstep_transport::time::Time;
 
@@ -24,38 +24,12 @@ impl Core {
             return false;
         };
         let last = Step(run.steps);
-        let pauses =
-            run.checkpoint.as_ref().is_some_and(|spec| spec.on_failure == OnFailure::Pause);
-        // Such a run pauses with the event, and an operator decides.
-        let has_failed = if pauses { self.is_told_failed(last) } else { self.has_failed(last) };
-        self.state.checkpoints().newest_step() < last && !has_failed
+        self.state.checkpoints().newest_step() < last && !self.state.has_failed(last)
     }
 
     /// Whether the run has nothing left to do but its last checkpoint, or its model.
     pub(super) fn awaits_last_checkpoint(&self) -> bool {
         self.is_over() && self.lacks_last_checkpoint()
-    }
-
-    /// Whether the checkpoint of a step was not written. An earlier leader's word counts, too.
-    pub(in crate::core) fn has_failed(&self, step: Step) -> bool {
-        let is_own = |id: &CheckpointId| id.step == step && self.state.is_of_history(*id);
-        self.checkpoints.failed.iter().any(is_own) || self.is_told_failed(step)
-    }
-
-    /// Whether an event has told that the checkpoint of a step was not written, and none since that
-    /// it is asked for anew.
-    fn is_told_failed(&self, step: Step) -> bool {
-        let told = self.state.events().iter().rev().map(|event| &event.kind);
-        let mut of_history = told.take_while(|kind| {
-            !matches!(kind, EventKind::Rollback { to, .. } if *to < step)
-                && !matches!(kind, EventKind::Submitted { .. })
-                && **kind != EventKind::CheckpointRequested { step }
-        });
-        let is_it = |kind: &EventKind| match kind {
-            EventKind::CheckpointFailed { step: failed, .. } => *failed == step,
-            _ => false,
-        };
-        of_history.any(is_it)
     }
 
     /// Gives a checkpoint up that an earlier generation was asked for, if steps go on and its parts
@@ -74,7 +48,7 @@ impl Core {
         let heard = pending.map_or(Time(0), |pending| pending.heard());
         let since = self.checkpoints.renewed.max(heard);
         let is_over = now.since(since) >= STORE_GIVEN_UP_AFTER;
-        if !is_whole && is_over && !self.checkpoints.failed.contains(&asked.id) {
+        if !is_whole && is_over {
             self.fail_incomplete(now, asked.id);
         }
     }
@@ -95,8 +69,8 @@ impl Core {
         let is_over = |since: Time| now.since(since) >= STORE_GIVEN_UP_AFTER;
         let away = away.filter(|(_, since, _)| is_over(*since));
         if let Some((worker, _, words)) = away {
-            let reason = format!("{}: {words}", self.state.called(worker));
-            return self.fail_checkpoint(now, id, reason);
+            let (worker, words) = (self.state.called(worker), words.to_owned());
+            return self.fail_checkpoint(now, id, UnsavedReason::Worker { worker, words });
         }
         let pending = self.checkpoints.pending.get(&id);
         let shards = self.state.shards().unwrap_or(0);

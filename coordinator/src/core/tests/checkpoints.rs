@@ -2,6 +2,7 @@
 
 use everstep_transport::protocol::checkpoint::step_folder;
 use everstep_transport::protocol::outcome::state_hash;
+use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::{
     CheckpointId, CheckpointSpec, CheckpointView, OnFailure, Question, Reply, SavedPart,
     WorkerPart, WrittenManifest,
@@ -91,7 +92,7 @@ pub(super) fn failures(world: &World) -> Vec<(u64, String)> {
 }
 
 pub(super) fn unsaved(id: CheckpointId) -> Message {
-    Message::Unsaved { id, reason: "no space left".into() }
+    Message::Unsaved { id, reason: UnsavedPart::Failed("no space left".into()) }
 }
 
 /// All members are done with all steps, and their model is durable.

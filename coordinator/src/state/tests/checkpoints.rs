@@ -26,8 +26,13 @@ fn checkpoint(step: u64, generation: u64) -> ListedCheckpoint {
 }
 
 fn list(step: u64, generation: u64) -> CommandEntry {
+    list_after(step, generation, 0)
+}
+
+/// As [`list`], where so many were skipped before.
+fn list_after(step: u64, generation: u64, skipped: u64) -> CommandEntry {
     let (run, checkpoint, deleted) = (1, checkpoint(step, generation), vec![]);
-    entry(Command::ListCheckpoint { run, checkpoint, deleted })
+    entry(Command::ListCheckpoint { run, checkpoint, deleted, skipped })
 }
 
 fn damage(step: u64, generation: u64) -> CommandEntry {
@@ -85,8 +90,8 @@ pub(crate) fn rich_with_checkpoints() -> State {
 /// Invariant I12.
 #[test]
 fn a_checkpoint_that_is_not_of_the_runs_history_is_not_listed() {
-    let of_run_2 =
-        Command::ListCheckpoint { run: 2, checkpoint: checkpoint(2, 1), deleted: vec![] };
+    let (checkpoint, deleted, skipped) = (checkpoint(2, 1), vec![], 0);
+    let of_run_2 = Command::ListCheckpoint { run: 2, checkpoint, deleted, skipped };
     assert_eq!(refused(&[entry(of_run_2)]), "run 2 is not the current one");
     for step in [0, 11] {
         let words = format!("steps {step} to {step} are not all settled");
@@ -117,8 +122,8 @@ fn a_listing_is_an_event_and_drops_what_the_run_does_not_keep() {
     let (seconds, state_hash) = (1.5, "07".repeat(32));
     let (step, bytes) = (Step(6), 900);
     assert_eq!(event.kind, EventKind::Checkpoint { step, bytes, seconds, state_hash });
-    let (run, checkpoint, deleted) = (1, checkpoint(8, 1), vec![id(2, 1)]);
-    let told = entry(Command::ListCheckpoint { run, checkpoint, deleted });
+    let (run, checkpoint, deleted, skipped) = (1, checkpoint(8, 1), vec![id(2, 1)], 0);
+    let told = entry(Command::ListCheckpoint { run, checkpoint, deleted, skipped });
     let state = after(&[list(2, 1), list(4, 1), list(6, 1), told, list(10, 1)]);
     assert_eq!((listed(&state), doomed(&state)), (vec![8, 10], vec![4, 6]));
 }

@@ -4,12 +4,12 @@
 //! [`everstep_checkpoint::claims`].
 
 use everstep_checkpoint::claims::{self, Claim, Standing};
-use everstep_checkpoint::store::{ErrorKind, Store, StoreError, StoredObject};
+use everstep_checkpoint::store::{ErrorKind, Store, StoreError};
 
 /// Whether a worker may write.
 pub(super) enum Permit {
-    /// It may. The claim of its cluster has this number, and the store has these objects.
-    May(u64, Vec<StoredObject>),
+    /// It may. The claim of its cluster has this number.
+    May(u64),
     /// It must not, for this reason.
     MayNot(String),
 }
@@ -26,13 +26,13 @@ impl ClusterClaim {
         Self { claim, known: None }
     }
 
-    /// Lists the store, and claims it if the cluster has no claim there yet.
+    /// Lists the store's claims, and claims it if the cluster has no claim there yet.
     pub(super) fn ask(&mut self, store: &dyn Store) -> Result<Permit, StoreError> {
-        let listing = store.list()?;
+        let listing = store.list_claims()?;
         match claims::hold(store, &listing, &self.claim, self.known)? {
             Standing::Holds(number) => {
                 self.known = Some(number);
-                Ok(Permit::May(number, listing))
+                Ok(Permit::May(number))
             }
             Standing::Outdone(reason) => Ok(Permit::MayNot(reason)),
         }
@@ -50,7 +50,7 @@ impl ClusterClaim {
     /// As [`ClusterClaim::ask`], for a job that waits until the worker may write.
     pub(super) fn insist(&mut self, store: &dyn Store) -> Result<(), StoreError> {
         match self.ask(store)? {
-            Permit::May(..) => Ok(()),
+            Permit::May(_) => Ok(()),
             Permit::MayNot(reason) => Err(StoreError::refuse(store.place(), reason)),
         }
     }

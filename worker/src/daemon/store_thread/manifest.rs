@@ -24,10 +24,11 @@ pub(super) fn carry_out(
     facts: &CheckpointFacts,
     claim: &mut ClusterClaim,
 ) -> Result<Attempt<WrittenManifest>, StoreError> {
-    let (number, listing) = match claim.ask(store)? {
-        Permit::May(number, listing) => (number, listing),
+    let number = match claim.ask(store)? {
+        Permit::May(number) => number,
         Permit::MayNot(reason) => return Ok(Attempt::MayNot(reason)),
     };
+    let listing = store.list_checkpoints()?;
     let ManifestToWrite { parts, bitwise, delete, sweep, lines, events, .. } = order;
     let Some(first) = parts.first() else {
         return Ok(Attempt::Refused("the checkpoint has no part".into()));
@@ -54,7 +55,7 @@ pub(super) fn carry_out(
     }
     pass_point("manifest.placed");
     // What is left over does no harm: a sweep that fails waits for the next one.
-    if let Err(error) = sweep_up(store, *sweep) {
+    if let Err(error) = sweep_up(store, &listing, *sweep) {
         tracing::debug!(%error, "the store of checkpoints was not swept");
     }
     Ok(Attempt::Done(WrittenManifest {
@@ -79,7 +80,7 @@ fn missing(
             None => match store.size(&name) {
                 Ok(bytes) => bytes,
                 Err(error) if error.is_missing() => {
-                    return Ok(Some(format!("{name} is gone from the store")));
+                    return Ok(Some(gone(store, &name)));
                 }
                 Err(error) => return Err(error),
             },
@@ -92,10 +93,22 @@ fn missing(
     Ok(None)
 }
 
-/// Deletes what nothing needs any more.
-fn sweep_up(store: &dyn Store, up_to: Step) -> Result<(), StoreError> {
-    let listing = store.list()?;
-    for name in retention::rubbish(&listing, up_to) {
+/// What is wrong if a part is not there that its worker has written.
+fn gone(store: &dyn Store, name: &ObjectName) -> String {
+    let place = store.place();
+    match place.contains("://") {
+        true => format!("{name} is gone from {place}"),
+        false => format!(
+            "{name} is not in {place} on this worker's machine: state a directory that all \
+             workers see in checkpoint.path, or a URL; or it was deleted"
+        ),
+    }
+}
+
+/// Deletes what nothing needs any more, of a store with this listing. The listing is from before
+/// the manifest, whose step is later than `up_to`.
+fn sweep_up(store: &dyn Store, listing: &[StoredObject], up_to: Step) -> Result<(), StoreError> {
+    for name in retention::rubbish(listing, up_to) {
         // A listing of a network's file system may be older than a manifest.
         let manifest = name.step().map(ObjectName::Manifest);
         match manifest.map(|manifest| store.size(&manifest)) {
@@ -104,7 +117,7 @@ fn sweep_up(store: &dyn Store, up_to: Step) -> Result<(), StoreError> {
             _ => store.delete(&name)?,
         }
     }
-    store.sweep(retention::abandoned_before(&listing)).map(drop)
+    store.sweep(retention::abandoned_before(listing)).map(drop)
 }
 
 fn name_of(of: &WorkerPart, claim: u64) -> PartName {

@@ -29,7 +29,7 @@ pub(super) fn write_part(
     part: &PartToSave,
 ) -> Result<Attempt<PartSummary>, StoreError> {
     let number = match claim.ask(store)? {
-        Permit::May(number, _) => number,
+        Permit::May(number) => number,
         Permit::MayNot(reason) => return Ok(Attempt::MayNot(reason)),
     };
     let plan = PartPlan {
@@ -49,7 +49,7 @@ pub(super) fn write_part(
     pass_point("part.written");
     // Writing may have taken long. The name is this cluster's own, so nothing is written over.
     match claim.ask(store)? {
-        Permit::May(..) => {
+        Permit::May(_) => {
             let summary = writer.finish()?;
             pass_point("part.placed");
             Ok(Attempt::Done(summary))

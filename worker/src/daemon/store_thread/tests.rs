@@ -450,6 +450,24 @@ fn a_checkpoint_of_which_a_part_is_gone_gets_no_manifest() {
     }
 }
 
+/// Two machines have a directory of the same name.
+#[test]
+fn a_directory_that_not_all_workers_see_is_told_with_what_to_do() {
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a folder"));
+    let [one, other] = [&folders[0], &folders[1]].map(|it| TestThread::start(it.path()));
+    one.give(StoreJob::Save(part(3, &commit(5, 2), 0..1)));
+    let StoreReport::Saved(saved) = one.next() else { panic!("it is saved") };
+    let shards = reduce::shard_count(PARAMETERS) as u32;
+    other.give(StoreJob::Save(part(4, &commit(5, 2), 1..shards)));
+    let StoreReport::Saved(theirs) = other.next() else { panic!("it is saved") };
+    let parts = [(3, saved), (4, theirs)];
+    let parts = parts.map(|(worker, part)| WorkerPart { worker: WorkerId(worker), part }).to_vec();
+    other.give(StoreJob::Manifest(Box::new(order(parts, vec![]))));
+    let StoreReport::Unsaved { reason, .. } = other.next() else { panic!("no manifest") };
+    assert!(reason.contains("g0002-w3.safetensors is not in "), "{reason}");
+    assert!(reason.contains("state a directory that all workers see"), "{reason}");
+}
+
 #[test]
 fn parts_that_no_manifest_can_have_any_more_are_swept() {
     let folder = tempfile::tempdir().expect("a folder");

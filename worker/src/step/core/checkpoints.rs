@@ -2,16 +2,18 @@
 //!
 //! A step is due by the run's specification alone. The device hands out the states of which this
 //! worker is primary, and the store's thread writes them while training goes on. A step that is due
-//! meanwhile is not saved, and the leader hears so. The leader hears of a durable part again
-//! whenever another coordinator comes to lead.
+//! meanwhile is skipped, and the leader hears so. The last step is never skipped: its part follows
+//! the earlier one. The leader hears of a durable part again whenever another coordinator comes to
+//! lead.
 //!
 //! The core does not know the store, and never waits for it.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
+use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::{
-    CheckpointId, Commit, Generation, ManifestToWrite, Message, Record, SavedPart, Shard, WorkerId,
-    WrittenManifest,
+    CheckpointId, Commit, Generation, ManifestToWrite, Message, Record, SavedPart, Shard, Step,
+    WorkerId, WrittenManifest,
 };
 
 use super::{Core, Phase};
@@ -31,7 +33,7 @@ pub(super) struct Checkpoints {
     saved: Option<SavedPart>,
     /// The newest checkpoint that this worker does not write, and why, unless it has saved a later
     /// part.
-    unsaved: Option<(CheckpointId, String)>,
+    unsaved: Option<(CheckpointId, UnsavedPart)>,
     /// The manifest that the store's thread writes.
     manifest: Option<CheckpointId>,
     /// The checkpoint that this worker could not restore in this generation, and why.
@@ -79,7 +81,8 @@ impl Core {
     }
 
     /// Has a due step saved, unless a part of an earlier one is still being written. A generation
-    /// that asks for a checkpoint does not skip it: its part follows the earlier one.
+    /// that asks for a checkpoint does not skip it, nor does any generation skip the last one: its
+    /// part follows the earlier one.
     fn save(&mut self, commit: Commit, shards: Vec<ShardToSave>) {
         let (id, Some(worker)) = (CheckpointId::of(&commit), self.worker()) else { return };
         let Some(record) = self.record() else { return };
@@ -92,11 +95,11 @@ impl Core {
         if was_seen || !is_current {
             return;
         }
+        let is_last = self.run().is_some_and(|run| id.step == Step(run.steps));
         // A part that waits for a store that fails gives way to this one.
         let is_failing = self.checkpoints.error.is_some();
-        if let Some(earlier) = self.checkpoints.writing.filter(|_| !is_failing) {
-            let reason = format!("the checkpoint of step {} is still being written", earlier.step);
-            return self.give_up(id, reason);
+        if let Some(earlier) = self.checkpoints.writing.filter(|_| !is_failing && !is_last) {
+            return self.give_up(id, UnsavedPart::Skipped { earlier: earlier.step });
         }
         self.write_part(PartToSave { worker, generation: commit.generation, commit, shards });
     }
@@ -113,6 +116,9 @@ impl Core {
         if std::mem::replace(&mut self.checkpoints.asked, generation) == generation {
             return;
         }
+        // What became of an earlier try is of no interest to the next leader.
+        let id = CheckpointId::of(&commit);
+        self.checkpoints.unsaved.take_if(|(given_up, _)| *given_up == id);
         let own = shards.iter().map(|of| of.shard);
         let is_this = |part: &SavedPart| {
             CheckpointId::of(&part.commit) == CheckpointId::of(&commit)
@@ -154,7 +160,7 @@ impl Core {
             StoreReport::Unsaved { id, reason } => {
                 self.checkpoints.writing.take_if(|writing| *writing == id);
                 self.checkpoints.manifest.take_if(|manifest| *manifest == id);
-                self.give_up(id, reason);
+                self.give_up(id, UnsavedPart::Failed(reason));
             }
             StoreReport::Manifest(written) => self.wrote_manifest(written),
             StoreReport::Restored { generation, shard, digest, parts } => {
@@ -186,7 +192,7 @@ impl Core {
     }
 
     /// The worker does not write a part, or a manifest.
-    fn give_up(&mut self, id: CheckpointId, reason: String) {
+    fn give_up(&mut self, id: CheckpointId, reason: UnsavedPart) {
         self.checkpoints.unsaved = Some((id, reason.clone()));
         self.send_to_leader(Message::Unsaved { id, reason });
     }

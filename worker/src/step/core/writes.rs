@@ -198,7 +198,7 @@ impl Core {
         }
     }
 
-    fn run(&self) -> Option<&RunSpec> {
+    pub(super) fn run(&self) -> Option<&RunSpec> {
         match &self.phase {
             Phase::Joining(joiner) => Some(&joiner.setup().run),
             Phase::Training(member) => Some(&member.setup().run),
