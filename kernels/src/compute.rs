@@ -56,8 +56,8 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// The pass of a micro-batch: its number in the data shard, which has `count` of them. `shard` is
-    /// the step and the data shard.
+    /// The pass of a micro-batch: its number in the data shard, which has `count` of them. `shard`
+    /// is the step and the data shard.
     pub fn new(shard: (u64, u32), (number, count): (usize, usize), scale: f32) -> Self {
         let (step, data_shard) = shard;
         let place = PassPlace { step, data_shard, micro_batch: number as u32 };

@@ -140,6 +140,7 @@ class Run:
         digest = hashlib.blake2b(flat.data, digest_size=8).hexdigest()
         path = self._directory / f"initial-{digest}.safetensors"
         if not path.exists():
+            self._directory.mkdir(parents=True, exist_ok=True)
             safetensors.write(path, self._parameters.tensors())
         return path
 
