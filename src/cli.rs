@@ -15,6 +15,7 @@ mod cluster;
 mod coordinator;
 mod demo;
 mod http;
+mod launch;
 mod local;
 mod operator;
 mod resume;
@@ -37,6 +38,7 @@ pub use coordinator::{
 pub(crate) use demo::duration;
 pub use demo::{Chances, DemoFlags};
 pub use http::HttpFlags;
+pub use launch::LaunchFlags;
 pub use local::LocalFlags;
 pub use operator::{OperatorTask, RevokeOperatorFlags};
 pub use resume::ResumeFlags;
@@ -69,6 +71,11 @@ daemons, warn of the other verbs.";
 pub enum Verb {
     /// Train a model on a local cluster of real processes
     Train(TrainFlags),
+    /// Train a Python script on a local cluster of real processes
+    ///
+    /// Each worker is a process of the script, which makes an `everstep.Run` and iterates over it.
+    /// docs/pytorch.md has an example. Everything after the script's name is the script's own.
+    Launch(LaunchFlags),
     /// Go on with a run that was interrupted, or of which all processes have ended
     ///
     /// The run goes on from its newest checkpoint. Without checkpoints it begins at its first step
@@ -273,7 +280,8 @@ mod tests {
     #[test]
     fn every_flag_has_the_variable_of_its_name() {
         // For `worker` the variable of this name means addresses. Here it would be a count.
-        let exceptions = [("train", "coordinators"), ("resume", "coordinators")];
+        let exceptions =
+            [("train", "coordinators"), ("launch", "coordinators"), ("resume", "coordinators")];
         fn flags<'a>(verb: &str, command: &'a clap::Command) -> Vec<(String, &'a clap::Arg)> {
             let own = command.get_arguments().filter(|flag| !flag.is_hide_set());
             let own = own.map(|flag| (verb.to_string(), flag));

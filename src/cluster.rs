@@ -16,6 +16,7 @@ mod earlier;
 mod error;
 mod files;
 mod join;
+mod launch;
 mod leaving;
 mod naming;
 mod options;
@@ -42,8 +43,9 @@ pub use directory::Directory;
 pub(crate) use earlier::Earlier;
 pub use error::ClusterError;
 pub(crate) use error::resume_command;
+pub use launch::launch;
 pub(crate) use naming::Naming;
-pub use options::ClusterOptions;
+pub use options::{ClusterOptions, Program, Script};
 pub use progress::Progress;
 pub use reopen::resume;
 pub(crate) use report::generations;
@@ -80,8 +82,6 @@ pub struct Cluster {
 
 /// How often the launcher asks the coordinators for news.
 const CLUSTER_POLL_INTERVAL: Duration = Duration::from_millis(50);
-/// How long dismissed workers may take to end.
-const DISMISSED_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 /// How often the launcher repeats to the leader which processes have ended.
 const EXIT_REPORT_INTERVAL: Duration = Duration::from_secs(1);
 /// How long the coordinators may take to give the reason of a worker's end.
@@ -127,7 +127,7 @@ impl Cluster {
         options: &ClusterOptions,
     ) -> Result<Self, ClusterError> {
         let began = Instant::now();
-        let daemons = daemons(options)?;
+        let daemons = Daemons::of(options)?;
         let count = options.coordinators;
         let coordinators =
             Coordinators::found(&directory, daemons.clone(), count, options.wait).await?;
@@ -145,7 +145,7 @@ impl Cluster {
         (wait, began): (Duration, Instant),
     ) -> Result<Self, ClusterError> {
         directory.copy_token(coordinators.home())?;
-        let join = join::command(workers.program(), &directory, &coordinators.addresses());
+        let join = join::command(workers.daemons(), &directory, &coordinators.addresses());
         let api = coordinators.api();
         Ok(Self {
             directory,
@@ -293,15 +293,6 @@ impl Cluster {
         Report::new(run, &self.progress, self.began.elapsed())
     }
 
-    /// Ends the cluster of a complete run. Its workers have been dismissed.
-    pub async fn finish(mut self) {
-        let deadline = Instant::now() + DISMISSED_EXIT_TIMEOUT;
-        while !self.workers.are_gone() && Instant::now() < deadline {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-        self.coordinators.dismiss().await;
-    }
-
     /// Puts the end of the run on record, once: in `report.json`, `cluster.json` and
     /// `events.jsonl`. The run has ended even if the disk takes none of these.
     fn conclude(&mut self, ending: &Ending) {
@@ -439,13 +430,16 @@ impl Cluster {
         reason: String,
     ) -> ClusterError {
         let reason = self.reword(reason);
-        if let Some(died) = failures.into_iter().next() {
+        let died = failures.into_iter().next();
+        if let Some(died) = died.filter(|_| self.workers.daemons().script.is_none()) {
             return died.because(&reason);
         }
         let naming = self.workers.namings().find(|naming| Some(&naming.name) == name);
         let log = |label: &str| self.directory.log(label);
         let place = naming.map(|naming| (naming.to_string(), log(&naming.label)));
-        ClusterError::failed(place, &reason)
+        // The exception of a script says more than its last line.
+        let exception = place.as_ref().and_then(|(_, log)| process::traceback(log));
+        ClusterError::failed(place, &exception.unwrap_or(reason))
     }
 
     /// The coordinator's words, with the user's names of the workers.
@@ -478,11 +472,4 @@ impl Drop for Cluster {
     fn drop(&mut self) {
         self.conclude(&Ending::Interrupted);
     }
-}
-
-/// The program of the cluster's processes. By default it is this one.
-fn daemons(options: &ClusterOptions) -> Result<Daemons, ClusterError> {
-    let own = || std::env::current_exe().map_err(ClusterError::Runtime);
-    let program = options.program.clone().map_or_else(own, Ok)?;
-    Ok(Daemons { program, by_hand: options.by_hand })
 }

@@ -6,6 +6,7 @@
 //! [`cli`] defines their arguments, [`config`] the settings of a run, [`failure`] their errors. The
 //! `coordinator` and `worker` crates train a run: nothing here takes part in training.
 
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::Arc;
 use clap::Parser;
 
 use cli::{Cli, CoordinatorVerb, Verb, WorkerTask, WorkerVerb};
+use cluster::Program;
 use failure::{Exit, Failure};
 
 mod bench;
@@ -29,6 +31,7 @@ mod drain;
 mod dry_run;
 pub mod failure;
 pub mod generate;
+mod launch;
 mod logging;
 mod operator;
 mod output;
@@ -37,6 +40,7 @@ mod resume;
 mod revoke;
 mod run;
 mod scratch;
+pub mod script;
 mod supervision;
 mod text;
 mod token;
@@ -69,6 +73,17 @@ pub use everstep_worker::{
 pub fn program(registry: Registry) -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().collect();
     conceal::token(&arguments);
+    run_verb(registry, arguments)
+}
+
+/// As [`program`], for a program that an interpreter runs: `arguments` are those of the program,
+/// its name first, and `own` says how to start it. The processes of local clusters start so, too.
+pub fn program_of(registry: Registry, arguments: Vec<OsString>, own: Program) -> ExitCode {
+    own.is_own();
+    run_verb(registry, arguments)
+}
+
+fn run_verb(registry: Registry, arguments: Vec<OsString>) -> ExitCode {
     let arguments = match config::complete(arguments, |name| std::env::var_os(name)) {
         Ok(arguments) => arguments,
         Err(error) => {
@@ -97,6 +112,7 @@ pub fn program(registry: Registry) -> ExitCode {
 fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
     match verb {
         Verb::Train(flags) => train::run(&flags, &registry),
+        Verb::Launch(flags) => launch::run(&flags),
         Verb::Resume(flags) => resume::run(&flags, &registry),
         Verb::Coordinator(CoordinatorVerb::Run(flags)) => coordinator::run(flags),
         Verb::Coordinator(CoordinatorVerb::Task(task)) => coordinator::operate(&task),

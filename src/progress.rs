@@ -157,15 +157,14 @@ impl Display {
 /// A description of the run that begins.
 fn opening(run: &RunSpec, workers: u32) -> String {
     let model = &run.model;
+    let size = match model.kind.as_str() {
+        "python" => String::new(), // its script alone knows
+        _ => format!(" with {} layers of width {}", model.layers, model.width),
+    };
+    let [name, kind] = [&run.name, &model.kind].map(|text| plain(text));
+    let (steps, samples) = (run.steps, run.batch.samples());
     format!(
-        "training \"{}\": {} with {} layers of width {}, {} steps of {} samples, {} workers",
-        plain(&run.name),
-        plain(&model.kind),
-        model.layers,
-        model.width,
-        run.steps,
-        run.batch.samples(),
-        workers
+        "training \"{name}\": {kind}{size}, {steps} steps of {samples} samples, {workers} workers"
     )
 }
 

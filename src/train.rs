@@ -314,7 +314,7 @@ impl ReportFile {
         Ok(Self { path: path.to_path_buf(), is_new })
     }
 
-    fn write(mut self, report: &Report) -> Result<(), Failure> {
+    pub(crate) fn write(mut self, report: &Report) -> Result<(), Failure> {
         let text = serde_json::to_string_pretty(report).expect("a report is plain data");
         fs::write(&self.path, text + "\n").map_err(|error| {
             Failure::new(Exit::Failed, "the report cannot be written")

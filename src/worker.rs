@@ -12,7 +12,7 @@ use std::ffi::OsStr;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,12 +23,26 @@ use everstep_worker::registry::Registry;
 use crate::cli::WorkerFlags;
 use crate::cluster::Directory;
 use crate::failure::{Exit, Failure};
-use crate::{announce, logging, supervision};
+use crate::{announce, logging, script, supervision};
 pub(crate) use add::run as add;
 pub(crate) use list::run as list;
 pub(crate) use meant::{meant, unknown};
 
 pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Failure> {
+    if !flags.script.is_empty() {
+        return script::run(&flags);
+    }
+    work(flags, registry, |ready| {
+        announce(&serde_json::json!({ "name": ready.name, "address": ready.address }));
+    })
+}
+
+/// Works until the run is over. Calls `ready` once the worker listens.
+pub(crate) fn work(
+    flags: WorkerFlags,
+    registry: Arc<Registry>,
+    ready: impl FnOnce(&Ready),
+) -> Result<(), Failure> {
     let _trace = logging::start_traced("info", flags.daemon.log_format, flags.trace.as_deref())?;
     if flags.daemon.supervised {
         supervision::start()?;
@@ -43,7 +57,7 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
     let named = flags.coordinators.join(",");
     let coordinators: Result<Vec<_>, _> =
         flags.coordinators.iter().map(|name| place(name)).collect();
-    let dir = flags.dir.or_else(|| token_file(&flags.join).and_then(Directory::around));
+    let dir = home(&flags);
     if let Some(dir) = &dir {
         directory::prepare(dir)?;
     }
@@ -56,9 +70,6 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
         device: flags.device,
         grace: flags.grace.map(Duration::from_secs),
         overlap: !flags.no_overlap,
-    };
-    let ready = |ready: &Ready| {
-        announce(&serde_json::json!({ "name": ready.name, "address": ready.address }));
     };
     match daemon::run(options, registry, ready) {
         Ok(CleanExit::Dismissed) => Ok(()),
@@ -73,6 +84,11 @@ pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Fai
             Err(failure.at(format!("coordinators {named}")).because(error).next(next))
         }
     }
+}
+
+/// Where the worker writes the trained model. None if it cannot.
+pub(crate) fn home(flags: &WorkerFlags) -> Option<PathBuf> {
+    flags.dir.clone().or_else(|| token_file(&flags.join).and_then(Directory::around))
 }
 
 /// The title of an error. A worker that was never admitted has not begun.

@@ -16,7 +16,7 @@ use everstep_kernels::backend::cuda::{
     Address, Argument, Cuda, Delivery, DeliveryId, Driver, DriverError, Epilogue, Kernel, Launch,
     Product, SOURCES,
 };
-use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass};
+use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass, PassPlace};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
 use everstep_kernels::precision::Precision;
 
@@ -31,7 +31,7 @@ const LARGE: GptConfig = GptConfig {
 };
 const SMALL: GptConfig =
     GptConfig { layers: 2, heads: 2, width: 64, context: 32, micro_batch: 2, ..LARGE };
-const PASS: Pass = Pass { first: true, last: true, scale: 1.0 };
+const PASS: Pass = Pass { first: true, last: true, scale: 1.0, place: PassPlace::FIRST };
 /// Passes before those that count, and the passes that count.
 const WARM_UP: u32 = 2;
 const COUNTED: u32 = 5;

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use everstep_kernels::backend::Cpu;
-use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass};
+use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass, PassPlace};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
 
 fn main() {
@@ -33,7 +33,7 @@ fn tokens_per_second(config: GptConfig) -> f64 {
     let tokens: Vec<u32> = (0..count as u32).map(|i| i * i % 251).collect();
     let batch =
         Batch { rows: config.micro_batch, targets: tokens.clone(), tokens, features: Vec::new() };
-    let pass = Pass { first: true, last: true, scale: 1.0 };
+    let pass = Pass { first: true, last: true, scale: 1.0, place: PassPlace::FIRST };
     let mut exchange = GradientCollector::default();
     let seconds = (0..12).map(|_| {
         let start = Instant::now();

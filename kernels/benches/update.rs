@@ -119,6 +119,7 @@ fn optimizers(criterion: &mut Criterion, length: usize) {
                 step += 1;
                 let inputs = UpdateInputs {
                     step,
+                    run_step: step,
                     learning_rate: 1e-3,
                     clip: 0.5,
                     layout: &layout,

@@ -2,9 +2,11 @@
 //!
 //! A worker hands a [`Compute`] the micro-batches of its data shards and a [`GradientSink`].
 //! Parameters come from it, and gradients go to it. The worker knows nothing else about models or
-//! devices. A [`Compute`] knows no data shards, ranks or networks.
+//! devices. A [`Compute`] knows no ranks or networks. It may know where in the run a micro-batch
+//! stands, so that its random numbers depend on nothing else.
 
 use std::ops::Range;
+use std::path::PathBuf;
 
 use crate::backend::{DeviceError, Sizes};
 use crate::device::DeviceInfo;
@@ -49,6 +51,35 @@ pub struct Pass {
     pub last: bool,
     /// The factor for the gradient of the micro-batch's *mean* loss.
     pub scale: f32,
+    /// Where the micro-batch stands in the run.
+    pub place: PassPlace,
+}
+
+impl Pass {
+    /// The pass of a micro-batch: its number in the data shard, which has `count` of them. `shard`
+    /// is the step and the data shard.
+    pub fn new(shard: (u64, u32), (number, count): (usize, usize), scale: f32) -> Self {
+        let (step, data_shard) = shard;
+        let place = PassPlace { step, data_shard, micro_batch: number as u32 };
+        Self { first: number == 0, last: number + 1 == count, scale, place }
+    }
+}
+
+/// The place of a micro-batch in its run, the same on whichever worker computes it. It keys the
+/// random numbers of a model that draws any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PassPlace {
+    /// The step, from 1.
+    pub step: u64,
+    /// The data shard, from 0.
+    pub data_shard: u32,
+    /// The micro-batch of the data shard, from 0.
+    pub micro_batch: u32,
+}
+
+impl PassPlace {
+    /// The first micro-batch of a run.
+    pub const FIRST: Self = Self { step: 1, data_shard: 0, micro_batch: 0 };
 }
 
 /// The source of the parameters of a pass.
@@ -104,6 +135,9 @@ pub enum ComputeError {
     /// The device failed.
     #[error("the device failed: {0}")]
     Device(String),
+    /// The model's own program failed, in its own words. It would fail again on every worker.
+    #[error("{0}")]
+    Program(String),
 }
 
 impl From<DeviceError> for ComputeError {
@@ -145,6 +179,12 @@ pub trait Compute: Send {
     /// The bytes that the device holds for parameters, gradient and activations: a term of the
     /// memory formula.
     fn device_bytes(&self) -> usize;
+
+    /// The file on this machine that has the initial weights, for a model that brings its own. The
+    /// run then states their digest alone. `None`: the run says where they are, if anywhere.
+    fn initial_weights(&self) -> Option<PathBuf> {
+        None
+    }
 
     /// What is known of the model and its device, for reports. Training does not depend on it.
     fn report(&self) -> ComputeReport {
@@ -238,5 +278,24 @@ impl<M: HostModel> Compute for OnHost<M> {
 
     fn device_bytes(&self) -> usize {
         4 * (self.parameters.len() + self.gradient.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_data_shard_s_passes_have_one_first_and_one_last_and_their_places() {
+        let passes = [0, 1, 2].map(|number| Pass::new((7, 3), (number, 3), 0.5));
+        assert_eq!(
+            passes.map(|pass| (pass.first, pass.last)),
+            [(true, false), (false, false), (false, true)]
+        );
+        let places =
+            passes.map(|pass| (pass.place.step, pass.place.data_shard, pass.place.micro_batch));
+        assert_eq!(places, [(7, 3, 0), (7, 3, 1), (7, 3, 2)]);
+        let only = Pass::new((1, 0), (0, 1), 1.0);
+        assert_eq!((only.first, only.last, only.place), (true, true, PassPlace::FIRST));
     }
 }

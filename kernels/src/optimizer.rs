@@ -44,6 +44,12 @@ pub trait UpdateRule: fmt::Debug + Send + Sync {
     /// step. It never changes.
     fn moments(&self) -> usize;
 
+    /// The learning rate of each step of the run, from the first, if the rule brings a table of its
+    /// own. `None`, or an empty table: the run's schedule. Every worker must bring the same.
+    fn rates(&self) -> Option<Arc<[f32]>> {
+        None
+    }
+
     /// Makes one step of a block. Weights that decay have already decayed.
     fn update(&self, block: UpdateBlock<'_>, inputs: &UpdateInputs<'_>);
 }
@@ -139,6 +145,8 @@ impl<'a> From<&'a mut ShardState> for UpdateTarget<'a> {
 pub struct UpdateInputs<'a> {
     /// Counts the updates from 1, for rules that correct the bias of their first ones.
     pub step: u64,
+    /// The step of the run, from 1. It counts steps that were skipped, too.
+    pub run_step: u64,
     /// The schedule's rate at this step.
     pub learning_rate: f32,
     /// The factor that multiplies the gradient first: [`clip_factor`], or 1. It is 1 in a rule of
@@ -162,6 +170,11 @@ impl Optimizer {
     pub fn of(rule: Arc<dyn UpdateRule>, weight_decay: f32) -> Result<Self, InvalidSetting> {
         at_least_zero("weight_decay", weight_decay)?;
         Ok(Self { rule, is_own: true, weight_decay })
+    }
+
+    /// The table of rates that the rule brings. `None`: the run's schedule applies.
+    pub fn rates(&self) -> Option<Arc<[f32]>> {
+        self.rule.rates().filter(|rates| !rates.is_empty())
     }
 
     /// The number of vectors that an owner holds: the master weights and the moments.

@@ -1,9 +1,10 @@
 //! The learning rate of every step: a warm-up, then a curve down to a floor.
 //!
-//! A pure function of the step, so every owner that applies a step uses the same bits. It knows no
-//! optimizer.
+//! Or a table of rates, which an optimizer brings with it. A pure function of the step, so every
+//! owner that applies a step uses the same bits. It knows no optimizer.
 
 use std::f64::consts::PI;
+use std::sync::Arc;
 
 /// A curve from the full learning rate down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +16,28 @@ pub enum Kind {
     /// The rate falls along half a cosine to the floor (Loshchilov, Hutter: "SGDR", ICLR 2017,
     /// equation 5).
     Cosine,
+}
+
+/// The source of a run's learning rates.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Rates {
+    /// A curve that the run's specification states.
+    Curve(Schedule),
+    /// One rate for each step, from the first. The run's optimizer has brought it.
+    Table(Arc<[f32]>),
+}
+
+impl Rates {
+    /// The learning rate of `step`, counted from 1. Beyond the end of a table it stays the last.
+    ///
+    /// # Panics
+    /// If the table is empty.
+    pub fn rate(&self, step: u64) -> f32 {
+        match self {
+            Self::Curve(schedule) => schedule.rate(step),
+            Self::Table(rates) => rates[step.clamp(1, rates.len() as u64) as usize - 1],
+        }
+    }
 }
 
 /// The learning rate as a function of the step.
@@ -94,6 +117,15 @@ mod tests {
                 assert!((rate - expected).abs() < 1e-6, "{kind:?} at {step}: {rate}");
             }
         }
+    }
+
+    #[test]
+    fn a_table_has_a_rate_for_each_step_and_keeps_the_last() {
+        let rates = Rates::Table([0.5, 0.25, 2.0].into());
+        let found = [0, 1, 2, 3, 4, u64::MAX].map(|step| rates.rate(step));
+        assert_eq!(found, [0.5, 0.5, 0.25, 2.0, 2.0, 2.0]);
+        let curve = schedule(Kind::Linear);
+        assert_eq!(Rates::Curve(curve).rate(6), curve.rate(6));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use everstep_kernels::backend::{Arena, Backend, Cpu, Fetched, Reference, Sizes, View};
 use everstep_kernels::compute::{
-    Batch, Compute, ComputeError, GradientCollector, GradientSink, ParameterSource, Pass,
+    Batch, Compute, ComputeError, GradientCollector, GradientSink, ParameterSource, Pass, PassPlace,
 };
 use everstep_kernels::models::{ConfigError, Gpt, GptConfig, Mlp, MlpConfig, Model, OnBackend};
 use everstep_kernels::random::Philox;
@@ -13,7 +13,7 @@ mod models {
     mod costs;
 }
 
-const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0 };
+const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0, place: PassPlace::FIRST };
 
 const TINY_GPT: GptConfig = GptConfig {
     vocabulary: 11,
@@ -209,10 +209,10 @@ fn micro_batches_add_up() {
         features: Vec::new(),
     };
     let mut exchange = GradientCollector::default();
-    let pass = Pass { first: true, last: false, scale: 0.5 };
+    let pass = Pass { first: true, last: false, scale: 0.5, place: PassPlace::FIRST };
     model.gradient(&half(0..32), pass, &mut exchange).unwrap();
     assert!(exchange.gradient.is_empty(), "nothing is final before the last pass");
-    let pass = Pass { first: false, last: true, scale: 0.5 };
+    let pass = Pass { first: false, last: true, scale: 0.5, place: PassPlace::FIRST };
     let (_, accumulated) = gradient_of(&mut model, &half(32..64), pass);
     let (_, at_once) = gradient_of(&mut gpt(BYTE_GPT), &whole, WHOLE);
     assert!(distance(&accumulated, &at_once) < 1e-5);
@@ -403,11 +403,11 @@ fn whole_step(config: GptConfig) -> (Vec<f64>, Vec<u32>) {
     model.load(0, &parameters);
     let (whole, mut exchange) = (gpt_batch(&config), GradientCollector::default());
     let small = gpt_batch(&GptConfig { micro_batch: config.micro_batch.div_ceil(2), ..config });
-    let pass = Pass { first: true, last: false, scale: 0.5 };
+    let pass = Pass { first: true, last: false, scale: 0.5, place: PassPlace::FIRST };
     let first = model.gradient(&small, pass, &mut exchange).expect("a valid batch");
     let before = loss_of(&mut model, &whole);
     let text = model.next_logits(&whole.tokens[..config.context.min(3)]).expect("valid tokens");
-    let pass = Pass { first: false, last: true, scale: 0.5 };
+    let pass = Pass { first: false, last: true, scale: 0.5, place: PassPlace::FIRST };
     let second = model.gradient(&whole, pass, &mut exchange).expect("a valid batch");
     let values = exchange.gradient.into_iter().chain(text);
     (vec![first, before, second], values.map(f32::to_bits).collect())

@@ -57,3 +57,13 @@ pub enum LogFormat {
     /// An object a line, for machines.
     Json,
 }
+
+impl LogFormat {
+    /// The name, as the flag takes it.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Text => "text",
+            Self::Json => "json",
+        }
+    }
+}

@@ -73,6 +73,13 @@ pub struct WorkerFlags {
     /// (ui.perfetto.dev) or chrome://tracing
     #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]
     pub trace: Option<PathBuf>,
+    /// Compute threads of a script. All workers of its run have the same number
+    #[arg(long, value_name = "K", env = "EVERSTEP_THREADS", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// A Python script and its arguments: the worker becomes a process of it, and trains its run
+    #[arg(value_name = "SCRIPT", last = true)]
+    pub script: Vec<OsString>,
     /// Compute first and send afterwards: measures what sending meanwhile saves.
     #[arg(long, hide = true)]
     pub no_overlap: bool,

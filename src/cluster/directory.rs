@@ -31,6 +31,14 @@ const MODEL: &str = "model.safetensors";
 impl Directory {
     /// Takes `path`, which may exist but must not hold a run, for `run`.
     pub fn claim(path: &Path, run: &RunSpec) -> Result<Self, ClusterError> {
+        let directory = Self::claim_empty(path)?;
+        directory.write_run(run)?;
+        Ok(directory)
+    }
+
+    /// Takes `path` for a run that is not known yet. Until the run is written, the directory holds
+    /// none that could go on.
+    pub(crate) fn claim_empty(path: &Path) -> Result<Self, ClusterError> {
         let path = std::path::absolute(path).map_err(|source| unusable(path, source))?;
         let logs = path.join("logs");
         fs::create_dir_all(&logs).map_err(|source| unusable(&logs, source))?;
@@ -43,9 +51,7 @@ impl Directory {
             }
             Err(source) => return Err(unusable(&marker, source)),
         }
-        let directory = Self { _lock: lock(&path)?, path };
-        directory.write_run(run)?;
-        Ok(directory)
+        Ok(Self { _lock: lock(&path)?, path })
     }
 
     /// Takes the directory of a run that another launcher has left, with the run in it.
@@ -92,13 +98,20 @@ impl Directory {
 
     /// Takes a new directory `runs/NAME-NNN`.
     pub fn claim_new(runs: &Path, run: &RunSpec) -> Result<Self, ClusterError> {
+        let directory = Self::claim_new_empty(runs, &run.name)?;
+        directory.write_run(run)?;
+        Ok(directory)
+    }
+
+    /// As [`Directory::claim_new`], for a run of this name that is not known yet.
+    pub(crate) fn claim_new_empty(runs: &Path, name: &str) -> Result<Self, ClusterError> {
         fs::create_dir_all(runs).map_err(|source| unusable(runs, source))?;
         let name: String =
-            run.name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
+            name.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '-' }).collect();
         for number in 1.. {
             let path = runs.join(format!("{name}-{number:03}"));
             match fs::create_dir(&path) {
-                Ok(()) => return Self::claim(&path, run),
+                Ok(()) => return Self::claim_empty(&path),
                 Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
                 Err(source) => return Err(unusable(&path, source)),
             }
@@ -111,6 +124,19 @@ impl Directory {
         let _ = fs::remove_file(self.path.join(RUN)); // an error leaves what a claim would refuse
         let _ = fs::remove_dir(self.path.join("logs"));
         let _ = fs::remove_dir(self.path);
+    }
+
+    /// Leaves a directory whose run was never known, and whose processes have ended. Its logs stay.
+    /// Another launch may take it.
+    pub(crate) fn forget(path: &Path) {
+        // An error leaves what a claim, or a coordinator, would refuse by name.
+        let _ = fs::remove_file(path.join(RUN));
+        let _ = fs::remove_file(path.join("join.token"));
+        for entry in fs::read_dir(path).into_iter().flatten().flatten() {
+            if entry.file_name().to_string_lossy().starts_with("coordinator-") {
+                let _ = fs::remove_dir_all(entry.path());
+            }
+        }
     }
 
     /// The directory's path.
@@ -244,6 +270,23 @@ mod tests {
         assert!(words(folder.path()).contains("it has no run.json"));
         fs::write(folder.path().join(RUN), "{").expect("written");
         assert!(words(folder.path()).contains("run.json cannot be read"));
+    }
+
+    #[test]
+    fn a_directory_that_waits_for_its_run_is_taken_and_holds_no_run_that_goes_on() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let directory = Directory::claim_new_empty(folder.path(), "my run").expect("a directory");
+        let path = directory.path().to_path_buf();
+        assert!(path.ends_with("my-run-001"), "{path:?}");
+        let again = Directory::claim_empty(&path);
+        assert!(matches!(again, Err(ClusterError::Occupied(_))), "{again:?}");
+        directory.write_run(&exemplars::run()).expect("written");
+        drop(directory);
+        assert_eq!(Directory::reopen(&path).expect("a run").1, exemplars::run());
+        fs::create_dir(path.join("coordinator-1")).expect("a folder");
+        Directory::forget(&path);
+        assert!(!path.join("coordinator-1").exists() && path.join("logs").exists());
+        Directory::claim_empty(&path).expect("it is free again");
     }
 
     #[test]

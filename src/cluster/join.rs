@@ -1,25 +1,42 @@
 //! The command with which a user adds another worker to the cluster.
 
-use std::ffi::OsStr;
+use std::borrow::Cow;
+use std::ffi::{OsStr, OsString};
 use std::net::SocketAddr;
 use std::path::Path;
 
 use super::Directory;
-use super::process::joined;
+use super::options::{Program, Script};
+use super::process::{Daemons, joined};
 
 /// The command, ready to be pasted into another shell of this machine.
 pub(super) fn command(
-    program: &Path,
+    daemons: &Daemons,
     directory: &Directory,
     coordinators: &[SocketAddr],
 ) -> String {
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let program = quoted(&callable(program, &path).to_string_lossy());
+    let Program { executable, arguments } = &daemons.program;
+    let program = quoted(&callable(executable, &path).to_string_lossy());
+    let program = [program].into_iter().chain(arguments.iter().map(word)).collect::<Vec<_>>();
+    let program = program.join(" ");
     let token = directory.path().join("join.token");
     let token = quoted(&format!("@{}", token.display()));
     let dir = quoted(&directory.path().display().to_string());
     let coordinators = joined(coordinators);
-    format!("{program} worker --coordinators {coordinators} --join {token} --dir {dir}")
+    let script = daemons.script.as_ref().map_or(String::new(), of_script);
+    format!("{program} worker --coordinators {coordinators} --join {token} --dir {dir}{script}")
+}
+
+/// The end of the command of a worker that runs a script.
+fn of_script(script: &Script) -> String {
+    let words: Vec<_> = script.command.iter().map(word).collect();
+    format!(" --threads {} -- {}", script.threads, words.join(" "))
+}
+
+fn word(argument: &OsString) -> String {
+    let text: Cow<'_, str> = argument.to_string_lossy();
+    quoted(&text)
 }
 
 /// The program's bare name, if a shell with this `PATH` finds the program by it. Else its path.
@@ -50,6 +67,25 @@ mod tests {
         assert_eq!(callable(&programs[0], &path), Path::new("everstep"));
         assert_eq!(callable(&programs[1], &path), programs[1], "another comes first");
         assert_eq!(callable(&programs[0], OsStr::new("")), programs[0]);
+    }
+
+    #[test]
+    fn a_worker_of_a_script_joins_with_the_script_and_its_arguments() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run = everstep_transport::protocol::exemplars::run();
+        let directory = Directory::claim(&folder.path().join("run"), &run).expect("a directory");
+        let program = Program {
+            executable: "/none/python".into(),
+            arguments: ["-m", "everstep"].map(Into::into).into(),
+        };
+        let command = ["a b.py", "--lr"].map(Into::into).into();
+        let script = Script { interpreter: "python".into(), command, threads: 2 };
+        let daemons = Daemons { program, script: Some(script), by_hand: false };
+        let told =
+            super::command(&daemons, &directory, &["127.0.0.1:7".parse().expect("an address")]);
+        let begin = "/none/python -m everstep worker --coordinators 127.0.0.1:7 --join ";
+        assert!(told.starts_with(begin), "{told}");
+        assert!(told.ends_with(" --threads 2 -- 'a b.py' --lr"), "{told}");
     }
 
     #[test]

@@ -26,14 +26,27 @@ pub(super) fn drive(
     begin: impl Future<Output = Result<Cluster, ClusterError>>,
     watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
+    let begin = async { Ok((begin.await?, run.clone())) };
+    drive_stated(begin, watch).map(|(_, report)| report)
+}
+
+/// As [`drive`], for a run that is known once it has begun. Returns it with its report.
+///
+/// # Errors
+/// As there.
+pub(super) fn drive_stated(
+    begin: impl Future<Output = Result<(Cluster, RunSpec), ClusterError>>,
+    watch: impl FnMut(&Progress),
+) -> Result<(RunSpec, Report), ClusterError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(ClusterError::Runtime)?.block_on(async {
         let mut signals = Signals::listen().map_err(ClusterError::Runtime)?;
-        let cluster = tokio::select! {
+        let (cluster, run) = tokio::select! {
             begun = begin => begun?,
             signal = signals.next() => return Err(signal.into()),
         };
-        cluster.see_through(run, watch, signals).await
+        let report = cluster.see_through(&run, watch, signals).await?;
+        Ok((run, report))
     })
 }
 
@@ -57,8 +70,7 @@ impl Cluster {
             watch(self.progress());
             if is_complete {
                 let report = self.report(run);
-                self.finish().await;
-                return Ok(report);
+                return self.end().await.map_or(Ok(report), Err);
             }
             match (leaving, signal) {
                 (Some((signal, until)), _) if self.have_left() || Instant::now() >= until => {

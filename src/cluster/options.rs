@@ -1,6 +1,9 @@
 //! The settings of a local cluster.
 
+use std::ffi::OsString;
+use std::io;
 use std::path::PathBuf;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use everstep_kernels::device::{DeviceChoice, Devices};
@@ -31,8 +34,64 @@ pub struct ClusterOptions {
     pub overlap: bool,
     /// Have every worker write a trace of its stages.
     pub trace: bool,
-    /// The executable of the daemons. None: that of this process.
-    pub program: Option<PathBuf>,
+    /// The program of the daemons. None: that of this process.
+    pub program: Option<Program>,
+    /// The script of the workers. None: workers are daemons, too.
+    pub script: Option<Script>,
+}
+
+/// The program `everstep`, as a process starts it: an executable, and the arguments that stand
+/// before the verb.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// The file to execute: `everstep`, or the interpreter of a language.
+    pub executable: PathBuf,
+    /// The arguments before the verb: none, or `-m everstep`.
+    pub arguments: Vec<OsString>,
+}
+
+/// A script of which each process is a worker. It gets its settings as the variables of the flags
+/// of `everstep worker`, and states its run on the socket that is its stdin.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Script {
+    /// The interpreter.
+    pub interpreter: PathBuf,
+    /// The script, and its arguments.
+    pub command: Vec<OsString>,
+    /// Compute threads of each process. The bits of a run depend on their number.
+    pub threads: u32,
+}
+
+/// The program of this process, if it is not simply the process's executable.
+static OWN: OnceLock<Program> = OnceLock::new();
+
+impl Program {
+    /// The program that this process runs.
+    ///
+    /// # Errors
+    /// If the system does not tell the path of the process's executable.
+    pub fn own() -> io::Result<Self> {
+        match OWN.get() {
+            Some(own) => Ok(own.clone()),
+            None => Ok(Self { executable: std::env::current_exe()?, arguments: Vec::new() }),
+        }
+    }
+
+    /// This process runs the program of an interpreter: its daemons are started so.
+    pub(crate) fn is_own(self) {
+        OWN.get_or_init(|| self);
+    }
+}
+
+impl Script {
+    /// The variables that each process has, beside those of its flags. Numbers of threads are read
+    /// by libraries when they are loaded.
+    pub fn environment(&self) -> Vec<(&'static str, String)> {
+        let threads = self.threads.to_string();
+        let counts = ["EVERSTEP_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"];
+        let counts = counts.map(|name| (name, threads.clone()));
+        counts.into_iter().chain([("PYTHONHASHSEED", "0".to_string())]).collect()
+    }
 }
 
 impl ClusterOptions {
@@ -49,6 +108,7 @@ impl ClusterOptions {
             overlap: true,
             trace: false,
             program: None,
+            script: None,
         }
     }
 }

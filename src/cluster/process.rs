@@ -1,9 +1,15 @@
 //! One daemon of the local cluster, as a child process.
+//!
+//! `output` reads what a process prints and logs.
+
+mod output;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Seek, SeekFrom};
+use std::io::BufReader;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -12,17 +18,19 @@ use std::time::{Duration, Instant};
 
 use everstep_coordinator::http;
 use everstep_kernels::device::DeviceChoice;
-use everstep_transport::protocol::{NodeName, WorkerId};
+use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
-use serde_json::Value;
 use tokio::sync::oneshot;
 use tokio::sync::oneshot::error::TryRecvError;
 
-use super::Directory;
 use super::error::ClusterError;
 use super::naming::Naming;
+use super::options::{Program, Script};
+use super::{ClusterOptions, Directory};
 use crate::failure::Exit;
+pub use output::traceback;
+use output::{first_line, pass_on, tail};
 
 /// A daemon that listens. It is killed when this is dropped.
 pub struct Process {
@@ -31,7 +39,11 @@ pub struct Process {
     log: PathBuf,
     address: SocketAddr,
     api: Option<String>,
+    /// The run that a script states.
+    stated: Option<Box<RunSpec>>,
     began: Instant,
+    /// The launcher's end of a script's stdin, as long as the process is wanted.
+    _control: Option<UnixStream>,
 }
 
 /// How a process ended.
@@ -50,13 +62,18 @@ pub struct Starting {
     log: PathBuf,
     line: oneshot::Receiver<String>,
     began: Instant,
+    /// How long it may take to listen.
+    listens_within: Duration,
+    control: Option<UnixStream>,
 }
 
 /// The program that daemons run, and whether the launcher looks after them.
 #[derive(Clone, Debug)]
 pub struct Daemons {
-    /// The executable that each process runs.
-    pub program: PathBuf,
+    /// The program that each process runs.
+    pub program: Program,
+    /// The script that workers run instead.
+    pub script: Option<Script>,
     /// The launcher does not look after them: see [`super::ClusterOptions::by_hand`].
     pub by_hand: bool,
 }
@@ -142,14 +159,16 @@ struct Ready {
     address: SocketAddr,
     /// A coordinator's HTTP API.
     api: Option<String>,
+    /// The run that a script states.
+    run: Option<Box<RunSpec>>,
 }
 
 /// How long a daemon may take to listen.
 const DAEMON_LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
 /// The signal that cannot be caught.
 const KILL: i32 = 9;
-/// How many bytes of a log's end are shown, at most.
-const TAIL: u64 = 2048;
+/// How often the launcher looks whether a process has ended before it listens.
+const EARLY_END_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 /// The argument that tells a daemon to read its token from a file. The path may have any bytes.
 fn token_at(path: &Path) -> OsString {
@@ -189,6 +208,10 @@ impl Process {
         directory: &Directory,
         worker: &WorkerStart<'_>,
     ) -> Result<Starting, ClusterError> {
+        let label = format!("worker-{}", worker.number);
+        if let Some(script) = &worker.daemons.script {
+            return start_script(script, worker, directory, &label);
+        }
         let mut command = worker.daemons.command("worker");
         command.args(["--coordinators", &joined(worker.coordinators)]);
         command.arg("--join").arg(token_at(&directory.path().join("join.token")));
@@ -201,7 +224,7 @@ impl Process {
             command.arg("--trace").arg(directory.trace(worker.number)?);
         }
         command.envs(worker.environment.iter().copied());
-        start(command, directory, &format!("worker-{}", worker.number))
+        start(command, directory, &label)
     }
 
     /// The address on which it listens.
@@ -212,6 +235,18 @@ impl Process {
     /// The address of its HTTP API, if it has one.
     pub fn api(&self) -> Option<&str> {
         self.api.as_deref()
+    }
+
+    /// The run that it has stated. None if it is no script.
+    pub fn stated(&self) -> Option<&RunSpec> {
+        self.stated.as_deref()
+    }
+
+    /// The error for a process whose script states another run than the one that is trained.
+    pub fn contradiction(&self, difference: &str) -> ClusterError {
+        let (process, log) = self.place();
+        let how = "states another run than the one that is trained".to_string();
+        ClusterError::Process { process, how, why: Some(difference.into()), log }
     }
 
     /// Its names.
@@ -267,9 +302,18 @@ impl Process {
 impl Starting {
     /// Returns when it listens.
     pub async fn listening(mut self) -> Result<Process, ClusterError> {
-        let line = tokio::time::timeout(DAEMON_LISTEN_TIMEOUT, &mut self.line).await;
-        let line = line.ok().and_then(Result::ok);
-        self.ready(line.as_deref())
+        loop {
+            match tokio::time::timeout(EARLY_END_POLL_INTERVAL, &mut self.line).await {
+                Ok(line) => return self.ready(line.ok().as_deref()),
+                Err(_) if self.is_hopeless() => return self.ready(None),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Whether it has ended, or takes too long. A child of its own may hold its stdin open.
+    fn is_hopeless(&mut self) -> bool {
+        self.began.elapsed() > self.listens_within || self.child.end().is_some()
     }
 
     /// The process if it listens by now, or the reason why it never will. Else returns itself.
@@ -277,9 +321,7 @@ impl Starting {
         match self.line.try_recv() {
             Ok(line) => Ok(self.ready(Some(&line))),
             Err(TryRecvError::Closed) => Ok(self.ready(None)),
-            Err(TryRecvError::Empty) if self.began.elapsed() > DAEMON_LISTEN_TIMEOUT => {
-                Ok(self.ready(None))
-            }
+            Err(TryRecvError::Empty) if self.is_hopeless() => Ok(self.ready(None)),
             Err(TryRecvError::Empty) => Err(self),
         }
     }
@@ -288,10 +330,12 @@ impl Starting {
         let ready = line.and_then(|line| serde_json::from_str::<Ready>(line).ok());
         let name = |ready: &Ready| NodeName::parse(ready.name.as_ref().unwrap_or(&self.label));
         let named = ready.and_then(|ready| Some((name(&ready)?, ready)));
-        let Some((name, Ready { address, api, .. })) = named else { return Err(self.failure()) };
-        let Self { child, label, log, began, .. } = self;
+        let Some((name, Ready { address, api, run, .. })) = named else {
+            return Err(self.failure());
+        };
+        let Self { child, label, log, began, control, .. } = self;
         let naming = Naming { label, pid: child.0.id(), name, id: None };
-        Ok(Process { child, naming, log, address, api, began })
+        Ok(Process { child, naming, log, address, api, stated: run, began, _control: control })
     }
 
     fn failure(&mut self) -> ClusterError {
@@ -302,19 +346,35 @@ impl Starting {
             end = self.child.end();
             thread::sleep(Duration::from_millis(5));
         }
-        let how = end.map_or("does not listen in time".into(), |end| end.how);
+        let how = match end {
+            Some(end) if self.control.is_some() && end.expected => {
+                format!("{}, and its script has trained nothing: it has no everstep.Run", end.how)
+            }
+            Some(end) => end.how,
+            None => "does not listen in time".into(),
+        };
         let process = format!("{} (pid {})", self.label, self.child.0.id());
         ClusterError::Process { process, how, why: tail(&self.log), log: self.log.clone() }
     }
 }
 
 impl Daemons {
+    /// Those of a cluster with these options. By default they run the program of this process.
+    pub fn of(options: &ClusterOptions) -> Result<Self, ClusterError> {
+        let own = || Program::own().map_err(ClusterError::Runtime);
+        let program = options.program.clone().map_or_else(own, Ok)?;
+        Ok(Self { program, script: options.script.clone(), by_hand: options.by_hand })
+    }
+
     /// The command that starts a daemon with this verb, without its other flags.
     fn command(&self, verb: &str) -> Command {
-        let mut command = Command::new(&self.program);
+        let Program { executable, arguments } = &self.program;
+        let mut command = Command::new(executable);
         without_own_variables(&mut command);
+        command.args(arguments);
         if self.by_hand {
-            command.args(["leash", &std::process::id().to_string()]).arg(&self.program).arg(verb);
+            command.args(["leash", &std::process::id().to_string()]).arg(executable);
+            command.args(arguments).arg(verb);
         } else {
             command.args([verb, "--supervised"]);
         }
@@ -327,6 +387,49 @@ fn start(
     directory: &Directory,
     label: &str,
 ) -> Result<Starting, ClusterError> {
+    command.stdin(Stdio::piped());
+    let (mut child, log) = spawn(command, directory, label)?;
+    let stdout = child.0.stdout.take().expect("stdout is piped");
+    let (label, line) = (label.to_string(), first_line(stdout));
+    let (began, listens_within, control) = (Instant::now(), DAEMON_LISTEN_TIMEOUT, None);
+    Ok(Starting { child, label, log, line, began, listens_within, control })
+}
+
+/// Starts the script of a worker. Its stdin is a socket: there it says that it listens, and which
+/// run it trains. Its stdout is the user's.
+fn start_script(
+    script: &Script,
+    worker: &WorkerStart<'_>,
+    directory: &Directory,
+    label: &str,
+) -> Result<Starting, ClusterError> {
+    let (control, theirs) = UnixStream::pair().map_err(ClusterError::Runtime)?;
+    let mut command = Command::new(&script.interpreter);
+    without_own_variables(&mut command);
+    command.args(&script.command).envs(script.environment());
+    command.env("EVERSTEP_COORDINATORS", joined(worker.coordinators));
+    command.env("EVERSTEP_JOIN", token_at(&directory.path().join("join.token")));
+    command.env("EVERSTEP_DIR", directory.path()).env("EVERSTEP_CONTROL_FD", "0");
+    if worker.trace {
+        command.env("EVERSTEP_TRACE", directory.trace(worker.number)?);
+    }
+    command.envs(worker.environment.iter().copied()).stdin(OwnedFd::from(theirs));
+    let (mut child, log) = spawn(command, directory, label)?;
+    let stdout = child.0.stdout.take().expect("stdout is piped");
+    let (label, prefix) = (label.to_string(), format!("{label}: "));
+    thread::spawn(move || pass_on(BufReader::new(stdout), &prefix));
+    let line = first_line(control.try_clone().map_err(ClusterError::Runtime)?);
+    // A script may read much data before it has a run. The user ends what takes too long.
+    let (began, listens_within, control) = (Instant::now(), Duration::MAX, Some(control));
+    Ok(Starting { child, label, log, line, began, listens_within, control })
+}
+
+/// Starts a process that writes its log, and that no key of the launcher's terminal reaches.
+fn spawn(
+    mut command: Command,
+    directory: &Directory,
+    label: &str,
+) -> Result<(Killed, PathBuf), ClusterError> {
     let log = directory.log(label);
     // The folder may have been moved away with all its content.
     let folder = log.parent().map_or(Ok(()), fs::create_dir_all);
@@ -335,20 +438,9 @@ fn start(
     let file = File::options().create(true).append(true).open(&log);
     let file = file.map_err(|source| ClusterError::File { path: log.clone(), source })?;
     // A group of its own: Ctrl-C reaches the launcher alone, which then ends the others in order.
-    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(file).process_group(0);
-    let mut child = Killed(command.spawn().map_err(ClusterError::Runtime)?);
-    let stdout = child.0.stdout.take().expect("stdout is piped");
-    let (sender, line) = oneshot::channel();
-    thread::spawn(move || {
-        let mut line = String::new();
-        let mut lines = BufReader::new(stdout);
-        if matches!(lines.read_line(&mut line), Ok(1..)) {
-            let _ = sender.send(line);
-        }
-        // Reads the output to its end, so that the daemon can always write.
-        let _ = std::io::copy(&mut lines, &mut std::io::sink());
-    });
-    Ok(Starting { child, label: label.to_string(), log, line, began: Instant::now() })
+    command.stdout(Stdio::piped()).stderr(file).process_group(0);
+    let child = Killed(command.spawn().map_err(ClusterError::Runtime)?);
+    Ok((child, log))
 }
 
 /// The daemons get all their flags from the launcher, and none from its environment.
@@ -378,19 +470,4 @@ fn describe(status: ExitStatus) -> String {
 
 fn killed() -> String {
     format!("was killed (signal {KILL})")
-}
-
-/// The last error block of a log, or its last line. Of a line of JSON, its message.
-fn tail(log: &Path) -> Option<String> {
-    let mut file = File::open(log).ok()?;
-    let length = file.metadata().ok()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(TAIL))).ok()?;
-    let mut bytes = Vec::new();
-    file.read_to_end(&mut bytes).ok()?;
-    let text = String::from_utf8_lossy(&bytes);
-    let last = text.lines().next_back().filter(|line| !line.is_empty())?;
-    if let Ok(Value::Object(line)) = serde_json::from_str(last) {
-        return line.get("fields")?.get("message")?.as_str().map(str::to_string);
-    }
-    Some(text.rfind("error: ").map_or(last, |start| text[start..].trim_end()).to_string())
 }

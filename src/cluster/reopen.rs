@@ -17,7 +17,7 @@ use super::coordinators::Coordinators;
 use super::earlier::Earlier;
 use super::error::ClusterError;
 use super::workers::Workers;
-use super::{Cluster, ClusterOptions, Directory, Progress, Report, daemons, leaving};
+use super::{Cluster, ClusterOptions, Daemons, Directory, Progress, Report, leaving};
 
 /// Goes on with `run` in its `directory`, as [`super::train`] trains a new one. The number of
 /// coordinators is that of the directory. The first call of `watch` has the history so far. With
@@ -49,7 +49,7 @@ impl Cluster {
         from: Option<Step>,
     ) -> Result<Self, ClusterError> {
         let began = Instant::now();
-        let daemons = daemons(options)?;
+        let daemons = Daemons::of(options)?;
         let earlier = Earlier::read(directory.path());
         let coordinators = Coordinators::reopen(&directory, daemons.clone(), options.wait).await?;
         let workers = Workers::new(coordinators.addresses(), daemons, options);

@@ -4,17 +4,19 @@
 //! In: the settings of a worker, and the passing of time. Out: which processes have ended, and how.
 //! This module does not know whether a worker takes part in the run: only the coordinator can say.
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::path::Path;
 use std::time::{Duration, Instant};
 
 use everstep_kernels::device::DeviceChoice;
-use everstep_transport::protocol::{NodeName, WorkerId};
+use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
+use serde_json::{Map, Value, json};
 
 use super::error::ClusterError;
 use super::naming::Naming;
 use super::process::{Daemons, Process, ProcessEnd, Starting, WorkerStart};
 use super::{ClusterOptions, Directory};
+use crate::failure::Failure;
 
 /// The workers' processes of this launcher.
 pub(super) struct Workers {
@@ -24,6 +26,8 @@ pub(super) struct Workers {
     /// When to start the successors of workers that died.
     due: Vec<Instant>,
     settings: Settings,
+    /// The run that the first script has stated. None if workers are no scripts.
+    statement: Option<RunSpec>,
     /// The greatest number of a worker that an earlier launcher of the run has started.
     earlier: u32,
     /// How many workers were started.
@@ -77,7 +81,19 @@ impl Workers {
         let settings = Settings { daemons, coordinators, device, indices, overlap, trace, respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (earlier, started, respawned, young_deaths) = (0, 0, 0, 0);
-        Self { living, starting, gone, due, settings, earlier, started, respawned, young_deaths }
+        let statement = None;
+        Self {
+            living,
+            starting,
+            gone,
+            due,
+            settings,
+            statement,
+            earlier,
+            started,
+            respawned,
+            young_deaths,
+        }
     }
 
     /// The processes of an earlier launcher have ended. New workers take the numbers after theirs.
@@ -99,9 +115,36 @@ impl Workers {
             self.add(directory, &[])?;
         }
         for worker in std::mem::take(&mut self.starting) {
-            self.living.push(worker.listening().await?);
+            let process = worker.listening().await?;
+            self.hear(&process)?;
+            self.living.push(process);
         }
         Ok(())
+    }
+
+    /// The run that the scripts of the workers state. None if workers are no scripts.
+    pub(super) fn statement(&self) -> Option<&RunSpec> {
+        self.statement.as_ref()
+    }
+
+    /// Hears the run that a script states. The first one counts.
+    ///
+    /// # Errors
+    /// If the script states another run than the first one.
+    fn hear(&mut self, process: &Process) -> Result<(), ClusterError> {
+        let Some(stated) = process.stated() else { return Ok(()) };
+        let first = self.statement.get_or_insert_with(|| stated.clone());
+        match difference(&json!(first), &json!(stated), "run") {
+            None => Ok(()),
+            Some(difference) => Err(process.contradiction(&difference)),
+        }
+    }
+
+    /// The unexpected end of a process after the end of its run: a script goes on after it.
+    pub(super) fn late_failure(&mut self) -> Option<ClusterError> {
+        let ends = self.living.iter_mut().filter_map(|process| Some((process.end()?, process)));
+        let failed = ends.filter(|(end, _)| !end.expected);
+        failed.map(|(end, process)| process.failure(end)).next()
     }
 
     /// Starts one more, with these variables in its environment.
@@ -169,9 +212,9 @@ impl Workers {
         }
     }
 
-    /// The program that the processes run.
-    pub(super) fn program(&self) -> &Path {
-        &self.settings.daemons.program
+    /// The programs that the processes run.
+    pub(super) fn daemons(&self) -> &Daemons {
+        &self.settings.daemons
     }
 
     /// The processes that listen.
@@ -201,7 +244,11 @@ impl Workers {
         for starting in std::mem::take(&mut self.starting) {
             match starting.poll() {
                 Err(starting) => self.starting.push(starting),
-                Ok(Ok(process)) => self.living.push(process),
+                Ok(Ok(process)) => match self.hear(&process) {
+                    Ok(()) => self.living.push(process),
+                    // Its successor would state the same. It ends here, as it is dropped.
+                    Err(error) => tracing::error!("{}", Failure::from(error)),
+                },
                 Ok(Err(error)) => {
                     tracing::warn!(%error, "a worker did not start");
                     self.succeed(Duration::ZERO);
@@ -232,6 +279,20 @@ impl Workers {
     }
 }
 
+/// The first value in which two statements of a run differ, in words.
+fn difference(first: &Value, other: &Value, key: &str) -> Option<String> {
+    if let (Value::Object(first), Value::Object(other)) = (first, other) {
+        let names: BTreeSet<_> = first.keys().chain(other.keys()).collect();
+        let of = |map: &Map<String, Value>, name: &str| map.get(name).cloned().unwrap_or_default();
+        return names.into_iter().find_map(|name| {
+            difference(&of(first, name), &of(other, name), &format!("{key}.{name}"))
+        });
+    }
+    let random = "; a script must state the same run in every process: seed whatever it draws \
+                  before everstep.Run, such as the weights of its model (torch.manual_seed)";
+    (first != other).then(|| format!("{key} is {other}, and it was {first} in the first{random}"))
+}
+
 /// The pause before a successor, after this many young deaths in a row. The first is an accident.
 fn pause(young_deaths: u32) -> Duration {
     match young_deaths {
@@ -242,11 +303,15 @@ fn pause(young_deaths: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::exemplars;
+
+    use super::super::options::Program;
     use super::*;
 
     #[test]
     fn workers_of_a_resumed_run_have_numbers_of_their_own() {
-        let daemons = Daemons { program: "everstep".into(), by_hand: false };
+        let program = Program { executable: "everstep".into(), arguments: Vec::new() };
+        let daemons = Daemons { program, script: None, by_hand: false };
         let workers = Workers::new(Vec::new(), daemons, &ClusterOptions::new(1));
         let ended = |label: &str| {
             let name = NodeName::parse("worker-a").expect("a name");
@@ -255,6 +320,20 @@ mod tests {
         };
         let workers = workers.after(["worker-3", "worker-12", "odd"].map(ended).into());
         assert_eq!((workers.earlier, workers.gone().len(), workers.living().len()), (12, 3, 0));
+    }
+
+    #[test]
+    fn two_statements_of_a_run_differ_by_the_name_of_a_key() {
+        let first = exemplars::run();
+        let differs = |other: &RunSpec| difference(&json!(first), &json!(other), "run");
+        assert_eq!(differs(&first), None);
+        let mut other = first.clone();
+        other.optimizer.learning_rate = 7.0;
+        let told = differs(&other).expect("they differ");
+        assert!(told.starts_with("run.optimizer.learning_rate is 7.0, and it was "), "{told}");
+        other = RunSpec { give_up_after_ms: Some(20_000), ..first.clone() };
+        let told = differs(&other).expect("one states what the other does not");
+        assert!(told.starts_with("run.give_up_after_ms is 20000, and it was null"), "{told}");
     }
 
     #[test]

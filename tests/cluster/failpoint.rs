@@ -12,7 +12,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use everstep::cli::Overrides;
-use everstep::cluster::{Cluster, ClusterOptions, Directory, Report};
+use everstep::cluster::{Cluster, ClusterOptions, Directory, Program, Report};
 use everstep::{RunSpec, builtin, config};
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::WorkerState;
@@ -56,7 +56,8 @@ impl<'a> Scene<'a> {
         let run = config::read(Some(&world.config()), &flags, &registry).expect("a run").run;
         let directory = Directory::claim_new(&world.path("scenes"), &run).expect("a directory");
         let log = directory.path().join("failpoints");
-        let program = Some(program(directory.path(), coordinators, &log));
+        let executable = program(directory.path(), coordinators, &log);
+        let program = Some(Program { executable, arguments: Vec::new() });
         let options = ClusterOptions { program, ..ClusterOptions::new(0) };
         let mut cluster = Cluster::start(directory, &options).await.expect("a cluster");
         cluster.submit(&run).await.expect("submitted");

@@ -11,7 +11,7 @@ pub struct Manifest {
 }
 
 /// Each crate, with the crates that it may use.
-const ALLOWED: [(&str, &[&str]); 8] = [
+const ALLOWED: [(&str, &[&str]); 9] = [
     ("everstep-transport", &[]),
     ("everstep-kernels", &[]),
     ("everstep-checkpoint", &["everstep-transport", "everstep-kernels"]),
@@ -36,6 +36,7 @@ const ALLOWED: [(&str, &[&str]); 8] = [
             "everstep-chaos",
         ],
     ),
+    ("everstep-python", &["everstep", "everstep-transport", "everstep-kernels", "everstep-worker"]),
 ];
 
 /// The manifests of all members of the workspace at `root`.

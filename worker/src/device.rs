@@ -255,7 +255,7 @@ impl Device {
         let mut waited = Duration::ZERO;
         let mut loss = 0.0;
         for (index, micro_batch) in loaded.batches.iter().enumerate() {
-            let (first, last) = (index == 0, index + 1 == loaded.batches.len());
+            let pass = Pass::new((step.0, data_shard.0), (index, loaded.batches.len()), scale);
             let mut shard_pass = ShardPass {
                 channel: &mut *channel,
                 store: &mut self.store,
@@ -271,7 +271,7 @@ impl Device {
             };
             let compute = self.parts.compute.as_mut();
             self.in_user_code = true;
-            let part = shard_pass.compute(compute, micro_batch, Pass { first, last, scale });
+            let part = shard_pass.compute(compute, micro_batch, pass);
             self.in_user_code = false;
             let part = part?;
             waited += shard_pass.waited;
@@ -484,7 +484,7 @@ impl From<LoadError> for DeviceError {
 impl From<ComputeError> for DeviceError {
     fn from(error: ComputeError) -> Self {
         match error {
-            ComputeError::Batch(_) => Self::Unable(error.to_string()),
+            ComputeError::Batch(_) | ComputeError::Program(_) => Self::Unable(error.to_string()),
             ComputeError::Device(_) => Self::Failed(error.to_string()),
         }
     }

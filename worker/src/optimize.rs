@@ -1,10 +1,18 @@
 //! What a run specification means for the schedule of its optimizer.
 
-use everstep_kernels::schedule::{Kind, Schedule};
+use std::sync::Arc;
+
+use everstep_kernels::schedule::{Kind, Rates, Schedule};
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::ScheduleKind;
 
-/// The learning rate of every step of the run.
+/// The learning rates of the run: those of the `table` that its optimizer brings, or the schedule
+/// of its specification.
+pub fn rates(run: &RunSpec, table: Option<Arc<[f32]>>) -> Rates {
+    table.map_or_else(|| Rates::Curve(schedule(run)), Rates::Table)
+}
+
+/// The learning rate of every step of the run, as its specification states it.
 pub fn schedule(run: &RunSpec) -> Schedule {
     let kind = match run.optimizer.schedule {
         ScheduleKind::Constant => Kind::Constant,

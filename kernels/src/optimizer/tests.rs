@@ -45,7 +45,14 @@ fn train(rule: Rule, range: Range<usize>) -> ShardState {
     for step in 1..=STEPS {
         let gradient = gradient(step);
         let range = range.clone();
-        let inputs = UpdateInputs { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+        let inputs = UpdateInputs {
+            step,
+            run_step: step,
+            learning_rate: RATE,
+            clip: CLIP,
+            layout: &layout,
+            range,
+        };
         update(&optimizer, &mut state, &gradient[inputs.range.clone()], &inputs);
     }
     state
@@ -105,8 +112,14 @@ fn lion_stands_still_where_there_is_no_gradient() {
     let optimizer = Optimizer::new(RULES[3], 0.0).expect("valid settings");
     let mut state = optimizer.state(vec![1.0, 1.0]);
     let layout = layout();
-    let inputs =
-        UpdateInputs { step: 1, learning_rate: RATE, clip: 1.0, layout: &layout, range: 3..5 };
+    let inputs = UpdateInputs {
+        step: 1,
+        run_step: 1,
+        learning_rate: RATE,
+        clip: 1.0,
+        layout: &layout,
+        range: 3..5,
+    };
     update(&optimizer, &mut state, &[0.0, -0.0], &inputs);
     assert_eq!(state.master, [1.0, 1.0]);
 }
@@ -124,6 +137,7 @@ fn i3_what_is_no_number_has_the_same_bits_after_every_update() {
                 let range = 3..5;
                 let inputs = UpdateInputs {
                     step: 1,
+                    run_step: 1,
                     learning_rate: f32::MAX,
                     clip: 1.0,
                     layout: &layout,
@@ -214,8 +228,14 @@ fn neither_blocks_nor_vectors_change_a_bit_and_all_of_it_is_seen() {
         let mut expected = state.clone();
         for step in 1..=3 {
             let range = range.clone();
-            let inputs =
-                UpdateInputs { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+            let inputs = UpdateInputs {
+                step,
+                run_step: step,
+                learning_rate: RATE,
+                clip: CLIP,
+                layout: &layout,
+                range,
+            };
             let before = state.digest(step - 1);
             let mut shown = vec![f32::NAN; state.master.len()];
             let mut wrote = |offset: usize, weights: &[f32]| {
@@ -261,7 +281,14 @@ fn a_rule_of_ones_own_gets_clipped_gradients_and_has_the_bits_of_a_built_in_one(
         let mut gradient: Vec<f32> = (0..COUNT).map(|index| index as f32 - 7.0).collect();
         gradient[5] = if step == 2 { -f32::NAN } else { 0.25 };
         let range = range.clone();
-        let inputs = UpdateInputs { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+        let inputs = UpdateInputs {
+            step,
+            run_step: step,
+            learning_rate: RATE,
+            clip: CLIP,
+            layout: &layout,
+            range,
+        };
         update(&built_in, &mut states[0], &gradient, &inputs);
         update(&own, &mut states[1], &gradient, &inputs);
         assert_eq!(states[0].digest(step), states[1].digest(step), "step {step}");
@@ -276,7 +303,14 @@ fn an_update_beside_its_source_has_the_bits_and_digests_of_one_in_place() {
         let source = train(rule, 0..COUNT);
         let (layout, gradient) = (layout(), gradient(STEPS + 1));
         let (step, range) = (STEPS + 1, 0..COUNT);
-        let inputs = UpdateInputs { step, learning_rate: RATE, clip: CLIP, layout: &layout, range };
+        let inputs = UpdateInputs {
+            step,
+            run_step: step,
+            learning_rate: RATE,
+            clip: CLIP,
+            layout: &layout,
+            range,
+        };
         let (mut in_place, before) = (source.clone(), source.clone());
         let mut beside = optimizer.state(vec![7.0; COUNT]);
         let target = UpdateTarget { state: &mut beside, source: Some(&source) };

@@ -9,7 +9,7 @@ use everstep_kernels::backend::cuda::{
     Address, Argument, Cuda, Delivery, DeliveryId, Driver, DriverError, Kernel, Launch, Product,
 };
 use everstep_kernels::compute::{
-    Batch, Compute, ComputeError, GradientSink, ParameterSource, Pass,
+    Batch, Compute, ComputeError, GradientSink, ParameterSource, Pass, PassPlace,
 };
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
 use everstep_kernels::precision::Precision;
@@ -17,7 +17,7 @@ use everstep_kernels::random::Philox;
 
 use super::emulated::Emulated;
 
-const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0 };
+const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0, place: PassPlace::FIRST };
 
 const GPT: GptConfig = GptConfig {
     vocabulary: 23,

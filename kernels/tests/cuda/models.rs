@@ -2,7 +2,7 @@
 
 use everstep_kernels::backend::cuda::{AttentionKernels, Cuda};
 use everstep_kernels::backend::{Backend, Reference, Sizes};
-use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass};
+use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass, PassPlace};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
 use everstep_kernels::precision::Precision;
 use everstep_kernels::random::Philox;
@@ -10,7 +10,7 @@ use everstep_kernels::random::Philox;
 use super::emulated::Emulated;
 use crate::operations::check::{Subject, distance};
 
-const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0 };
+const WHOLE: Pass = Pass { first: true, last: true, scale: 1.0, place: PassPlace::FIRST };
 
 /// Two sequences, longer than a tile of attention.
 const GPT: GptConfig = GptConfig {

@@ -8,7 +8,7 @@ use everstep_kernels::backend::cuda::{
     Product, memory,
 };
 use everstep_kernels::backend::{Arena, Backend, DeviceError, Sizes, View};
-use everstep_kernels::compute::{Batch, Compute, ComputeError, GradientCollector, Pass};
+use everstep_kernels::compute::{Batch, Compute, ComputeError, GradientCollector, Pass, PassPlace};
 use everstep_kernels::models::{ConfigError, Mlp, MlpConfig, OnBackend};
 use everstep_kernels::precision::Precision;
 
@@ -100,7 +100,7 @@ fn a_device_that_failed_gives_an_error_and_no_gradient() {
     let mut model = mlp(stub).expect("it fits");
     let batch = Batch { rows: 1, tokens: vec![1; 3], targets: vec![2], features: Vec::new() };
     let mut exchange = GradientCollector::default();
-    let whole = Pass { first: true, last: true, scale: 1.0 };
+    let whole = Pass { first: true, last: true, scale: 1.0, place: PassPlace::FIRST };
     let found = model.gradient(&batch, whole, &mut exchange);
     assert!(matches!(found, Err(ComputeError::Device(text)) if text == "it broke"));
     assert_eq!(exchange.gradient, []);

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use everstep_kernels::buffer::Pool;
-use everstep_kernels::compute::{Batch, Compute, Pass};
+use everstep_kernels::compute::{Batch, Compute, Pass, PassPlace};
 use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::optimizer::Optimizer;
@@ -98,7 +98,8 @@ pub fn build(
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
     let state_parts = optimizer.state_vectors();
-    let built = Built { registration, tokens_per_step: targets * batches, state_parts };
+    let rates = optimizer.rates();
+    let built = Built { registration, tokens_per_step: targets * batches, state_parts, rates };
     let file = gathered
         .map(|path| ModelFile::new(&path, context.incarnation, &layout, &run.model, &digest));
     let parts = DeviceParts {
@@ -173,7 +174,7 @@ fn described(run: &RunSpec, compute: &dyn Compute) -> protocol::Device {
 /// Loads the initial parameters, rounded as all later ones.
 fn load_initial(run: &RunSpec, compute: &mut dyn Compute) -> Result<InitialParameters, BuildError> {
     let layout = compute.layout().clone();
-    let initial = InitialParameters::of(run, &layout)?;
+    let initial = InitialParameters::of(run, compute)?;
     initial.read_all(run, &layout, &mut |start, values| {
         Rounding::of(run).round(start, values);
         compute.load(start, values);
@@ -225,7 +226,7 @@ fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerp
 /// bits here get equal bits in every step.
 fn probe(compute: &mut dyn Compute, batch: &Batch) -> Result<u64, BuildError> {
     let mut coverage = GradientCoverage::default();
-    let pass = Pass { first: true, last: true, scale: 1.0 };
+    let pass = Pass { first: true, last: true, scale: 1.0, place: PassPlace::FIRST };
     let loss = compute
         .gradient(batch, pass, &mut coverage)
         .map_err(|error| BuildError::Run(format!("the first micro-batch fails: {error}")))?;

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use everstep_checkpoint::import::{ImportError, InitialWeights, WeightsPlace};
 use everstep_checkpoint::store::{Environment, ErrorKind};
+use everstep_kernels::compute::Compute;
 use everstep_kernels::layout::Layout;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::RunSpec;
@@ -26,13 +27,17 @@ pub enum InitialParameters {
 }
 
 impl InitialParameters {
-    /// Finds the initial parameters of a run's model.
+    /// Finds the initial parameters of a run's model: in the file that the model brings, or where
+    /// the run says.
     ///
     /// # Errors
     /// If there are no weights where the run says, or they do not fit the model.
-    pub fn of(run: &RunSpec, layout: &Layout) -> Result<Self, BuildError> {
+    pub fn of(run: &RunSpec, compute: &dyn Compute) -> Result<Self, BuildError> {
         let Some(init) = &run.model.init else { return Ok(Self::Seed(run.seed)) };
-        let place = init.path.parse::<WeightsPlace>().map_err(ImportError::from);
+        let layout = compute.layout();
+        let own = compute.initial_weights().map(|path| path.to_string_lossy().into_owned());
+        let place = own.unwrap_or_else(|| init.path.clone()).parse::<WeightsPlace>();
+        let place = place.map_err(ImportError::from);
         let weights = place
             .and_then(|place| InitialWeights::open(&place, &Environment::of_process(), layout));
         weights.map(|weights| Self::Weights(Arc::new(weights))).map_err(refused)

@@ -16,7 +16,7 @@ use everstep_kernels::compute::STAGES;
 use everstep_kernels::layout::Layout;
 use everstep_kernels::optimizer::{Optimizer, ShardState, UpdateInputs, clip_factor};
 use everstep_kernels::reduce;
-use everstep_kernels::schedule::Schedule;
+use everstep_kernels::schedule::Rates;
 use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use tracing::trace_span;
 
@@ -38,7 +38,7 @@ pub struct ShardStore {
     clip_norm: Option<f64>,
     layout: Layout,
     optimizer: Optimizer,
-    schedule: Schedule,
+    rates: Rates,
     pool: Pool,
     copies: BTreeMap<Shard, StoredShard>,
     /// The shards to hold that a checkpoint has not brought yet.
@@ -71,8 +71,8 @@ impl ShardStore {
             initial,
             rounding: Rounding::of(run),
             clip_norm: run.optimizer.clip_norm,
+            rates: optimize::rates(run, optimizer.rates()),
             optimizer,
-            schedule: optimize::schedule(run),
             pool,
             copies: BTreeMap::new(),
             awaited: BTreeMap::new(),
@@ -264,7 +264,7 @@ impl ShardStore {
         let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
         let versions = copy.versions_to(step);
         let Change { update, clip, gradient } = *change;
-        let learning_rate = self.schedule.rate(step.0);
+        let learning_rate = self.rates.rate(step.0);
         let computing = &mut self.versions[shard.0 as usize];
         let (follows, rounding) = (step >= *computing, self.rounding);
         let is_primary = copy.role == Role::Primary;
@@ -283,8 +283,9 @@ impl ShardStore {
                 write(start + offset, values);
             }
         };
+        let layout = &self.layout;
         let inputs =
-            UpdateInputs { step: update, learning_rate, clip, layout: &self.layout, range };
+            UpdateInputs { step: update, run_step: step.0, learning_rate, clip, layout, range };
         let seen = copy.rewrite(&mut self.saved, |target| {
             self.optimizer.update(target, &gradient.values, &inputs, versions, &mut wrote)
         });

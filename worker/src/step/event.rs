@@ -4,6 +4,7 @@ mod device;
 mod store;
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::message::Registration;
@@ -233,4 +234,6 @@ pub struct Built {
     pub tokens_per_step: u64,
     /// The number of tensors of a parameter shard's state: master weights and moments.
     pub state_parts: usize,
+    /// The table of learning rates that the optimizer brings, if it brings one.
+    pub rates: Option<Arc<[f32]>>,
 }

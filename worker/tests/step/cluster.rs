@@ -133,7 +133,7 @@ impl Cluster {
 
     pub fn built() -> Built {
         let registration = registration((PARAMETERS, 3, SAMPLES), Some(place()));
-        Built { registration, tokens_per_step: 1, state_parts: 3 }
+        Built { registration, tokens_per_step: 1, state_parts: 3, rates: None }
     }
 
     // Actions of the test.

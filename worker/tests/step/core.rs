@@ -69,7 +69,12 @@ impl Lone {
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
         lone.give(Input::CoordinatorUp { link: LINK, name: centre });
         lone.hear(Message::Welcome { run, term: Term(1) });
-        lone.give(Input::Built(Built { registration, tokens_per_step: 1, state_parts: 3 }));
+        lone.give(Input::Built(Built {
+            registration,
+            tokens_per_step: 1,
+            state_parts: 3,
+            rates: None,
+        }));
         lone.hear(Message::Registered { worker: WORKER, term: Term(1) });
         lone
     }

@@ -27,7 +27,7 @@ fn enter(worker: WorkerId, record: Record) -> Member {
     let setup = Setup {
         parameters: PARAMETERS,
         scaling: Scaling::of(run.model.precision, GROWTH_INTERVAL),
-        schedule: optimize::schedule(&run),
+        rates: optimize::rates(&run, None),
         tokens_per_step: 16,
         unix_ms_at_zero: 0,
         pool: Pool::new(1 << 20),

@@ -37,7 +37,7 @@ impl CoreSettings {
         Setup {
             parameters: built.registration.fingerprint.parameters as usize,
             scaling: Scaling::of(run.model.precision, self.growth),
-            schedule: optimize::schedule(&run),
+            rates: optimize::rates(&run, built.rates.clone()),
             tokens_per_step: built.tokens_per_step,
             unix_ms_at_zero: self.identity.unix_ms_at_zero,
             pool: self.pool.clone(),

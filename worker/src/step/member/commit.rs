@@ -168,7 +168,7 @@ impl Member {
             grad_norm: totals.norm,
             decision,
             loss_scale: scale.factor(),
-            learning_rate: f64::from(self.setup.schedule.rate(step.0)),
+            learning_rate: f64::from(self.setup.rates.rate(step.0)),
             tokens: self.setup.tokens_per_step,
             seconds: self.replica.committed_at.map_or(0.0, |at| now.since(at).as_secs_f64()),
             unix_ms: self.setup.unix_ms_at_zero + now.0 / 1_000_000,

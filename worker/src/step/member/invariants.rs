@@ -165,7 +165,7 @@ mod tests {
         let setup = Setup {
             parameters: 2_000,
             scaling: Scaling::of(run.model.precision, GROWTH_INTERVAL),
-            schedule: optimize::schedule(&run),
+            rates: optimize::rates(&run, None),
             tokens_per_step: 16,
             unix_ms_at_zero: 0,
             pool: Pool::new(1 << 20),

@@ -1,0 +1,180 @@
+"""The samples of micro-batches: read in the process, or ahead by processes of a ``DataLoader``.
+
+Which samples a micro-batch has is Everstep's plan. Each sample is read with generators that are
+seeded by its epoch and its number, so augmentations do not depend on who reads it, or when.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+
+from everstep import _everstep, seeds
+
+#: A micro-batch's place: its step, its data shard, and its number in the data shard.
+Place = tuple[int, int, int]
+#: The epoch and the number of a sample.
+Row = tuple[int, int]
+
+#: How many samples the fingerprint of a data set reads.
+FINGERPRINT_SAMPLES = 16
+
+
+class Keyed(Dataset):
+    """A map-style data set whose samples are asked for by epoch and number."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        self.dataset = dataset
+        self.seed = seed
+
+    def __getitem__(self, row: Row) -> Any:
+        epoch, index = row
+        seeds.seed_generators(seeds.key(seeds.SAMPLE, self.seed, epoch, index))
+        return self.dataset[index]
+
+
+def check(dataset: Any) -> int:
+    """The number of samples of a data set, which must have numbered ones."""
+    if isinstance(dataset, IterableDataset):
+        raise TypeError(
+            "data is an IterableDataset, whose samples have no numbers: Everstep could not read "
+            "each of them once; give a map-style data set, with __len__ and __getitem__"
+        )
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        raise TypeError("data has no __len__ or no __getitem__: give a map-style data set")
+    return len(dataset)
+
+
+def fingerprint(keyed: Keyed, samples: int) -> str:
+    """A hexadecimal digest of the length and of some samples: every worker must have the same."""
+    digest = hashlib.blake2b(str(samples).encode())
+    for place in range(min(samples, FINGERPRINT_SAMPLES)):
+        _hash(digest, keyed[0, place * samples // min(samples, FINGERPRINT_SAMPLES)])
+    return digest.hexdigest()
+
+
+def _hash(digest: Any, value: Any) -> None:
+    """Adds a sample. Of values without known bytes only the type counts."""
+    digest.update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu().contiguous()
+        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
+        digest.update(value.view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    elif isinstance(value, dict):
+        for name in value:
+            digest.update(repr(name).encode())
+            _hash(digest, value[name])
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            _hash(digest, part)
+    elif isinstance(value, (bool, int, float, str, bytes)):
+        digest.update(repr(value).encode())
+    elif hasattr(value, "tobytes"):
+        digest.update(value.tobytes())
+
+
+def _begin_loader(_number: int) -> None:
+    # A worker that is killed leaves no process behind.
+    _everstep.die_with_parent()
+
+
+class Batches:
+    """The micro-batches of a run, by their places."""
+
+    def __init__(
+        self,
+        keyed: Keyed,
+        rows: Callable[[int, int, int], list[Row]],
+        accumulate: int,
+        loaders: int,
+        collate: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        self._keyed = keyed
+        self._rows = rows
+        self._collate = collate or default_collate
+        self._plan = Plan(rows, accumulate)
+        self._batches: Iterator[Any] | None = None
+        if loaders:
+            # The processes are forked before the worker has threads and sockets.
+            self._batches = iter(
+                DataLoader(
+                    keyed,
+                    batch_sampler=self._plan,  # type: ignore[arg-type]
+                    num_workers=loaders,
+                    collate_fn=self._collate,
+                    persistent_workers=True,
+                    multiprocessing_context="fork",
+                    worker_init_fn=_begin_loader,
+                )
+            )
+
+    def of(self, place: Place) -> Any:
+        """The micro-batch at a place. Leaves the generators in any state."""
+        if self._batches is None:
+            return self._collate([self._keyed[row] for row in self._rows(*place)])
+        self._plan.want(place)
+        while True:
+            found = self._plan.asked.popleft()
+            batch = next(self._batches)
+            if found == place:
+                return batch
+
+
+class Plan:
+    """What the loading processes read ahead: an endless sequence of micro-batches.
+
+    Steps resemble each other, so the plan goes on with the data shards of the last step. When the
+    worker gets other data shards, what was asked for in vain is thrown away.
+    """
+
+    def __init__(self, rows: Callable[[int, int, int], list[Row]], accumulate: int) -> None:
+        self._rows = rows
+        self._accumulate = accumulate
+        #: The places that were asked for, in order, and whose micro-batches have not come.
+        self.asked: deque[Place] = deque()
+        self._queue: deque[Place] = deque()
+        self._planned = 0
+        self._step = 1
+        self._now: list[int] = [0]
+        self._usual: list[int] = [0]
+        self._go_to((1, 0, 0))
+
+    def __iter__(self) -> Iterator[list[Row]]:
+        while True:
+            if not self._queue:
+                self._planned += 1
+                self._append(self._planned, self._usual)
+            place = self._queue.popleft()
+            self.asked.append(place)
+            yield self._rows(*place)
+
+    def want(self, place: Place) -> None:
+        """The worker computes this micro-batch next."""
+        step, shard, _ = place
+        if step == self._step + 1:
+            self._usual, self._now = self._now, []
+        elif step != self._step:
+            self._now = []
+        self._step = step
+        if shard not in self._now:
+            self._now.append(shard)
+        if place not in self.asked:
+            self._go_to(place)
+
+    def _go_to(self, place: Place) -> None:
+        """Asks for a place next, and then for what probably follows it."""
+        step, shard, micro = place
+        self._queue.clear()
+        self._queue.extend((step, shard, number) for number in range(micro, self._accumulate))
+        later = [it for it in self._usual if it not in self._now and it != shard]
+        self._append(step, later)
+        self._planned = step
+
+    def _append(self, step: int, shards: Sequence[int]) -> None:
+        for shard in shards:
+            self._queue.extend((step, shard, number) for number in range(self._accumulate))

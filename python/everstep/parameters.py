@@ -1,0 +1,154 @@
+"""The trained parameters of a model as one flat vector, and the gradients on their way out."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+from everstep import _everstep
+
+#: The element types that a model may have beside its trained parameters.
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+
+
+class Parameters:
+    """The trained parameters: views of one f32 tensor, in the order of their names in the model.
+
+    Each stays the same object, so optimizers, tied modules and ``state_dict`` notice nothing.
+    """
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        #: Name, parameter, and where it begins in the flat vector.
+        self.trained: list[tuple[str, torch.nn.Parameter, int]] = []
+        offset = 0
+        for name, parameter in model.named_parameters():
+            if not parameter.requires_grad or parameter.numel() == 0:
+                continue
+            if parameter.device.type != "cpu":
+                raise ValueError(f"{name} is on {parameter.device}: Everstep computes on the CPU")
+            if parameter.dtype != torch.float32:
+                raise TypeError(
+                    f"{name} is of {parameter.dtype}: trained parameters are torch.float32; for "
+                    "less precise arithmetic use torch.autocast in the loop"
+                )
+            self.trained.append((name, parameter, offset))
+            offset += parameter.numel()
+        if not self.trained:
+            raise ValueError("the model has no parameter that is trained")
+        self.flat = torch.empty(offset)
+        with torch.no_grad():
+            for _, parameter, at in self.trained:
+                view = self.flat[at : at + parameter.numel()].view(parameter.shape)
+                view.copy_(parameter)
+                parameter.data = view
+
+    def layout(self) -> list[tuple[str, list[int]]]:
+        """The names and shapes, in the order of the flat vector."""
+        return [(name, list(parameter.shape)) for name, parameter, _ in self.trained]
+
+    def load(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Takes the values of tensors with the same names."""
+        with torch.no_grad():
+            for name, parameter, _ in self.trained:
+                parameter.copy_(tensors[name])
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The parameters by their names."""
+        return {name: parameter.detach() for name, parameter, _ in self.trained}
+
+
+def fixed_digest(model: torch.nn.Module) -> str:
+    """A hexadecimal digest of what a model has beside trained parameters: every worker's is equal."""
+    digest = hashlib.blake2b()
+    frozen = ((name, it) for name, it in model.named_parameters() if not it.requires_grad)
+    for name, tensor in [*frozen, *model.named_buffers()]:
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(_bytes(tensor))
+    return digest.hexdigest()
+
+
+def buffers(model: torch.nn.Module) -> dict[str, bytes]:
+    """A digest of each buffer, by its name."""
+    return {
+        name: hashlib.blake2b(_bytes(it)).digest() for name, it in model.named_buffers()
+    }
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.detach().cpu().contiguous().view(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+
+
+class Gradients:
+    """Hands over each gradient as soon as the backward pass has finished it.
+
+    How often PyTorch adds to a gradient in a pass is counted in the first one, whose gradients are
+    handed over at its end.
+    """
+
+    def __init__(self, engine: _everstep.Engine, parameters: Parameters) -> None:
+        self._engine = engine
+        self._trained = parameters.trained
+        self._expected: list[int] | None = None
+        self._calls = [0] * len(self._trained)
+        self._sent = [False] * len(self._trained)
+        self._is_open = False
+        self._is_last = False
+        #: What the engine may still read.
+        self._kept: list[torch.Tensor] = []
+        for number, (_, parameter, _) in enumerate(self._trained):
+            parameter.register_post_accumulate_grad_hook(self._hook(number))
+
+    def _hook(self, number: int) -> Any:
+        return lambda parameter: self._added(number, parameter)
+
+    def begin(self, is_last: bool) -> None:
+        """A backward pass begins. After the last one of a data shard the gradients are final."""
+        self._calls = [0] * len(self._trained)
+        self._sent = [False] * len(self._trained)
+        self._is_open, self._is_last = True, is_last
+
+    def finish(self) -> None:
+        """The backward pass is over: hands over what has not been handed over."""
+        self._is_open = False
+        if self._is_last:
+            for number, (_, parameter, _) in enumerate(self._trained):
+                if not self._sent[number]:
+                    self._send(number, parameter)
+        if self._expected is None:
+            self._expected = self._calls
+
+    def release(self) -> None:
+        """The engine has read all gradients."""
+        self._kept.clear()
+
+    def _added(self, number: int, parameter: torch.nn.Parameter) -> None:
+        if not self._is_open:
+            parameter.grad = None
+            raise RuntimeError(
+                "a gradient was computed outside of run.backward: write run.backward(loss) in "
+                "place of loss.backward()"
+            )
+        self._calls[number] += 1
+        if self._sent[number]:
+            raise RuntimeError(
+                f"the gradient of {self._trained[number][0]} was added to more often than in the "
+                "first pass: every pass must use the same parameters as often as the first"
+            )
+        if self._is_last and self._expected and self._calls[number] == self._expected[number]:
+            self._send(number, parameter)
+
+    def _send(self, number: int, parameter: torch.nn.Parameter) -> None:
+        name, _, offset = self._trained[number]
+        gradient = parameter.grad
+        parameter.grad = None
+        if gradient is None:
+            gradient = torch.zeros(parameter.numel())
+        if gradient.layout != torch.strided or gradient.dtype != torch.float32:
+            raise TypeError(f"the gradient of {name} is {gradient.layout} of {gradient.dtype}")
+        gradient = gradient.contiguous()
+        self._kept.append(gradient)
+        self._sent[number] = True
+        self._engine.publish(offset, gradient.data_ptr(), gradient.numel())

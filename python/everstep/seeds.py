@@ -1,0 +1,29 @@
+"""Random numbers by place: the same for a micro-batch or a sample on whichever worker."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+import sys
+
+import torch
+
+#: What the numbers are for. Two purposes never share a stream.
+MICRO_BATCH, SAMPLE = 1, 2
+
+
+def key(purpose: int, *places: int) -> int:
+    """A number of 63 bits that follows from a purpose and places, each of them below 2**64."""
+    text = struct.pack(f"<{1 + len(places)}Q", purpose, *places)
+    digest = hashlib.blake2b(text, digest_size=8, person=b"everstep").digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def seed_generators(number: int) -> None:
+    """Seeds the generators of PyTorch (CPU), of ``random``, and of NumPy if it is in use."""
+    torch.default_generator.manual_seed(number)
+    random.seed(number)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed(number & 0xFFFFFFFF)

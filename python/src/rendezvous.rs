@@ -1,0 +1,188 @@
+//! Where the device's thread meets the script's thread.
+//!
+//! The device's thread offers a micro-batch, and then serves what the script's thread asks for,
+//! until that says that the pass is done. So the model's code runs on the script's thread alone,
+//! and the gradients go out while it computes. The script may have ended before: then every pass ends
+//! with its words.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use everstep_kernels::compute::{ComputeError, GradientSink, Pass};
+
+use crate::memory::TensorMemory;
+
+/// A micro-batch to compute.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    /// Its place in the run, and the factor of its gradient.
+    pub pass: Pass,
+    /// The samples in its rows.
+    pub samples: Vec<u64>,
+}
+
+/// What the script's thread asks for during its turn.
+pub enum Request {
+    /// The parameters of the pass, all of them.
+    Parameters,
+    /// A gradient is final: where it begins in the flat vector, and its elements.
+    Gradient(usize, TensorMemory),
+    /// The turn is over, with this mean loss.
+    Done(f64),
+}
+
+/// How the worker ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The exit code for the process.
+    pub code: u8,
+    /// The reason, for the user. Empty for a complete run.
+    pub words: String,
+}
+
+/// What the script's thread finds when it asks for its next turn.
+pub enum Next {
+    /// A micro-batch, which is now this thread's to compute.
+    Turn(Turn),
+    /// No micro-batch came in time: the worker waits for something else.
+    Nothing,
+    /// The worker has ended, and offers no more micro-batches.
+    Ended,
+}
+
+#[derive(Default)]
+struct State {
+    offered: Option<Turn>,
+    requests: VecDeque<Request>,
+    /// How many requests were made and served.
+    made: u64,
+    served: u64,
+    /// Why the script will take no more turns.
+    left: Option<String>,
+    ended: Option<Ended>,
+}
+
+/// The place itself, one in each process.
+#[derive(Default)]
+pub struct Rendezvous {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+impl Rendezvous {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A thread that panicked has left whole values: each change is one assignment.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>, within: Duration) -> MutexGuard<'a, State> {
+        let waited = self.changed.wait_timeout(state, within);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    // The script's thread.
+
+    /// Takes the next turn. Waits for it no longer than `within`.
+    pub fn next(&self, within: Duration) -> Next {
+        let mut state = self.state();
+        if state.offered.is_none() && state.ended.is_none() {
+            state = self.wait(state, within);
+        }
+        match state.offered.take() {
+            Some(turn) => Next::Turn(turn),
+            None if state.ended.is_some() => Next::Ended,
+            None => Next::Nothing,
+        }
+    }
+
+    /// Asks for something. Does not wait.
+    pub fn ask(&self, request: Request) {
+        let mut state = self.state();
+        state.requests.push_back(request);
+        state.made += 1;
+        self.changed.notify_all();
+    }
+
+    /// Whether all requests have been served. Waits for that no longer than `within`.
+    pub fn is_served(&self, within: Duration) -> bool {
+        let mut state = self.state();
+        if state.served < state.made {
+            state = self.wait(state, within);
+        }
+        state.served == state.made
+    }
+
+    /// The script takes no more turns, for this reason. It would leave again on every worker.
+    pub fn leave(&self, words: String) {
+        self.state().left.get_or_insert(words);
+        self.changed.notify_all();
+    }
+
+    /// How the worker ended. None while it works. Waits for that no longer than `within`.
+    pub fn ended(&self, within: Duration) -> Option<Ended> {
+        let mut state = self.state();
+        if state.ended.is_none() {
+            state = self.wait(state, within);
+        }
+        state.ended.clone()
+    }
+
+    // The worker's threads.
+
+    /// Has the script's thread compute a micro-batch of `count` parameters, which are in `flat`.
+    /// Returns its mean loss.
+    pub fn compute(
+        &self,
+        turn: Turn,
+        flat: &mut TensorMemory,
+        count: usize,
+        sink: &mut dyn GradientSink,
+    ) -> Result<f64, ComputeError> {
+        self.state().offered = Some(turn);
+        self.changed.notify_all();
+        loop {
+            let done = match self.request()? {
+                Request::Parameters => {
+                    sink.await_parameters(0..count, &mut |offset, values| {
+                        flat.write(offset, values)
+                    });
+                    None
+                }
+                Request::Gradient(offset, gradient) => {
+                    let values = gradient.values();
+                    sink.publish_gradient(offset..offset + values.len(), values);
+                    None
+                }
+                Request::Done(loss) => Some(loss),
+            };
+            self.state().served += 1;
+            self.changed.notify_all();
+            if let Some(loss) = done {
+                return Ok(loss);
+            }
+        }
+    }
+
+    /// The next request.
+    fn request(&self) -> Result<Request, ComputeError> {
+        let mut state = self.state();
+        loop {
+            if let Some(request) = state.requests.pop_front() {
+                return Ok(request);
+            }
+            if let Some(words) = &state.left {
+                let words = words.clone();
+                state.offered = None;
+                return Err(ComputeError::Program(words));
+            }
+            state = self.wait(state, Duration::from_secs(60));
+        }
+    }
+
+    /// The worker has ended.
+    pub fn end(&self, ended: Ended) {
+        self.state().ended = Some(ended);
+        self.changed.notify_all();
+    }
+}

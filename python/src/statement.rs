@@ -1,0 +1,141 @@
+//! The run that a script states: its specification, made of what Python tells.
+//!
+//! In: the settings of an `everstep.Run`. Out: the specification that goes to the launcher, and the
+//! comparison with the run that the cluster trains. Everything that decides the bits is in it, as a
+//! value or as a digest, so a script that would compute something else is refused.
+
+use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::chunk::Encoding;
+use everstep_transport::protocol::run::{
+    BatchSpec, DataSpec, InitSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision,
+    Rounding, ScheduleKind,
+};
+use serde::Deserialize;
+
+/// The name of the model, of the data set and of their places in a specification.
+pub const KIND: &str = "python";
+/// The name of the optimizer.
+pub const OPTIMIZER: &str = "torch";
+/// The least time after which a script's pass counts as hanging: its loop may do other things.
+const HANG_AFTER_MS: u64 = 60_000;
+
+/// What Python tells of a run, as JSON.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Settings {
+    name: String,
+    seed: u64,
+    steps: u64,
+    /// The number of samples.
+    pub samples: u64,
+    data_shards: u32,
+    micro_batch: u32,
+    accumulate: u32,
+    clip_norm: Option<f64>,
+    copies: u32,
+    threads: u32,
+    /// A digest of some samples, hexadecimal.
+    pub data_digest: String,
+    /// A digest of what the model has beside its trained parameters, hexadecimal.
+    fixed_digest: String,
+    /// The version of PyTorch.
+    torch: String,
+}
+
+impl Settings {
+    /// The shape of the global batch.
+    pub fn batch(&self) -> BatchSpec {
+        let Self { data_shards, micro_batch, accumulate, .. } = *self;
+        BatchSpec { data_shards, micro_batch, accumulate }
+    }
+
+    /// The seed of the order of samples.
+    pub fn seed(&self) -> u64 {
+        self.seed
+    }
+
+    /// The specification. `weights` is the digest of the initial weights, and `rule` the name, the
+    /// digest and the first rate of the optimizer.
+    ///
+    /// # Errors
+    /// In words, if no run can have these values.
+    pub fn run(&self, weights: String, rule: (&str, String, f64)) -> Result<RunSpec, String> {
+        let text = |text: &str| OptionValue::Text(text.into());
+        let model_options = [
+            ("fixed".to_string(), text(&self.fixed_digest)),
+            ("threads".to_string(), OptionValue::Integer(self.threads.into())),
+            ("torch".to_string(), text(&self.torch)),
+        ];
+        let (name, table, learning_rate) = rule;
+        let rule_options = [("rule".to_string(), text(name)), ("table".to_string(), text(&table))];
+        let run = RunSpec {
+            name: self.name.clone(),
+            seed: self.seed,
+            steps: self.steps,
+            min_workers: 1,
+            start_workers: 1,
+            model: ModelSpec {
+                kind: KIND.into(),
+                layers: 1,
+                heads: 1,
+                width: 1,
+                context: 1,
+                vocabulary: ModelSpec::VOCABULARY,
+                precision: Precision::F32,
+                recompute: false,
+                init: Some(InitSpec { path: KIND.into(), digest: weights }),
+                options: OptionMap(model_options.into()),
+            },
+            data: DataSpec { kind: KIND.into(), path: KIND.into(), validation: 0.0, dtype: None },
+            batch: self.batch(),
+            optimizer: OptimizerSpec {
+                kind: OPTIMIZER.into(),
+                learning_rate,
+                warmup_steps: 0,
+                schedule: ScheduleKind::Constant,
+                floor: OptimizerSpec::FLOOR,
+                weight_decay: 0.0,
+                clip_norm: self.clip_norm,
+                betas: None,
+                epsilon: None,
+                momentum: None,
+                options: OptionMap(rule_options.into()),
+            },
+            all_gather: Encoding::F32,
+            rounding: Rounding::Nearest,
+            copies: self.copies,
+            give_up_after_ms: None,
+            hang_after_ms: HANG_AFTER_MS,
+            checkpoint: None,
+        };
+        run.validate().map_err(|error| error.to_string())?;
+        Ok(run)
+    }
+}
+
+/// Why this script cannot compute for the run of the cluster: the parts of the specification in
+/// which they differ. None if it can.
+pub fn contradiction(stated: &RunSpec, trained: &RunSpec) -> Option<String> {
+    let parts = [
+        ("its seed", stated.seed != trained.seed),
+        ("its number of steps", stated.steps != trained.steps),
+        ("its initial weights", stated.model.init != trained.model.init),
+        (
+            "its model, its threads or its version of PyTorch",
+            (&stated.model.kind, &stated.model.options)
+                != (&trained.model.kind, &trained.model.options),
+        ),
+        ("its data", stated.data != trained.data),
+        ("its batch", stated.batch != trained.batch),
+        ("its optimizer or its schedule", stated.optimizer != trained.optimizer),
+    ];
+    let differing: Vec<_> =
+        parts.iter().filter(|(_, differs)| *differs).map(|(it, _)| *it).collect();
+    (!differing.is_empty()).then(|| {
+        format!(
+            "this worker's script does not state the run that the cluster trains: {} differ; start \
+             it with the same script and arguments, and seed the weights of its model \
+             (torch.manual_seed)",
+            differing.join(", ")
+        )
+    })
+}

@@ -1,0 +1,142 @@
+"""Launches scripts as users do, and kills their processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+try:
+    import torch  # noqa: F401
+except (ImportError, ValueError, OSError):
+    HAS_TORCH = False
+else:
+    HAS_TORCH = True
+
+SCRIPTS = Path(__file__).parent / "scripts"
+#: How long a launch of these small runs may take, seconds: machines of CI may be busy.
+LAUNCH_TIMEOUT = 300
+
+#: Marks tests that train.
+needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="there is no PyTorch here")
+
+
+@dataclass
+class Launch:
+    """A launcher under way."""
+
+    process: subprocess.Popen[str]
+    folder: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.folder / "run"
+
+    def end(self) -> "Ended":
+        out, err = self.process.communicate(timeout=LAUNCH_TIMEOUT)
+        report = self.folder / "report.json"
+        told = json.loads(report.read_text()) if report.exists() and report.stat().st_size else {}
+        return Ended(self.process.returncode, out, err, told, self.directory)
+
+    def steps(self) -> int:
+        """How many steps are settled."""
+        lines = self.directory / "metrics.jsonl"
+        return lines.read_text().count("\n") if lines.exists() else 0
+
+    def await_steps(self, count: int) -> None:
+        until = time.monotonic() + LAUNCH_TIMEOUT
+        while self.steps() < count:
+            assert self.process.poll() is None, "the launcher has ended"
+            assert time.monotonic() < until, f"{self.steps()} steps of {count}"
+            time.sleep(0.02)
+
+    def workers(self) -> list[int]:
+        """The process ids of the living workers that take part."""
+        try:
+            views = json.loads((self.directory / "cluster.json").read_text())["workers"]
+        except (OSError, ValueError):
+            return []
+        found = [view["pid"] for view in views if view.get("pid") and view.get("rank") is not None]
+        return [pid for pid in found if is_alive(pid)]
+
+
+@dataclass
+class Ended:
+    """A launcher that has ended."""
+
+    code: int
+    out: str
+    err: str
+    report: dict
+    directory: Path
+
+    @property
+    def hash(self) -> str:
+        assert self.code == 0, f"exit code {self.code}\n{self.out}\n{self.err}\n{self.logs()}"
+        return self.report["state_hash"]
+
+    def logs(self) -> str:
+        files = sorted((self.directory / "logs").glob("worker-*.log"))
+        return "\n".join(f"--- {file.name}\n{file.read_text()[-2000:]}" for file in files)
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state not in "ZX"
+
+
+def descendants(pid: int) -> set[int]:
+    """The processes that a process has started, and those that they have started."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            children.setdefault(parent, []).append(int(entry.name))
+    found, open_ = set(), [pid]
+    while open_:
+        for child in children.get(open_.pop(), []):
+            found.add(child)
+            open_.append(child)
+    return found
+
+
+@pytest.fixture
+def launch(tmp_path):
+    """Starts `everstep launch FLAGS… SCRIPT ARGS…` in a new folder. No process survives the test."""
+    launched: list[Launch] = []
+
+    def start(script: str, *arguments: str, flags: tuple[str, ...] = ()) -> Launch:
+        folder = tmp_path / str(len(launched))
+        folder.mkdir()
+        report = ["--report", str(folder / "report.json"), "--dir", str(folder / "run")]
+        command = [sys.executable, "-m", "everstep", "launch", *report, *flags]
+        command += [str(SCRIPTS / script), *arguments]
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)
+        launched.append(Launch(process, folder))
+        return launched[-1]
+
+    yield start
+    for each in launched:
+        if each.process.poll() is None:
+            os.kill(each.process.pid, signal.SIGKILL)
+            each.process.wait()
+
+
+@pytest.fixture
+def train(launch):
+    """Launches a script to its end."""
+    return lambda *arguments, **options: launch(*arguments, **options).end()

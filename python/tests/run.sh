@@ -1,0 +1,52 @@
+#!/usr/bin/env bash
+# Builds the Python package and runs its tests with PyTorch.
+#
+# VENV: the virtual environment [target/python-venv]. TORCH: the version of PyTorch, or `none`.
+# PyTorch comes from PyPI alone: its wheel of some 540 MB without CUDA's libraries, in place of which
+# cuda_stubs.py makes small ones. A second call reuses the environment. Where PyTorch cannot be had,
+# the tests that need it are skipped, and this says so at the end.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+python=${PYTHON:-python3}
+torch=${TORCH:-2.15.0}
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+venv=$(realpath -m "${VENV:-$target/python-venv}")
+stubs=$venv/cuda-stubs-$torch
+
+for tool in cargo "$python"; do
+    if ! command -v "$tool" >/dev/null; then
+        echo "error: no $tool: the Python package needs it" >&2
+        exit 2
+    fi
+done
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
+"${pip[@]}" install 'maturin>=1.7,<2' pytest
+
+# have_torch: whether PyTorch of this version can be imported.
+have_torch() {
+    [ "$("$venv/bin/python" -c 'import torch; print(torch.__version__.split("+")[0])' 2>/dev/null)" = "$torch" ]
+}
+export LD_LIBRARY_PATH=$stubs${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+if [ "$torch" != none ] && ! have_torch; then
+    "${pip[@]}" install --no-deps "torch==$torch" &&
+        "${pip[@]}" install filelock typing-extensions sympy mpmath networkx jinja2 markupsafe fsspec numpy &&
+        "$venv/bin/python" python/tests/cuda_stubs.py \
+            "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch" "$stubs" ||
+        echo "warning: PyTorch $torch cannot be installed" >&2
+fi
+
+# The dev profile: the workspace's tests have built most of it.
+"$venv/bin/maturin" build --quiet --profile dev --manifest-path python/Cargo.toml \
+    --interpreter "$venv/bin/python" --target-dir "$target" --out "$target/wheels"
+wheel=$(ls -t "$target"/wheels/everstep-*.whl | head -1)
+"${pip[@]}" install --force-reinstall --no-deps "$wheel"
+
+cd python/tests
+"$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+if ! have_torch; then
+    echo "========================================================================" >&2
+    echo "SKIPPED: there is no PyTorch here, so no test of training has run." >&2
+    echo "========================================================================" >&2
+fi

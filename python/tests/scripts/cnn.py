@@ -1,0 +1,51 @@
+"""A small convolutional network without statistics, on random crops of noise with a pattern."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import everstep
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3, stride=2)
+        self.norm = nn.GroupNorm(2, 8)
+        self.frozen = nn.Linear(8, 8)
+        self.frozen.requires_grad_(False)
+        self.out = nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.two(F.relu(self.one(x)))))
+        return self.out(self.frozen(x.mean((2, 3))))
+
+
+class Images:
+    def __len__(self) -> int:
+        return 96
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        kind = index % 4
+        image = 0.1 * torch.rand(1, 16, 16)
+        image[:, kind * 4 : kind * 4 + 4] += 1.0
+        at = int(torch.randint(0, 4, ()))
+        return image[:, at : at + 12, at : at + 12], kind
+
+
+def main() -> None:
+    torch.manual_seed(3)
+    model = Net()
+    optimizer = torch.optim.SGD(
+        [p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9, nesterov=True,
+        weight_decay=1e-4,
+    )
+    run = everstep.Run(model, optimizer, data=Images(), epochs=4, data_shards=4, micro_batch=4)
+    for x, y in run:
+        run.backward(F.cross_entropy(model(x), y))
+    assert run.steps == 24
+    print("hash", run.report.state_hash)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""A script that does what its argument says, in its third step or before."""
+
+import sys
+
+import torch
+from torch import nn
+
+import everstep
+
+fault = sys.argv[1]
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if fault == "sample" and index == 63:
+            raise KeyError("sample 63 is damaged")
+        return torch.tensor([index / 64.0])
+
+
+if fault != "unseeded":
+    torch.manual_seed(1)
+model = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
+if fault == "statistics":
+    model.insert(1, nn.BatchNorm1d(4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+if fault == "muon":
+    optimizer = torch.optim.RMSprop(model.parameters())
+run = everstep.Run(model, optimizer, data=Numbers(), steps=int(sys.argv[2]) if len(sys.argv) > 2 else 2000, data_shards=2, micro_batch=4)
+for x in run:
+    loss = (model(x) - 3 * x).square().mean()
+    if run.step >= 3:
+        if fault == "exception":
+            raise ValueError("the loss looks odd")
+        if fault == "break":
+            break
+        if fault == "exit":
+            sys.exit(0)
+        if fault == "backward":
+            loss.backward()
+        if fault == "forgotten":
+            continue
+    run.backward(loss)
+print("after the loop")
+if fault == "late":
+    raise RuntimeError("too late")

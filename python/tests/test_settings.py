@@ -1,0 +1,126 @@
+"""What a script may state, and what is refused in words."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import needs_torch
+
+pytestmark = needs_torch
+
+
+def model():
+    import torch
+
+    torch.manual_seed(1)
+    return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3))
+
+
+def rule(optimizer, schedule=None, net=None, steps=10):
+    from everstep import optimizer as rules
+    from everstep.parameters import Parameters
+
+    net = net or model()
+    made = optimizer(net)
+    return rules.rule(made, schedule and schedule(made), Parameters(net).trained, steps), made
+
+
+def test_groups_are_ranges_of_the_flat_vector():
+    import torch
+
+    def groups(net):
+        decay = [p for p in net.parameters() if p.dim() == 2]
+        rest = [p for p in net.parameters() if p.dim() != 2]
+        return torch.optim.AdamW([{"params": rest, "weight_decay": 0.0}, {"params": decay}], lr=0.5)
+
+    found, _ = rule(groups)
+    assert found["kind"] == "adamw"
+    assert found["runs"] == [(0, 1), (12, 0)], "the matrix, and then three vectors"
+    assert [group["weight_decay"] for group in found["groups"]] == [0.0, 0.01]
+    assert [group["rates"] for group in found["groups"]] == [[0.5], [0.5]]
+
+
+def test_a_schedule_becomes_a_table_and_is_put_back():
+    import torch
+
+    sgd = lambda net: torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5)
+    cosine = lambda made: torch.optim.lr_scheduler.CosineAnnealingLR(made, 10)
+    found, made = rule(sgd, cosine)
+    rates = found["groups"][0]["rates"]
+    assert len(rates) == 10 and rates[0] == 1.0 and rates[9] == pytest.approx(0.0244717, rel=1e-5)
+    assert made.param_groups[0]["lr"] == 1.0
+
+
+def test_what_cannot_be_applied_is_refused_in_words():
+    import torch
+
+    schedulers = torch.optim.lr_scheduler
+    adamw = lambda net: torch.optim.AdamW(net.parameters())
+    for optimizer, schedule, words in [
+        (lambda net: torch.optim.Adam(net.parameters(), amsgrad=True), None, "amsgrad"),
+        (lambda net: torch.optim.Adagrad(net.parameters()), None, "none of the optimizers"),
+        (lambda net: torch.optim.SGD([net[0].weight], lr=1.0), None, "does not have the parameter"),
+        (adamw, lambda made: schedulers.OneCycleLR(made, 1.0, total_steps=20), "cycle_momentum"),
+        (adamw, schedulers.ReduceLROnPlateau, "ReduceLROnPlateau"),
+    ]:
+        with pytest.raises((TypeError, ValueError), match=words):
+            rule(optimizer, schedule)
+
+
+def test_a_model_that_cannot_be_trained_here_is_refused_in_words():
+    import torch
+
+    from everstep.parameters import Parameters
+
+    for change, words in [
+        (lambda net: net.double(), "float64"),
+        (lambda net: net.requires_grad_(False), "no parameter that is trained"),
+    ]:
+        net = model()
+        change(net)
+        with pytest.raises((TypeError, ValueError), match=words):
+            Parameters(net)
+
+
+def test_parameters_are_views_of_one_vector_and_ties_survive():
+    import torch
+
+    from everstep.parameters import Parameters
+
+    net = model()
+    net.append(torch.nn.Linear(3, 3))
+    net[2].weight = torch.nn.Parameter(net[1].weight.detach().expand(3, 3).clone())
+    net.append(torch.nn.Linear(3, 3, bias=False))
+    net[3].weight = net[2].weight
+    before = {name: it.clone() for name, it in net.state_dict().items()}
+    flat = Parameters(net).flat
+    assert all(torch.equal(it, before[name]) for name, it in net.state_dict().items())
+    flat.fill_(2.0)
+    assert all(bool((it == 2.0).all()) for it in net.parameters())
+    assert net[3].weight is net[2].weight
+
+
+def test_a_run_outside_of_a_launch_says_what_starts_it():
+    import torch
+
+    import everstep
+
+    net = model()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    with pytest.raises(RuntimeError, match="everstep launch"):
+        everstep.Run(net, optimizer, data=[1], steps=1, data_shards=1, micro_batch=1)
+
+
+def test_tensors_are_written_as_they_are_read(tmp_path):
+    import torch
+
+    from everstep import safetensors
+
+    tensors = {"a": torch.randn(3, 2), "b": torch.tensor(1.5), "c": torch.empty(0)}
+    safetensors.write(tmp_path / "x.safetensors", tensors)
+    found = safetensors.read_f32(tmp_path / "x.safetensors")
+    assert found.keys() == tensors.keys()
+    assert all(torch.equal(found[name], tensors[name]) for name in tensors)
+    assert [it.name for it in tmp_path.iterdir()] == ["x.safetensors"]
+    safetensors.write(tmp_path / "y.safetensors", {"d": torch.arange(3)})
+    with pytest.raises(ValueError, match="I64"):
+        safetensors.read_f32(tmp_path / "y.safetensors")

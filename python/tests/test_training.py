@@ -1,0 +1,180 @@
+"""Runs of scripts: the same bits for any number of workers, and whatever happens to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import LAUNCH_TIMEOUT, SCRIPTS, descendants, is_alive, needs_torch
+
+pytestmark = needs_torch
+
+
+def workers(count: int, *more: str) -> tuple[str, ...]:
+    return ("--workers", str(count), *more)
+
+
+@pytest.fixture(scope="session")
+def gpt_hash():
+    """The state hash of gpt.py, as its first run found it."""
+    return {}
+
+
+def the_gpt_hash(train, known: dict) -> str:
+    if "hash" not in known:
+        known["hash"] = train("gpt.py").hash
+    return known["hash"]
+
+
+def test_a_gpt_has_the_same_bits_on_1_2_and_4_workers(train, gpt_hash):
+    expected = the_gpt_hash(train, gpt_hash)
+    for count in (2, 4):
+        ended = train("gpt.py", flags=workers(count))
+        assert ended.hash == expected, f"{count} workers"
+        assert ended.out.count(f"hash {expected}") == count, "each process has the report"
+        assert (ended.report["samples_lost"], ended.report["samples_repeated"]) == (0, 0)
+        assert ended.report["loss"]["last"] < ended.report["loss"]["first"]
+
+
+def test_loading_processes_change_no_bit(train, gpt_hash):
+    ended = train("gpt.py", "--loaders", "2", flags=workers(2))
+    assert ended.hash == the_gpt_hash(train, gpt_hash)
+
+
+def test_another_seed_has_other_bits(train, gpt_hash):
+    assert train("gpt.py", "--seed", "2").hash != the_gpt_hash(train, gpt_hash)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_killed_workers_change_no_bit(launch, train, gpt_hash, seed):
+    expected = the_gpt_hash(train, gpt_hash)
+    chance = random.Random(seed)
+    loaders = ("--loaders", "1") if seed == 2 else ()
+    launched = launch("gpt.py", *loaders, flags=workers(3, "--respawn"))
+    killed = 0
+    for step in (2, 7, 12):
+        launched.await_steps(step)
+        time.sleep(chance.random() * 0.2)
+        there = launched.workers()
+        if len(there) > 1:
+            os.kill(chance.choice(there), signal.SIGKILL)
+            killed += 1
+    ended = launched.end()
+    assert killed > 0
+    assert ended.hash == expected
+    assert (ended.report["samples_lost"], ended.report["samples_repeated"]) == (0, 0)
+
+
+def test_a_convolutional_network_has_the_same_bits_on_1_and_3_workers(train):
+    hashes = {train("cnn.py", flags=workers(count)).hash for count in (1, 3)}
+    assert len(hashes) == 1
+
+
+def test_a_saved_model_is_that_of_a_state_dict(train, tmp_path):
+    path = tmp_path / "model.safetensors"
+    ended = train("gpt.py", "--steps", "2", "--save", str(path), flags=workers(2))
+    assert ended.code == 0, ended.err
+    names = path.read_bytes()[8:4000]
+    assert b'"head.weight"' in names and b'"tokens.weight"' in names
+    assert (ended.directory / "model.safetensors").exists()
+
+
+def test_an_exception_ends_the_run_and_is_printed_once(train):
+    ended = train("faulty.py", "exception", flags=workers(2))
+    assert ended.code == 1
+    assert ended.err.count("Traceback (most recent call last)") == 1, ended.err
+    assert ended.err.count("ValueError: the loss looks odd") == 1, ended.err
+    assert "faulty.py" in ended.err and "worker-" in ended.err
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("break", "before its run was over"),
+        ("exit", "before its run was over"),
+        ("backward", "write run.backward(loss) in place of loss.backward()"),
+        ("forgotten", "did not call run.backward"),
+        ("sample", "sample 63 is damaged"),
+        ("statistics", "running_mean"),
+        ("muon", "none of the optimizers"),
+    ],
+)
+def test_a_script_that_errs_fails_its_run_in_words(train, fault, words):
+    ended = train("faulty.py", fault)
+    assert ended.code == 1
+    assert words in ended.err, ended.err
+
+
+def test_scripts_that_state_different_runs_are_refused_by_the_key(train):
+    ended = train("faulty.py", "unseeded", flags=workers(2))
+    assert ended.code == 1
+    assert "run.model.init.digest" in ended.err and "manual_seed" in ended.err, ended.err
+
+
+def test_a_script_that_fails_after_its_run_fails_the_launch(train):
+    ended = train("faulty.py", "late", "3")
+    assert ended.code == 1
+    assert "RuntimeError: too late" in ended.err
+    assert "worker-1: after the loop" in ended.out
+
+
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_launch_leaves_no_process(launch, sent, code):
+    launched = launch("faulty.py", "none", "100000", flags=workers(2))
+    launched.await_steps(3)
+    started = descendants(launched.process.pid)
+    assert len(started) >= 3, "two workers and a coordinator"
+    began = time.monotonic()
+    launched.process.send_signal(sent)
+    ended = launched.end()
+    assert ended.code == code
+    assert time.monotonic() - began < 10
+    assert "the run stopped after step" in ended.err
+    assert not [pid for pid in started if is_alive(pid)]
+
+
+def test_a_killed_launch_leaves_no_process(launch):
+    launched = launch("gpt.py", "--steps", "10000", "--loaders", "1", flags=workers(2))
+    launched.await_steps(2)
+    started = descendants(launched.process.pid)
+    launched.process.kill()
+    launched.process.wait()
+    until = time.monotonic() + 10
+    while any(map(is_alive, started)) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not [pid for pid in started if is_alive(pid)]
+
+
+def test_a_worker_joins_with_its_script(launch, train, tmp_path):
+    script = ("faulty.py", "none", "400")
+    expected = train(*script).hash
+    launched = launch(*script)
+    launched.await_steps(5)
+    directory = launched.directory
+    coordinators = json.loads((directory / "cluster.json").read_text())["coordinators"]
+    address = coordinators[0]["address"]
+    token = f"@{directory / 'join.token'}"
+    command = [sys.executable, "-m", "everstep", "worker", "--coordinators", address, "--join", token]
+    command += ["--dir", str(tmp_path / "joiner"), "--", str(SCRIPTS / script[0]), *script[1:]]
+    joiner = subprocess.run(command, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT)
+    ended = launched.end()
+    assert ended.hash == expected
+    assert joiner.returncode == 0, joiner.stderr
+    assert len(ended.report["generations"]) > 1, "it took part"
+
+
+def test_a_worker_that_is_told_to_leave_hands_over_and_ends(launch, train):
+    expected = train("faulty.py", "none", "300").hash
+    launched = launch("faulty.py", "none", "300", flags=workers(2))
+    launched.await_steps(5)
+    leaving = launched.workers()[0]
+    os.kill(leaving, signal.SIGTERM)
+    ended = launched.end()
+    assert ended.hash == expected
+    assert "left" in (ended.directory / "events.jsonl").read_text()

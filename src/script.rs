@@ -1,0 +1,82 @@
+//! A script whose process is a worker.
+//!
+//! A launcher, or `everstep worker … -- SCRIPT`, starts the script with the settings of a worker in
+//! its environment. Then a library in the script's own process calls [`work`], which is `everstep
+//! worker` with models and data of the script. This module knows no language but the name of an
+//! interpreter.
+
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+
+use clap::Parser;
+use everstep_worker::daemon::Ready;
+use everstep_worker::registry::Registry;
+
+use crate::cli::{Cli, Verb, WorkerFlags, WorkerVerb};
+use crate::cluster::{Program, Script};
+use crate::failure::{Exit, Failure};
+use crate::{config, supervision, worker};
+
+/// The interpreter, where no interpreter runs this program.
+const INTERPRETER: &str = "python3";
+
+/// The script of this command, with so many compute threads.
+pub(crate) fn of(command: Vec<OsString>, threads: u32) -> Script {
+    // A program with arguments before its verb is run by an interpreter.
+    let own = Program::own().ok().filter(|own| !own.arguments.is_empty());
+    let interpreter = own.map_or(INTERPRETER.into(), |own| own.executable);
+    Script { interpreter, command, threads }
+}
+
+/// Becomes the script of `flags`, as a worker with these flags.
+pub(crate) fn run(flags: &WorkerFlags) -> Result<(), Failure> {
+    let script = of(flags.script.clone(), flags.threads);
+    let mut command = Command::new(&script.interpreter);
+    command.args(&script.command).envs(script.environment());
+    command.env("EVERSTEP_COORDINATORS", flags.coordinators.join(","));
+    command.env("EVERSTEP_JOIN", worker::token(&flags.join, "join.token")?);
+    command.env("EVERSTEP_LISTEN", flags.listen.to_string());
+    command.env("EVERSTEP_LOG_FORMAT", flags.daemon.log_format.name());
+    let paths = [("EVERSTEP_DIR", worker::home(flags)), ("EVERSTEP_TRACE", flags.trace.clone())];
+    command.envs(paths.into_iter().filter_map(|(name, path)| Some((name, path?))));
+    let texts = [
+        ("EVERSTEP_ZONE", flags.zone.as_ref().map(|zone| zone.as_str().to_string())),
+        ("EVERSTEP_GRACE", flags.grace.map(|seconds| seconds.to_string())),
+    ];
+    command.envs(texts.into_iter().filter_map(|(name, text)| Some((name, text?))));
+    let error = command.exec();
+    Err(Failure::new(Exit::Failed, "the script cannot be started")
+        .at(Path::new(&script.interpreter).display())
+        .because(error)
+        .next("install Python 3.10 or later, or use the everstep of a Python environment"))
+}
+
+/// Has this process end when the launcher does. The script's stdin is the launcher's.
+///
+/// # Errors
+/// If the system refuses.
+pub fn supervise() -> Result<(), Failure> {
+    supervision::start()
+}
+
+/// Works as `everstep worker` with the settings in the environment. Blocks until the run is over.
+/// Calls `ready` once the worker listens.
+///
+/// # Errors
+/// [`Failure`], in words for the user, and with the exit code of the process: also if the worker
+/// has left before its run was over.
+pub fn work(registry: Registry, ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
+    let arguments = ["everstep", "worker"].map(OsString::from).to_vec();
+    let arguments = config::complete(arguments, |name| std::env::var_os(name))?;
+    let cli = Cli::try_parse_from(arguments).map_err(|error| {
+        let told = error.to_string();
+        Failure::new(Exit::Usage, "the settings of the worker cannot be used").because(told.trim())
+    })?;
+    match cli.verb {
+        Verb::Worker(WorkerVerb::Run(flags)) => worker::work(flags, Arc::new(registry), ready),
+        _ => unreachable!("the arguments name a worker without a task"),
+    }
+}
