@@ -1,10 +1,23 @@
 //! The events of a cluster, in plain sentences: one for each event that a user should know.
 
 use everstep_transport::protocol::outcome::{Event, EventKind, Inability};
-use everstep_transport::protocol::{WorkerId, WriteFailure};
+use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
 
 use crate::cluster::Progress;
 use crate::output;
+
+fn skipped(step: Step, earlier: Step) -> String {
+    format!(
+        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
+    )
+}
+
+fn skipped_together(from: Step, to: Step, count: u64) -> String {
+    format!(
+        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
+         being written"
+    )
+}
 
 /// The sentence for an event. None for events that every run has.
 pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
@@ -29,14 +42,8 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::CheckpointsResumed { from, to, count } => {
             format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
         }
-        EventKind::CheckpointSkipped { step, earlier } => format!(
-            "the checkpoint of step {step} was skipped: that of step {earlier} is still being \
-             written"
-        ),
-        EventKind::CheckpointsSkipped { from, to, count } => format!(
-            "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were \
-             still being written"
-        ),
+        EventKind::CheckpointSkipped { step, earlier } => skipped(*step, *earlier),
+        EventKind::CheckpointsSkipped { from, to, count } => skipped_together(*from, *to, *count),
         EventKind::CheckpointDamaged { step, reason } => {
             format!("the checkpoint of step {step} is damaged: {reason}")
         }
