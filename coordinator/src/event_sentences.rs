@@ -33,6 +33,10 @@ fn members(count: usize) -> String {
     format!("{count} worker{plural}")
 }
 
+fn written_again(from: Step, to: Step, count: u64) -> String {
+    format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
+}
+
 fn skipped(step: Step, earlier: Step) -> String {
     format!(
         "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
@@ -101,9 +105,7 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::CheckpointFailed { step, reason } => {
             format!("the checkpoint of step {step} was not written: {reason}")
         }
-        EventKind::CheckpointsResumed { from, to, count } => {
-            format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
-        }
+        EventKind::CheckpointsResumed { from, to, count } => written_again(*from, *to, *count),
         EventKind::CheckpointSkipped { step, earlier } => skipped(*step, *earlier),
         EventKind::CheckpointsSkipped { from, to, count } => skipped_together(*from, *to, *count),
         EventKind::CheckpointDamaged { step, reason, is_last } => {

@@ -2,9 +2,9 @@
 //!
 //! The processes of a local cluster end with their launcher. So a run with checkpoints is not just
 //! cut off: at the first signal all workers are asked to leave. Then the run rests after the step
-//! under way, a checkpoint saves it, and the workers leave together. The launcher waits for that for
-//! [`LEAVE_TOGETHER_TIMEOUT`] at most, and ends at once at a second signal. The coordinators decide
-//! when the workers may go. This module does not know why they do not.
+//! under way, a checkpoint saves it, and the workers leave together. The launcher waits for that
+//! for [`LEAVE_TOGETHER_TIMEOUT`] at most, and ends at once at a second signal. The coordinators
+//! decide when the workers may go. This module does not know why they do not.
 
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,34 @@
 //! The events of a cluster, in plain sentences: one for each event that a user should know.
 
 use everstep_transport::protocol::outcome::{Event, EventKind, Inability};
-use everstep_transport::protocol::{WorkerId, WriteFailure};
+use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
 
 use crate::cluster::Progress;
 use crate::output;
+
+fn skipped(step: Step, earlier: Step) -> String {
+    format!(
+        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
+    )
+}
+
+fn damaged(step: Step, reason: &str, is_last: bool) -> String {
+    let last = match is_last {
+        true => {
+            "; no other one is whole, and a run that has to go back waits for `everstep run \
+             rollback --step 0`"
+        }
+        false => "",
+    };
+    format!("the checkpoint of step {step} is damaged: {reason}{last}")
+}
+
+fn skipped_together(from: Step, to: Step, count: u64) -> String {
+    format!(
+        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
+         being written"
+    )
+}
 
 /// The sentence for an event. None for events that every run has.
 pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
@@ -29,24 +53,9 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::CheckpointsResumed { from, to, count } => {
             format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
         }
-        EventKind::CheckpointSkipped { step, earlier } => format!(
-            "the checkpoint of step {step} was skipped: that of step {earlier} is still being \
-             written"
-        ),
-        EventKind::CheckpointsSkipped { from, to, count } => format!(
-            "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were \
-             still being written"
-        ),
-        EventKind::CheckpointDamaged { step, reason, is_last } => {
-            let last = match is_last {
-                true => {
-                    "; no other one is whole, and a run that has to go back waits for `everstep \
-                     run rollback --step 0`"
-                }
-                false => "",
-            };
-            format!("the checkpoint of step {step} is damaged: {reason}{last}")
-        }
+        EventKind::CheckpointSkipped { step, earlier } => skipped(*step, *earlier),
+        EventKind::CheckpointsSkipped { from, to, count } => skipped_together(*from, *to, *count),
+        EventKind::CheckpointDamaged { step, reason, is_last } => damaged(*step, reason, *is_last),
         EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
         EventKind::Resumed => "the run goes on: an operator has resumed it".into(),
         EventKind::Continued { step } => format!("goes on from the checkpoint of step {step}"),

@@ -12,6 +12,7 @@ use crate::state::{CommandEntry, LineHistory, State};
 
 /// What happens to a coordinator.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)] // the core takes one at a time and keeps none
 pub enum CoreInput {
     /// The shell has news.
     Shell(ShellInput),
@@ -120,6 +121,7 @@ impl From<ShellInput> for CoreInput {
 
 /// What a coordinator wants done.
 #[derive(Clone, Debug, PartialEq)]
+#[allow(clippy::large_enum_variant)] // the driver drains them after every input
 pub enum CoreEffect {
     /// The shell carries this out.
     Shell(ShellEffect),
