@@ -37,6 +37,7 @@ mod resume;
 mod revoke;
 mod run;
 mod scratch;
+mod store_check;
 mod supervision;
 mod text;
 mod token;
