@@ -84,7 +84,9 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         }
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
         EventKind::Standstill { reason } => format!("no device of the run gets on: {reason}"),
-        EventKind::Checkpoint { step, .. } => format!("the checkpoint of step {step} is complete"),
+        EventKind::Checkpoint { step, bytes, seconds, .. } => format!(
+            "the checkpoint of step {step} is complete: {bytes} bytes, written in {seconds:.1} s"
+        ),
         EventKind::CheckpointFailed { step, reason } => {
             format!("the checkpoint of step {step} was not written: {reason}")
         }

@@ -61,6 +61,11 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
         let words = format!("changing: generation {next} begins after step {step} of {steps}");
         return ("changing", words);
     }
+    if let Some(Step(checkpoint)) = view.restores {
+        let (from, with) = (grouped(checkpoint), workers(view.world_size));
+        let words = format!("restoring: {with} read the checkpoint of step {from} of {steps}");
+        return ("restoring", words);
+    }
     let (with, unable, store) = (workers(view.world_size), unable(view), store(view));
     ("training", format!("training: step {step} of {steps} with {with}{unable}{store}"))
 }
@@ -225,6 +230,9 @@ mod tests {
         let changing = ClusterView { changing: true, line: None, leads: Some(Term(3)), ..view() };
         let words = "changing: generation 5 begins after step 0 of 1,000";
         assert_eq!(run_status(&changing), ("changing", words.into()));
+        let restoring = ClusterView { restores: Some(Step(800)), ..view() };
+        let words = "restoring: 2 workers read the checkpoint of step 800 of 1,000";
+        assert_eq!(run_status(&restoring), ("restoring", words.into()));
         let waiting = Waiting { members: 1, wanted: 2, since_unix_ms: 0 };
         let waiting = ClusterView { waiting: Some(waiting), changing: true, ..view() };
         assert_eq!(run_status(&waiting).1, "waiting: 1 of at least 2 workers");

@@ -60,6 +60,7 @@ pub(crate) fn view() -> ClusterView {
         model_awaited: None,
         store_error: None,
         checkpoint: Step(800),
+        restores: None,
         standstill: None,
         unable: Vec::new(),
         outage: None,

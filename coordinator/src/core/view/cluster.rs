@@ -48,6 +48,8 @@ pub struct ClusterView {
     pub store_error: Option<CheckpointStoreError>,
     /// The step of the newest checkpoint that can be restored. 0 if there is none.
     pub checkpoint: Step,
+    /// The step of the checkpoint that the members restore: no later step was committed since.
+    pub restores: Option<Step>,
     /// Why no device of the run gets on, while none does.
     pub standstill: Option<Standstill>,
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
@@ -126,6 +128,7 @@ impl Core {
             model_awaited: self.model_awaited(),
             store_error: self.store_error(),
             checkpoint: self.newest_checkpoint(),
+            restores: self.leader().and_then(|_| self.restores()).map(|id| id.step),
             standstill: self.standstill(),
             unable: self.unable(),
             outage: self.health.detector.outage(now).filter(|_| self.running()),
