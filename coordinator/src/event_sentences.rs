@@ -4,7 +4,7 @@
 //! by its id later.
 
 use everstep_transport::protocol::outcome::{EventKind, Inability};
-use everstep_transport::protocol::{WorkerId, WriteFailure};
+use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
 
 use crate::state::State;
 
@@ -31,6 +31,10 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
 fn members(count: usize) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} worker{plural}")
+}
+
+fn saved(step: Step, bytes: u64, seconds: f64) -> String {
+    format!("the checkpoint of step {step} is complete: {bytes} bytes, written in {seconds:.1} s")
 }
 
 /// A sentence about the event.
@@ -84,9 +88,7 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         }
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
         EventKind::Standstill { reason } => format!("no device of the run gets on: {reason}"),
-        EventKind::Checkpoint { step, bytes, seconds, .. } => format!(
-            "the checkpoint of step {step} is complete: {bytes} bytes, written in {seconds:.1} s"
-        ),
+        EventKind::Checkpoint { step, bytes, seconds, .. } => saved(*step, *bytes, *seconds),
         EventKind::CheckpointFailed { step, reason } => {
             format!("the checkpoint of step {step} was not written: {reason}")
         }

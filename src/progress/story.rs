@@ -1,7 +1,7 @@
 //! The events of a cluster, in plain sentences: one for each event that a user should know.
 
 use everstep_transport::protocol::outcome::{Event, EventKind, Inability};
-use everstep_transport::protocol::{WorkerId, WriteFailure};
+use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
 
 use crate::cluster::Progress;
 use crate::output;
@@ -23,10 +23,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Rollback { from, to, reason } => {
             format!("went back from step {from} to step {to}: {reason}")
         }
-        EventKind::Checkpoint { step, bytes, seconds, .. } => {
-            let megabytes = *bytes as f64 / 1e6;
-            format!("checkpoint of step {step}: {megabytes:.1} MB in {seconds:.1} s")
-        }
+        EventKind::Checkpoint { step, bytes, seconds, .. } => saved(*step, *bytes, *seconds),
         EventKind::CheckpointFailed { step, reason } => {
             format!("the checkpoint of step {step} was not written: {reason}")
         }
@@ -77,6 +74,10 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
     Some(output::plain(&sentence))
 }
 
+fn saved(step: Step, bytes: u64, seconds: f64) -> String {
+    format!("checkpoint of step {step}: {:.1} MB in {seconds:.1} s", bytes as f64 / 1e6)
+}
+
 /// Two workers keep the run from going on.
 pub(crate) fn apart((one, other): (WorkerId, WorkerId), progress: &Progress) -> String {
     let (one, other) = (progress.called(one), progress.called(other));
@@ -95,7 +96,7 @@ pub(crate) fn lacking(progress: &Progress) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::{Step, Term};
+    use everstep_transport::protocol::Term;
 
     use super::*;
     use everstep_transport::protocol::reason::RollbackReason;
