@@ -28,7 +28,8 @@ pub(crate) enum StoreUse {
     Begin,
     /// A new run would write into it. Nothing is made.
     Estimate,
-    /// It has what a run goes on from. A directory that is not there may be one that is not mounted.
+    /// It has what a run goes on from. A directory that is not there may be one that is not
+    /// mounted.
     Resume,
     /// Workers on other machines will write into it, with credentials of their own.
     Elsewhere,

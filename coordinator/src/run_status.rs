@@ -206,6 +206,13 @@ mod tests {
     }
 
     #[test]
+    fn a_run_whose_members_read_a_checkpoint_says_so() {
+        let restoring = ClusterView { restores: Some(Step(800)), ..view() };
+        let words = "restoring: 2 workers read the checkpoint of step 800 of 1,000";
+        assert_eq!(run_status(&restoring), ("restoring", words.into()));
+    }
+
+    #[test]
     fn every_status_has_a_word_and_a_sentence() {
         let none = ClusterView { run: None, ..view() };
         assert_eq!(run_status(&none).1, "idle: no run was submitted yet");
@@ -230,9 +237,6 @@ mod tests {
         let changing = ClusterView { changing: true, line: None, leads: Some(Term(3)), ..view() };
         let words = "changing: generation 5 begins after step 0 of 1,000";
         assert_eq!(run_status(&changing), ("changing", words.into()));
-        let restoring = ClusterView { restores: Some(Step(800)), ..view() };
-        let words = "restoring: 2 workers read the checkpoint of step 800 of 1,000";
-        assert_eq!(run_status(&restoring), ("restoring", words.into()));
         let waiting = Waiting { members: 1, wanted: 2, since_unix_ms: 0 };
         let waiting = ClusterView { waiting: Some(waiting), changing: true, ..view() };
         assert_eq!(run_status(&waiting).1, "waiting: 1 of at least 2 workers");

@@ -182,8 +182,8 @@ fn program(folder: &Path, coordinators: &[&str], log: &Path) -> PathBuf {
     program
 }
 
-/// The newest checkpoints that a complete run has listed, as many as it keeps, are in its store, and
-/// all of what is there is whole. Returns the run's events.
+/// The newest checkpoints that a complete run has listed, as many as it keeps, are in its store,
+/// and all of what is there is whole. Returns the run's events.
 fn assert_stored(world: &World, dir: &Path, (keep, what): (usize, &str)) -> Vec<Value> {
     let checkpoint = |verb: &str, more: &[&str]| {
         let dir = dir.to_str().expect("UTF-8");
