@@ -58,9 +58,9 @@ pub(crate) fn choose_failure(error: ChooseError) -> Failure {
     let unusable = Failure::new(Exit::Failed, "the checkpoint cannot be used");
     match error {
         ChooseError::Store(error) => store_failure(error),
-        ChooseError::Missing { .. } => {
-            Failure::new(Exit::Usage, "there is no such checkpoint").because(error)
-        }
+        ChooseError::Missing { .. } => Failure::new(Exit::Usage, "there is no such checkpoint")
+            .because(error)
+            .next("`everstep checkpoint ls` lists what is there"),
         ChooseError::Refused { .. } => unusable
             .because(error)
             .next("or name an older checkpoint with --step, if the steps since may be done again"),

@@ -108,7 +108,7 @@ pub enum Verb {
     /// Submit a run to a cluster, and see how its runs do
     #[command(subcommand)]
     Run(RunTask),
-    /// List, verify, export and delete the checkpoints of a run
+    /// List, save, verify, export and delete the checkpoints of a run
     #[command(subcommand)]
     Checkpoint(CheckpointTask),
     /// Make and revoke the tokens with which nodes join a cluster

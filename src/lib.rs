@@ -41,6 +41,7 @@ mod revoke;
 mod run;
 mod scratch;
 pub mod script;
+mod store_check;
 mod supervision;
 mod text;
 mod token;

@@ -189,7 +189,7 @@ pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
         return lines.join("\n") + "\n";
     }
     lines.push(format!("  state hash  {}", report.state_hash));
-    lines.extend(model_lines(run, &dir.join("model.safetensors")));
+    lines.extend(model_lines(run, stored_model(run, report), &dir.join("model.safetensors")));
     lines.join("\n") + "\n"
 }
 
@@ -235,15 +235,26 @@ fn faults(report: &Report) -> Option<String> {
     ))
 }
 
-/// The place of the model, and its next use.
-fn model_lines(run: &RunSpec, model: &Path) -> Vec<String> {
+/// The model's place in the store of the run's checkpoints, if the run has one.
+fn stored_model(run: &RunSpec, report: &Report) -> Option<String> {
+    let path = report.model.as_ref().filter(|_| run.checkpoint.is_some())?;
+    let host = report.model_host.as_ref().map(|host| format!("{host}:"));
+    Some(plain(&format!("{}{path}", host.unwrap_or_default())))
+}
+
+/// The places of the model, and its next use. `stored` is the one in a store.
+fn model_lines(run: &RunSpec, stored: Option<String>, model: &Path) -> Vec<String> {
     if !model.is_file() {
+        if let Some(stored) = stored {
+            return vec![format!("  model       {stored}")];
+        }
         let words = "  model       not here: the worker of rank 0, which was started by hand, \
                      writes it to its own --dir, if it has one";
         return vec![words.into()];
     }
     let model = model.display();
     let mut lines = vec![format!("  model       {model}")];
+    lines.extend(stored.map(|stored| format!("  stored      {stored}")));
     if matches!(&*run.model.kind, "gpt" | "mlp") && run.data.kind == "text" {
         lines.push(format!("  try         everstep generate --model {model} --prompt \"fn \""));
     }
@@ -330,15 +341,20 @@ mod tests {
     fn a_model_that_is_not_there_is_not_promised() {
         let file = tempfile::NamedTempFile::new().expect("a file");
         let run = exemplars::run();
-        let there = model_lines(&run, file.path());
+        let there = model_lines(&run, None, file.path());
         assert!(there[1].contains("everstep generate --model /"), "{there:?}");
         for (kind, data) in [("rings", "text"), ("gpt", "tokens")] {
             let mut run = run.clone();
             (run.model.kind, run.data.kind) = (kind.into(), data.into());
-            assert_eq!(model_lines(&run, file.path()).len(), 1, "it continues no text");
+            assert_eq!(model_lines(&run, None, file.path()).len(), 1, "it continues no text");
         }
-        let missing = model_lines(&run, Path::new("/no/such/model"));
+        let missing = model_lines(&run, None, Path::new("/no/such/model"));
         assert!(missing.len() == 1 && missing[0].contains("not here"), "{missing:?}");
+        let place = || Some("s3://bucket/run/model.safetensors".to_string());
+        let stored = model_lines(&run, place(), Path::new("/no/such/model"));
+        assert_eq!(stored, ["  model       s3://bucket/run/model.safetensors"]);
+        let both = model_lines(&run, place(), file.path());
+        assert_eq!(both[1], "  stored      s3://bucket/run/model.safetensors");
     }
 
     #[test]

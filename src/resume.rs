@@ -14,10 +14,12 @@ use everstep_worker::registry::Registry;
 use serde_json::Value;
 
 use self::source::ResumeSource;
-pub(crate) use self::stored::{check_stored, read_stored};
+pub(crate) use self::source::store_of;
+pub(crate) use self::stored::{check_stored, read_run, read_stored};
 use crate::cli::ResumeFlags;
 use crate::cluster::{self, ClusterError, Directory, Earlier, Report};
 use crate::failure::{Exit, Failure};
+use crate::store_check::{self, StoreUse};
 use crate::text::RunText;
 use crate::train::{self, ReportFile, Trained};
 use crate::{logging, output, progress};
@@ -39,6 +41,9 @@ fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure>
     unused(flags).for_each(|note| output::say(format_args!("note: {note}")));
     check(&flags.from, &flags.local.device, &run, registry)?;
     checks::check_checkpoints(&flags.from, &run, flags.step)?;
+    if let Some(spec) = &run.checkpoint {
+        store_check::check(spec, StoreUse::Resume)?;
+    }
     let workers = flags.workers.unwrap_or_else(|| as_before(directory.path(), &run));
     for note in notes(workers, &run) {
         output::say(format_args!("note: {note}"));

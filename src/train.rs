@@ -15,6 +15,7 @@ use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Report, resu
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::generate::{self, continue_text, read_model, visible};
+use crate::store_check::{self, StoreUse};
 use crate::text::RunText;
 use crate::{dry_run, logging, output, progress, scratch};
 
@@ -115,7 +116,13 @@ fn check_dry_run(
     if flags.local.device == DeviceChoice::Cpu {
         check_device(&flags.local.device, resolved, registry)?;
     }
-    flags.local.dir.as_deref().map_or(Ok(()), |dir| Ok(Directory::check(dir)?))
+    flags.local.dir.as_deref().map_or(Ok(()), Directory::check)?;
+    let stated = resolved.run.checkpoint.as_ref();
+    // A folder in the run's directory is not there before the run.
+    match stated.filter(|spec| config::is_elsewhere(spec).is_none()) {
+        Some(spec) => store_check::check(spec, StoreUse::Estimate),
+        None => Ok(()),
+    }
 }
 
 /// Finds errors that every worker would find only when it builds its model.
@@ -174,9 +181,23 @@ pub(crate) fn claim_directory(
     text: &RunText,
 ) -> Result<(Directory, Option<ReportFile>), Failure> {
     let (directory, report_file) = claim(flags, run)?;
+    let directory = with_usable_store(directory, run)?;
     run.data = text.listed_in(directory.path(), &run.data)?;
     directory.write_run(run)?;
     Ok((directory, report_file))
+}
+
+/// Gives the directory back if the run's store can keep checkpoints, or is away for the moment.
+fn with_usable_store(directory: Directory, run: &RunSpec) -> Result<Directory, Failure> {
+    let Some(spec) = directory.placed(run)?.checkpoint else { return Ok(directory) };
+    if let Err(failure) = store_check::check(&spec, StoreUse::Begin) {
+        if Path::new(&spec.path).starts_with(directory.path()) {
+            let _ = fs::remove_dir(&spec.path); // an error leaves what is in it
+        }
+        directory.give_up();
+        return Err(failure);
+    }
+    Ok(directory)
 }
 
 /// Makes the places of a run's files.

@@ -134,7 +134,10 @@ pub fn exactly_of(
 ) -> Result<Manifest, ChooseError> {
     let steps = steps(listing);
     if !steps.contains(&step) {
-        let near = steps.iter().rev().take(8).map(Step::to_string).collect::<Vec<_>>().join(", ");
+        let has_manifest =
+            |step: &&Step| listing.iter().any(|object| object.name == ObjectName::Manifest(**step));
+        let complete = steps.iter().filter(has_manifest);
+        let near = complete.rev().take(8).map(Step::to_string).collect::<Vec<_>>().join(", ");
         let there = match near.is_empty() {
             true => "the store has none at all".to_string(),
             false => format!("the newest are those of steps {near}"),

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use crate::names::ObjectName;
 
-pub use place::{Environment, Place, open};
+pub use place::{Environment, Place, missing_credentials, open};
 
 /// Bytes that travel in one request. A part of a larger object has as many, so that the time-out of
 /// a request covers little.

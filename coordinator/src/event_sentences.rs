@@ -50,6 +50,10 @@ fn skipped_together(from: Step, to: Step, count: u64) -> String {
     )
 }
 
+fn saved(step: Step, bytes: u64, seconds: f64) -> String {
+    format!("the checkpoint of step {step} is complete: {bytes} bytes, written in {seconds:.1} s")
+}
+
 /// A sentence about the event.
 pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
     let called = |worker: &WorkerId| state.called(*worker);
@@ -101,7 +105,7 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         }
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
         EventKind::Standstill { reason } => format!("no device of the run gets on: {reason}"),
-        EventKind::Checkpoint { step, .. } => format!("the checkpoint of step {step} is complete"),
+        EventKind::Checkpoint { step, bytes, seconds, .. } => saved(*step, *bytes, *seconds),
         EventKind::CheckpointFailed { step, reason } => {
             format!("the checkpoint of step {step} was not written: {reason}")
         }

@@ -61,6 +61,11 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
         let words = format!("changing: generation {next} begins after step {step} of {steps}");
         return ("changing", words);
     }
+    if let Some(Step(checkpoint)) = view.restores {
+        let (from, with) = (grouped(checkpoint), workers(view.world_size));
+        let words = format!("restoring: {with} read the checkpoint of step {from} of {steps}");
+        return ("restoring", words);
+    }
     let (with, unable, store) = (workers(view.world_size), unable(view), store(view));
     ("training", format!("training: step {step} of {steps} with {with}{unable}{store}"))
 }
@@ -206,6 +211,13 @@ mod tests {
 
     fn at_step(step: u64) -> Option<MetricsLine> {
         Some(MetricsLine { step: Step(step), ..MetricsLine::default() })
+    }
+
+    #[test]
+    fn a_run_whose_members_read_a_checkpoint_says_so() {
+        let restoring = ClusterView { restores: Some(Step(800)), ..view() };
+        let words = "restoring: 2 workers read the checkpoint of step 800 of 1,000";
+        assert_eq!(run_status(&restoring), ("restoring", words.into()));
     }
 
     #[test]

@@ -239,6 +239,19 @@ fn differences(recorded: &TrainedSteps, replayed: &TrainedSteps) -> BTreeMap<Ste
     found
 }
 
+/// How many state hashes were compared, in words.
+fn compared(hashes: usize) -> String {
+    match hashes {
+        0 => {
+            "no state hash was compared, since no later checkpoint is among them: a larger number \
+              of steps would reach one"
+                .into()
+        }
+        1 => "1 state hash was compared".into(),
+        _ => format!("{hashes} state hashes were compared"),
+    }
+}
+
 fn conclude(
     flags: &VerifyFlags,
     from: Step,
@@ -260,8 +273,8 @@ fn conclude(
         }
         let same = steps - differ.keys().filter(|step| recorded.lines.contains_key(step)).count();
         output::print(format_args!(
-            "{same} of {steps} steps after step {from} are as recorded, and {hashes} state hashes \
-             were compared"
+            "{same} of {steps} steps after step {from} are as recorded, and {}",
+            compared(hashes)
         ))?;
     }
     if differ.is_empty() {

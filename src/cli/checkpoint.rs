@@ -27,7 +27,7 @@ pub enum CheckpointTask {
 /// The store that an operator means, and how the answer is printed.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct StoreFlags {
-    /// The directory of a run or of a coordinator, or the store itself: a directory, or an URL
+    /// The directory of a run or of a coordinator, or the store itself: a directory, or a URL
     /// such as s3://BUCKET/FOLDER [default: the newest run under `runs`]
     #[arg(long, value_name = "DIR|URL", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,

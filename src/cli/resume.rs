@@ -13,8 +13,8 @@ pub struct ResumeFlags {
     /// s3://BUCKET/FOLDER
     #[arg(value_name = "DIR|URL")]
     pub from: PathBuf,
-    /// Go back to the checkpoint of this step, even if there is a newer one. In the directory of a
-    /// run 0 is the initial state
+    /// Go back to the checkpoint of this step, even if there is a newer one. Checkpoints of later
+    /// steps are deleted. In the directory of a run 0 is the initial state
     #[arg(long, value_name = "N", env = "EVERSTEP_STEP")]
     pub step: Option<u64>,
     /// How many worker processes to start [default: as many as were there when the run stopped, or

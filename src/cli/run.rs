@@ -32,7 +32,7 @@ pub enum RunTask {
 /// The flags of `everstep run rollback`.
 #[derive(Args, Clone, Debug)]
 pub struct RollbackFlags {
-    /// The step of the checkpoint; 0 is the initial state
+    /// The step of the checkpoint; 0 is the initial state. Checkpoints of later steps are deleted
     #[arg(long, value_name = "N", env = "EVERSTEP_STEP")]
     pub step: u64,
     /// The cluster to ask.
@@ -45,8 +45,20 @@ pub struct RollbackFlags {
 pub struct SubmitFlags {
     /// The run: a TOML file as for `everstep train --config`, or another run's run.json. Its data
     /// path is one of the workers' machines
-    #[arg(value_name = "FILE")]
-    pub file: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "from", conflicts_with = "from")]
+    pub file: Option<PathBuf>,
+    /// Go on with the run in this store of checkpoints, which this machine reads and the workers
+    /// use: a directory that all of them see, or a URL such as s3://BUCKET/FOLDER
+    #[arg(long, value_name = "DIR|URL", env = "EVERSTEP_FROM")]
+    pub from: Option<PathBuf>,
+    /// With --from: go on from the checkpoint of this step, even if there is a newer one. What the
+    /// store has of later steps is deleted
+    #[arg(long, value_name = "N", env = "EVERSTEP_STEP")]
+    pub step: Option<u64>,
+    /// With --from: where the run's data are on the workers' machines, if they have moved. They
+    /// must be the same
+    #[arg(long, value_name = "PATH", env = "EVERSTEP_DATA")]
+    pub data: Option<String>,
     /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,

@@ -56,7 +56,8 @@ pub struct WorkerFlags {
     #[arg(long, value_name = "LABEL", env = "EVERSTEP_ZONE", value_parser = zone)]
     pub zone: Option<Zone>,
     /// Where the worker writes the trained model, if the coordinator asks it to [default: the
-    /// directory from which the token is read]
+    /// directory from which the token is read]. A run with checkpoints has its model in their
+    /// store, and then a directory is not needed
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
     /// Where the worker computes: cpu, cuda:N (the GPU of that number), or auto:N (that GPU if it
@@ -66,7 +67,8 @@ pub struct WorkerFlags {
     pub device: DeviceChoice,
     /// How long the worker waits after SIGTERM, at most, until other workers have copies of what it
     /// alone holds. After that time, or after a second SIGTERM, it leaves in any case, which may
-    /// cost the run all its steps [default: as long as it takes]
+    /// cost the run the steps since its newest checkpoint, or all of them if it keeps none
+    /// [default: as long as it takes]
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_GRACE")]
     pub grace: Option<u64>,
     /// Write the begin and the duration of each stage of each step to this file, for Perfetto

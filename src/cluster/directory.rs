@@ -76,7 +76,7 @@ impl Directory {
     }
 
     /// The run with the store of its checkpoints below this directory, if its path is relative.
-    pub(super) fn placed(&self, run: &RunSpec) -> Result<RunSpec, ClusterError> {
+    pub(crate) fn placed(&self, run: &RunSpec) -> Result<RunSpec, ClusterError> {
         let mut run = run.clone();
         let relative = run.checkpoint.as_mut().filter(|it| config::is_elsewhere(it).is_some());
         if let Some(checkpoint) = relative {

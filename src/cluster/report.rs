@@ -59,6 +59,11 @@ pub struct Report {
     pub bitwise: bool,
     /// Why they are not, in words. Null if they are.
     pub bitwise_reason: Option<String>,
+    /// Where the trained model is durable: a path, or the URL of an object. Null if the
+    /// coordinators have not told of it.
+    pub model: Option<String>,
+    /// The machine of that path. Null for a URL.
+    pub model_host: Option<String>,
     /// From the start of the cluster to the end of the run.
     pub wall_seconds: f64,
 }
@@ -171,6 +176,11 @@ impl Report {
             workers: results.iter().map(|result| worker(result, progress)).collect(),
             bitwise: progress.divergence.is_none(),
             bitwise_reason: progress.divergence.clone(),
+            model: progress.model().map(|place| place.path.clone()),
+            model_host: progress
+                .model()
+                .map(|place| place.host.clone())
+                .filter(|it| !it.is_empty()),
             wall_seconds: wall.as_secs_f64(),
         }
     }

@@ -47,6 +47,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Rollback { from, to, reason } => {
             format!("went back from step {from} to step {to}: {reason}")
         }
+        EventKind::Checkpoint { step, bytes, seconds, .. } => saved(*step, *bytes, *seconds),
         EventKind::CheckpointFailed { step, reason } => {
             format!("the checkpoint of step {step} was not written: {reason}")
         }
@@ -89,13 +90,16 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Submitted { .. }
         | EventKind::Registered { .. }
         | EventKind::Leading { .. }
-        | EventKind::Checkpoint { .. }
         | EventKind::CheckpointRequested { .. }
         | EventKind::Generation { .. }
         | EventKind::Complete { .. }
         | EventKind::Failed { .. } => return None,
     };
     Some(output::plain(&sentence))
+}
+
+fn saved(step: Step, bytes: u64, seconds: f64) -> String {
+    format!("checkpoint of step {step}: {:.1} MB in {seconds:.1} s", bytes as f64 / 1e6)
 }
 
 /// Two workers keep the run from going on.
@@ -116,7 +120,7 @@ pub(crate) fn lacking(progress: &Progress) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::{Step, Term};
+    use everstep_transport::protocol::Term;
 
     use super::*;
     use everstep_transport::protocol::reason::RollbackReason;
@@ -141,6 +145,14 @@ mod tests {
                     neither can be left out without losing optimizer state: mend the network \
                     between them; the run then goes on by itself (with copies = 2 it goes on \
                     without one of them)";
+        assert_eq!(said(9, kind).as_deref(), Some(words));
+    }
+
+    #[test]
+    fn a_checkpoint_is_said_with_its_size_and_its_time() {
+        let (step, bytes, seconds, state_hash) = (Step(500), 1_503_200_000, 2.34, String::new());
+        let kind = EventKind::Checkpoint { step, bytes, seconds, state_hash };
+        let words = "checkpoint of step 500: 1503.2 MB in 2.3 s";
         assert_eq!(said(9, kind).as_deref(), Some(words));
     }
 

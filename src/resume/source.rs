@@ -50,6 +50,28 @@ impl ResumeSource {
     }
 }
 
+/// The store from which a run can go on elsewhere.
+///
+/// # Errors
+/// If there is none, or if the coordinators of a run's directory can go on there.
+pub(crate) fn store_of(from: &Path) -> Result<Place, Failure> {
+    match ResumeSource::find(from)? {
+        ResumeSource::Store(place) => Ok(place),
+        ResumeSource::Directory => {
+            let place = place_of_run(from)?;
+            let store = place.map_or("the store of its checkpoints".into(), |it| it.to_string());
+            Err(Failure::new(Exit::Usage, "the run's own coordinators can go on with it")
+                .at(from.display())
+                .because("its directory has a coordinator's, which knows the run")
+                .next(format!(
+                    "`everstep resume {}` goes on there; to let another cluster have the run, end \
+                     it and name {store}",
+                    from.display()
+                )))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;

@@ -19,6 +19,7 @@ use crate::cli::ResumeFlags;
 use crate::cluster::{self, ClusterError, StoredHistory};
 use crate::config;
 use crate::failure::{Exit, Failure};
+use crate::store_check::{self, StoreUse};
 use crate::text::RunText;
 use crate::train::{self, Trained};
 use crate::{output, progress};
@@ -33,6 +34,9 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     go_on_here(&mut run, flags, place)?;
     check(&flags.from, &flags.local.device, &run, registry)?;
     check_stored(&run, &manifest, registry)?;
+    if let Some(spec) = &run.checkpoint {
+        store_check::check(spec, StoreUse::Resume)?;
+    }
     let workers = flags.workers.unwrap_or(run.start_workers);
     for note in notes(workers, &run) {
         output::say(format_args!("note: {note}"));
@@ -43,6 +47,15 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     let lines = lines(&*store, &listing, &manifest)?;
     let history = StoredHistory { origin, lines };
     train_on(flags, (&run, workers), history, registry)
+}
+
+/// Opens a store, and reads the run in it. The user hears of checkpoints that are passed over.
+pub(crate) fn read_run(place: &Place, step: Option<u64>) -> Result<StoredRun, Failure> {
+    let store = checkpoint::open(place)?;
+    let listing = store.list().map_err(store_failure)?;
+    let stored = read_stored(&*store, &listing, step)?;
+    stored.passed_over.iter().for_each(pass_over);
+    Ok(stored)
 }
 
 /// Reads the run in a store. With `step`, it goes on from the checkpoint of that step.

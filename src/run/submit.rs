@@ -1,12 +1,12 @@
 //! `everstep run submit`: gives a cluster a run to train.
 //!
-//! In: a file with the run. Out: its id, and what it waits for. The program does not look for the
-//! data: the workers' machines have it.
+//! In: a file with the run, or the store of a run that another cluster has begun. Out: its id, and
+//! what it waits for. The program does not look for the data: the workers' machines have it.
 
 use std::fs;
 use std::path::Path;
 
-use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::{RunOrigin, RunSpec};
 use everstep_worker::registry::Registry;
 use serde_json::json;
 
@@ -15,16 +15,33 @@ use crate::cli::{Overrides, SubmitFlags};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::operator::ClusterHandle;
-use crate::{output, train};
+use crate::store_check::{self, StoreUse};
+use crate::{output, resume, train};
 
 pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
-    let run = read(&flags.file, registry)?;
+    let (run, origin) = match (&flags.from, &flags.file) {
+        (Some(from), _) => {
+            let (run, origin) = stored(from, flags, registry)?;
+            (run, Some(origin))
+        }
+        (None, Some(file)) => (read(file, registry)?, None),
+        (None, None) => {
+            return Err(Failure::new(Exit::Usage, "there is no run to submit")
+                .next("name a TOML file, a run's run.json, or a store with --from"));
+        }
+    };
+    if let Some(spec) = &run.checkpoint {
+        store_check::check(spec, StoreUse::Elsewhere)?;
+    }
     let path = run.data.path.clone();
     let idle = train::idle(run.start_workers, run.batch.data_shards);
     let cluster = ClusterHandle::find(&flags.ask.cluster)?;
     let (id, runs) = cluster.ask(async |operator| {
         let id = operator.next_id();
-        let id = operator.submit(id, run).await?;
+        let id = match origin {
+            Some(origin) => operator.resume_stored(id, run, origin).await?,
+            None => operator.submit(id, run).await?,
+        };
         Ok((id, operator.runs().await?))
     })?;
     let view = runs.iter().rfind(|view| Some(view.id) == id);
@@ -36,6 +53,41 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
     }
     output::say(format_args!("note: its data, \"{path}\", is looked for on each worker's machine"));
     output::print(view.map_or("the run is accepted".into(), sentence))
+}
+
+/// The run in a store, and what the cluster has to know of the store. The data are those of the
+/// workers' machines: a worker with other data restores nothing.
+fn stored(
+    from: &Path,
+    flags: &SubmitFlags,
+    registry: &Registry,
+) -> Result<(RunSpec, RunOrigin), Failure> {
+    let place = resume::store_of(from)?;
+    let found = resume::read_run(&place, flags.step)?;
+    let (step, mut run) = (found.origin.step(), found.run);
+    if let Some(data) = &flags.data {
+        run.data.path = data.clone();
+    }
+    let refused = |why: String, next: &str| {
+        let failure = Failure::new(Exit::Usage, "the run cannot go on from its store");
+        failure.at(from.display()).because(why).next(next)
+    };
+    if let Some(why) = run.data.is_elsewhere() {
+        let next = "name with --data the absolute path that they have on the workers' machines";
+        return Err(refused(why, next));
+    }
+    match &mut run.checkpoint {
+        Some(checkpoint) => checkpoint.path = place.to_string(),
+        None => {
+            let why = "its specification has no section [checkpoint]".into();
+            let next = "`everstep checkpoint export` makes weights for a new run of it";
+            return Err(refused(why, next));
+        }
+    }
+    let next = "submit it with the program that began it";
+    registry.validate(&run).map_err(|error| refused(error.to_string(), next))?;
+    output::say(format_args!("goes on from the checkpoint of step {step} in {place}"));
+    Ok((run, found.origin))
 }
 
 /// The run in a file: one that `everstep train` reads, or one that it has written.

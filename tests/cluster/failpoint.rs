@@ -18,6 +18,7 @@ use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::WorkerState;
 use futures_util::{StreamExt, stream};
 use rustix::process::Pid;
+use serde_json::Value;
 
 use crate::world::World;
 
@@ -180,4 +181,29 @@ fn program(folder: &Path, coordinators: &[&str], log: &Path) -> PathBuf {
     fs::write(&program, script).expect("it can be written");
     fs::set_permissions(&program, Permissions::from_mode(0o700)).expect("it is ours");
     program
+}
+
+/// The newest checkpoints that a complete run has listed, as many as it keeps, are in its store,
+/// and all of what is there is whole. Returns the run's events.
+fn assert_stored(world: &World, dir: &Path, (keep, what): (usize, &str)) -> Vec<Value> {
+    let checkpoint = |verb: &str, more: &[&str]| {
+        let dir = dir.to_str().expect("UTF-8");
+        world.start(&[&["checkpoint", verb, "--dir", dir], more].concat()).end()
+    };
+    assert_eq!(checkpoint("verify", &[]).code, Some(0), "{what}: a checkpoint is damaged");
+    let told = checkpoint("ls", &["--json"]).stdout;
+    let told: Value = serde_json::from_str(&told).expect("JSON");
+    // Beside those that are listed, there may be parts of one that was skipped.
+    let whole = told.as_array().expect("a list").iter().filter(|it| it["complete"] == true);
+    let there: Vec<_> = whole.map(|it| &it["step"]).collect();
+    let events = fs::read_to_string(dir.join("events.jsonl")).expect("events");
+    let events = events.lines().map(|line| serde_json::from_str(line).expect("JSON"));
+    let events: Vec<Value> = events.collect();
+    let of_listed = events.iter().filter(|event| event["event"] == "checkpoint");
+    let listed: Vec<_> = of_listed.map(|event| &event["step"]).collect();
+    assert!(!listed.is_empty(), "{what}: there are checkpoints");
+    let newest = &listed[listed.len().saturating_sub(keep)..];
+    let all = newest.iter().all(|step| there.contains(step));
+    assert!(all, "{what}: {there:?} lacks some of {listed:?}");
+    events
 }

@@ -6,6 +6,7 @@
 mod by_hand;
 mod coordinator;
 mod daemon;
+mod damaged;
 mod demo;
 mod elastic;
 mod failpoint;

@@ -39,6 +39,19 @@ fn a_setting_that_cannot_be_is_refused() {
 }
 
 #[test]
+fn a_store_that_cannot_keep_checkpoints_is_refused_before_anything_starts() {
+    let world = World::new().with("checkpoint.every", 5).with("checkpoint.path", "taken/store");
+    world.write("taken", "a file, and no folder");
+    for flags in [&[][..], &["--dry-run"]] {
+        let run = world.launch(flags);
+        let dir = run.dir.clone();
+        let ended = run.program.end();
+        assert_refused(&ended, "the store of the checkpoints cannot be used");
+        assert!(!dir.exists(), "no run has begun");
+    }
+}
+
+#[test]
 fn a_flag_that_cannot_be_is_refused() {
     for (flags, words) in [
         (&["--workers", "0"][..], "--workers"),

@@ -117,8 +117,13 @@ fn what_cannot_be_restored_is_refused_before_anything_is_undone() {
 
 #[test]
 fn what_is_kept_is_listed_verified_and_exported() {
-    let world = saved_run(45).with("checkpoint.keep", 2);
+    let world = saved_run(45).with("checkpoint.keep", 2).with("checkpoint.keep_every", 20);
     let run = world.train(&["--workers", "3"]);
+    let model = run.dir.join("checkpoints/model.safetensors");
+    let host = run.report["model_host"].as_str().expect("a directory is on a machine");
+    let stored = format!("  stored      {host}:{}", model.display());
+    assert!(run.stdout.contains(&stored), "{}", run.stdout);
+    assert_eq!(run.report["model"], show(&model));
     let ask = |arguments: &[&str]| {
         world.start(&[&["checkpoint"], arguments, &["--dir", show(&run.dir)]].concat()).end()
     };
@@ -127,6 +132,12 @@ fn what_is_kept_is_listed_verified_and_exported() {
     let told = told.as_array().expect("a list");
     let steps: Vec<u64> = told.iter().filter_map(|it| it["step"].as_u64()).collect();
     assert!(steps.ends_with(&[40, 45]), "{steps:?}");
+    let events = run.lines("events.jsonl");
+    let is_listed = |step: u64| {
+        events.iter().any(|event| event["event"] == "checkpoint" && event["step"] == step)
+    };
+    let complete = |step: u64| told.iter().any(|it| it["step"] == step && it["complete"] == true);
+    assert_eq!(complete(20), is_listed(20), "20 divides it: {steps:?}");
     assert!(told.iter().rev().take(2).all(|it| it["complete"] == true), "{told:?}");
     assert_eq!(told.last().expect("one")["state_hash"], run.hash());
     let verified = ask(&["verify"]);
@@ -136,4 +147,19 @@ fn what_is_kept_is_listed_verified_and_exported() {
     assert_eq!(exported.code, Some(0), "{exported:?}");
     let files = ["config.json", "model.safetensors"];
     assert!(files.iter().all(|file| folder.join(file).is_file()), "{exported:?}");
+
+    let refused = ask(&["rm", "--step", "45"]);
+    assert_ne!(refused.code, Some(0), "the newest one stays: {refused:?}");
+    let store = run.dir.join("checkpoints");
+    for (flags, step) in
+        [(&["rm", "--step", "40"][..], 40), (&["rm", "--step", "45", "--force"], 45)]
+    {
+        assert!(store.join(format!("step-{step:06}/manifest.json")).is_file());
+        let removed = ask(flags);
+        assert_eq!(removed.code, Some(0), "{removed:?}");
+        let folder = store.join(format!("step-{step:06}"));
+        assert!(!folder.join("manifest.json").exists(), "{removed:?}");
+    }
+    let missing = ask(&["verify", "--step", "45"]);
+    assert!(missing.block().contains("next: `everstep checkpoint ls`"), "{missing:?}");
 }

@@ -7,7 +7,7 @@
 //! its first answer was lost. So the bytes decide (see [`Created`]). Multipart uploads know no
 //! conditions. So only small objects are created conditionally, and parts have names of their own.
 
-mod connect;
+pub(super) mod connect;
 mod upload;
 
 use std::fmt::Display;

@@ -75,6 +75,19 @@ pub fn open(place: &Place, environment: &Environment) -> Result<Box<dyn Store>, 
     }
 }
 
+/// The variables to set where the environment has no credentials for a place, in words. None if it
+/// has some, or needs none. A machine without them may have a role for the bucket all the same.
+pub fn missing_credentials(place: &Place, environment: &Environment) -> Option<&'static str> {
+    match place {
+        #[cfg(feature = "cloud")]
+        Place::Bucket { service, .. } => super::cloud::connect::hint(*service, environment),
+        _ => {
+            let _ = environment;
+            None
+        }
+    }
+}
+
 impl Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

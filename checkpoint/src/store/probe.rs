@@ -1,5 +1,5 @@
-//! Whether a store does what checkpoints need. Each process asks at its start, before it relies on
-//! the store.
+//! Whether a store does what checkpoints need. A worker asks when its run begins, and a launcher
+//! before it starts the workers.
 
 use super::{Created, ErrorKind, Store, StoreError};
 use crate::names::ObjectName;

@@ -61,6 +61,7 @@ pub(crate) fn view() -> ClusterView {
         store_error: None,
         checkpoint: Step(800),
         lacks_checkpoint: None,
+        restores: None,
         standstill: None,
         unable: Vec::new(),
         outage: None,

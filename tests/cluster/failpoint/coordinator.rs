@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use everstep_coordinator::daemon::failpoint::POINTS;
-use everstep_transport::protocol::WorkerId;
+use everstep_transport::protocol::{CheckpointSpec, WorkerId};
 use rustix::process::{Signal, kill_process};
 
-use super::{SLOW, Scene, abreast, world};
+use super::{SLOW, Scene, abreast, assert_stored, world};
 use crate::world::World;
 
 /// The event in a run while its coordinators die.
@@ -123,6 +123,10 @@ fn play(world: &World, happenings: &[While]) {
         happening.happen(&mut scene, &points).await;
         let log = scene.log.clone();
         let report = scene.end().await;
+        if *happening == While::Saving {
+            let dir = log.parent().expect("a directory");
+            assert_stored(world, dir, (CheckpointSpec::KEEP as usize, &format!("{points:?}")));
+        }
         let met = fs::read_to_string(log).unwrap_or_default();
         let missed: Vec<_> =
             points.iter().filter(|point| !met.lines().any(|l| l == **point)).collect();

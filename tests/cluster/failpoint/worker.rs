@@ -9,8 +9,8 @@ use std::thread;
 use everstep_worker::failpoint::{POINTS, STORE_POINTS};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{ABREAST, SLOW, Scene, abreast, block_on, world};
-use crate::world::{World, until};
+use super::{ABREAST, SLOW, Scene, abreast, assert_stored, block_on, world};
+use crate::world::{World, show, until};
 
 /// The way of a victim to its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -207,31 +207,39 @@ fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         scene.complete().await;
-        let checkpoint = |verb: &str, more: &[&str]| {
-            let dir = dir.to_str().expect("UTF-8");
-            world.start(&[&["checkpoint", verb, "--dir", dir], more].concat()).end()
-        };
-        assert_eq!(checkpoint("verify", &[]).code, Some(0), "{point}: a checkpoint is damaged");
-        let told = checkpoint("ls", &["--json"]).stdout;
-        let told: serde_json::Value = serde_json::from_str(&told).expect("JSON");
-        // Beside those that are listed, there may be parts of one that was skipped.
-        let whole = told.as_array().expect("a list").iter().filter(|it| it["complete"] == true);
-        let there: Vec<_> = whole.map(|it| &it["step"]).collect();
-        let events = fs::read_to_string(dir.join("events.jsonl")).expect("events");
-        let events = events.lines().map(|line| serde_json::from_str(line).expect("JSON"));
-        let events: Vec<serde_json::Value> = events.collect();
-        let of = |kind: &str| -> Vec<&serde_json::Value> {
-            events.iter().filter(|it| it["event"] == kind).collect()
-        };
-        let listed: Vec<_> = of("checkpoint").into_iter().map(|it| &it["step"]).collect();
-        let newest = &listed[listed.len().saturating_sub(2)..];
-        let all = newest.iter().all(|step| there.contains(step));
-        assert!(all, "{point}: {there:?} lacks some of {listed:?}");
+        let events = assert_stored(&world, &dir, (2, point));
         let model = dir.join("checkpoints/model.safetensors");
         assert!(model.is_file(), "{point}: the model is in the store");
-        let named = of("complete").pop().expect("it is complete");
+        let named = events.iter().find(|event| event["event"] == "complete");
+        let named = named.expect("it is complete");
         assert_eq!(named["model"]["path"], model.to_str().expect("UTF-8"), "{point}");
     });
+}
+
+/// All processes are killed when the manifest of the last step is in its place, and before the log
+/// lists it. A later generation saves the step again, and the older manifest is not in its way.
+#[test]
+fn i12_a_checkpoint_that_was_complete_and_never_listed_is_saved_again() {
+    const STANDS: &str = "manifest.placed=1*off->sleep(60000)";
+    let world = world(100, &[("checkpoint.every", 50)]);
+    let wanted = world.undisturbed();
+    let dir = block_on(async {
+        let mut scene = Scene::begin(&world, &[STANDS, STANDS]).await;
+        let dir = scene.log.parent().expect("a directory").to_path_buf();
+        let manifest = dir.join("checkpoints/step-000100/manifest.json");
+        assert!(scene.until(|_| manifest.is_file()).await, "it is complete without a listing");
+        dir
+    });
+    let manifest = dir.join("checkpoints/step-000100/manifest.json");
+    let first = fs::read_to_string(&manifest).expect("a manifest");
+    let resumed = world.start(&["resume", show(&dir), "--workers", "3"]).end();
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    assert!(resumed.stdout.contains(&wanted), "{resumed:?}");
+    let events = assert_stored(&world, &dir, (2, "resumed"));
+    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).next_back();
+    assert_eq!(of("checkpoint").expect("one")["step"], 100);
+    assert_eq!(of("checkpoint_failed"), None);
+    assert_ne!(fs::read_to_string(&manifest).expect("a manifest"), first, "a later generation's");
 }
 
 #[test]

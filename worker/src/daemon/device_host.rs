@@ -22,6 +22,7 @@ use super::store_thread::{self, ClusterIdentity};
 use super::telemetry::{self, GpuTelemetry};
 use crate::device::build::{BuildContext, build};
 use crate::device::checkpoint_facts::CheckpointFacts;
+use crate::device::model_path::remove_passing;
 use crate::device::{Device, thread as device_thread};
 use crate::registry::{BuildError, Registry};
 use crate::step::event::{Input, Job, Report, StoreJob};
@@ -58,6 +59,13 @@ pub struct DeviceHost {
     telemetry: Option<GpuTelemetry>,
 }
 
+impl Drop for DeviceHost {
+    fn drop(&mut self) {
+        (self.device, self.store) = (None, None);
+        remove_passing(self.context.incarnation);
+    }
+}
+
 impl DeviceHost {
     /// A host without a device.
     pub fn new(
@@ -75,6 +83,7 @@ impl DeviceHost {
     pub fn build(&mut self, run: RunSpec, own: Addr<WorkerActor>) {
         (self.device, self.store, self.telemetry) = (None, None, None);
         self.build += 1;
+        remove_passing(self.context.incarnation);
         self.context.incarnation = random();
         let (registry, context) = (self.registry.clone(), self.context.clone());
         let (pool, number) = (self.pool.clone(), self.build);

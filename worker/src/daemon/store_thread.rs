@@ -86,6 +86,7 @@ impl StoreThread {
     }
 
     fn run(mut self) {
+        self.store.open_early(&mut self.reports);
         while let Some(job) = self.store.next() {
             let done = match job {
                 StoreJob::Save(part) => self.save(&part),

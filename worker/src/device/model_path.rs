@@ -58,6 +58,11 @@ pub fn passing_path(incarnation: u64) -> PathBuf {
     std::env::temp_dir().join(format!("{PASSING}{incarnation:016x}.safetensors"))
 }
 
+/// Removes what a worker that ends, or begins another run, may have gathered on its way to a store.
+pub fn remove_passing(incarnation: u64) {
+    let _ = std::fs::remove_file(passing_path(incarnation)); // mostly there is none
+}
+
 /// Whether a file is one of [`passing_path`].
 pub fn is_passing(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PASSING))

@@ -38,7 +38,7 @@ pub(super) fn connect(
 }
 
 /// What a person may do if a service lets nobody in. None if the environment has credentials.
-pub(super) fn hint(service: Service, environment: &Environment) -> Option<&'static str> {
+pub(in crate::store) fn hint(service: Service, environment: &Environment) -> Option<&'static str> {
     let credentials: &[&str] = match service {
         Service::S3 => &[
             "AWS_ACCESS_KEY_ID",

@@ -51,6 +51,8 @@ pub struct ClusterView {
     /// Since when the run has to go back and cannot, as each of its checkpoints is damaged.
     /// Milliseconds of Unix time.
     pub lacks_checkpoint: Option<u64>,
+    /// The step of the checkpoint that the members restore: no later step was committed since.
+    pub restores: Option<Step>,
     /// Why no device of the run gets on, while none does.
     pub standstill: Option<Standstill>,
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
@@ -130,6 +132,7 @@ impl Core {
             store_error: self.store_error(),
             checkpoint: self.newest_checkpoint(),
             lacks_checkpoint: self.change.lacks_checkpoint().map(|since| self.unix_ms(since)),
+            restores: self.leader().and_then(|_| self.restores()).map(|id| id.step),
             standstill: self.standstill(),
             unable: self.unable(),
             outage: self.health.detector.outage(now).filter(|_| self.running()),

@@ -44,13 +44,7 @@ pub(super) fn carry_out(
     delete.iter().try_for_each(|id| remove(store, &listing, *id))?;
     history::write(store, CheckpointId::of(commit), lines, events)?;
     pass_point("manifest.due");
-    let is_there = match store.put_new(&manifest.name(), &manifest.to_bytes())? {
-        Created::Mine => true,
-        Created::Theirs => is_same(store, &manifest)?,
-    };
-    if !is_there {
-        let step = commit.step;
-        let reason = format!("another state of step {step} is in the store already");
+    if let Some(reason) = put(store, &manifest, &listing)? {
         return Ok(Attempt::Refused(reason));
     }
     pass_point("manifest.placed");
@@ -161,11 +155,53 @@ fn assemble(
     Manifest::assemble(&known, &summaries).map_err(|error| error.to_string())
 }
 
-/// Whether the manifest in the store is of the same checkpoint.
-fn is_same(store: &dyn Store, manifest: &Manifest) -> Result<bool, StoreError> {
+/// What a manifest finds at its place.
+enum Place {
+    /// Nothing, or the manifest of the same checkpoint: now it is there.
+    Taken,
+    /// The manifest of this checkpoint, which no log can list any more.
+    Outdated(CheckpointId),
+    /// Something that stays.
+    Occupied,
+}
+
+/// Puts the manifest in its place. Returns why it is not there, if it is not.
+///
+/// A manifest of the same run and step and of an older generation gives way, with its parts. All
+/// processes ended, or the run went back, before the log listed it. Since then a newer generation
+/// has committed the step again, so the older one is of no history that a log can list. A worker
+/// that dies between the deletion and the new manifest leaves parts alone, and the leader orders
+/// the manifest again. The checkpoints that the log lists are of other steps and stay.
+fn put(
+    store: &dyn Store,
+    manifest: &Manifest,
+    listing: &[StoredObject],
+) -> Result<Option<String>, StoreError> {
+    let mut place = put_new(store, manifest)?;
+    if let Place::Outdated(id) = place {
+        remove(store, listing, id)?;
+        place = put_new(store, manifest)?;
+    }
+    let step = manifest.step;
+    let taken = || format!("another state of step {step} is in the store already");
+    Ok((!matches!(place, Place::Taken)).then(taken))
+}
+
+fn put_new(store: &dyn Store, manifest: &Manifest) -> Result<Place, StoreError> {
+    if store.put_new(&manifest.name(), &manifest.to_bytes())? == Created::Mine {
+        return Ok(Place::Taken);
+    }
     let bytes = store.read_whole(&manifest.name(), MAX_MANIFEST_BYTES)?;
-    let key = |of: &Manifest| (of.run.clone(), of.generation, of.state_hash);
-    Ok(Manifest::parse(&bytes).is_ok_and(|there| key(&there) == key(manifest)))
+    let Ok(there) = Manifest::parse(&bytes) else { return Ok(Place::Occupied) };
+    let key = |of: &Manifest| (of.run.clone(), of.step, of.generation, of.state_hash);
+    let (step, generation) = (there.step, there.generation);
+    let is_older =
+        there.run == manifest.run && step == manifest.step && generation < manifest.generation;
+    Ok(match () {
+        () if key(&there) == key(manifest) => Place::Taken,
+        () if is_older => Place::Outdated(CheckpointId { step, generation }),
+        () => Place::Occupied,
+    })
 }
 
 /// Deletes a checkpoint from a store with this listing: its manifest first, then its parts. What

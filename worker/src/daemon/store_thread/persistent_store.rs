@@ -88,6 +88,29 @@ impl PersistentStore {
         Self { path: path.into(), jobs, passed: VecDeque::new(), store: None }
     }
 
+    /// Opens the store before the first job, so that a store that cannot be used is told of at
+    /// once. Returns when the store is open, or when there is a job, which tries on.
+    ///
+    /// A directory that is not there yet stays so: a part makes it. Where a run goes on, a store
+    /// that is not mounted must not look like an empty one.
+    pub(super) fn open_early(&mut self, reports: &mut Reports) {
+        let mut pause = STORE_BACKOFF;
+        while !self.is_missing_directory() {
+            let Err(error) = self.open().map(drop) else { return reports.tell(None) };
+            reports.tell(Some(error.to_string()));
+            match self.jobs.recv_timeout(pause) {
+                Ok(job) => return self.passed.push_back(job),
+                Err(RecvTimeoutError::Timeout) => pause = (2 * pause).min(STORE_BACKOFF_MAX),
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
+    }
+
+    fn is_missing_directory(&self) -> bool {
+        let place = self.path.parse();
+        matches!(place, Ok(Place::Directory(path)) if !path.try_exists().unwrap_or(true))
+    }
+
     /// Waits for the next job. None once there will be no more.
     pub(super) fn next(&mut self) -> Option<StoreJob> {
         self.passed.pop_front().or_else(|| self.jobs.recv().ok())

@@ -183,6 +183,44 @@ fn a_checkpoint_that_is_deleted_leaves_the_files_of_another_generation() {
     assert!(thread.restore(id(5, 3)).is_ok());
 }
 
+/// All processes were killed between the manifest and the entry that lists it. The run went on from
+/// an older checkpoint, and a later generation has trained the step again.
+#[test]
+fn i12_a_complete_checkpoint_that_no_log_lists_gives_way_to_that_of_a_later_generation() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let thread = TestThread::start(folder.path());
+    thread.checkpoint(&commit(4, 2), Vec::new());
+    thread.checkpoint(&commit(5, 2), Vec::new());
+    let StoreReport::Manifest(written) = thread.checkpoint(&commit(5, 3), Vec::new()) else {
+        panic!("the manifest is written")
+    };
+    assert_eq!((written.id, written.deleted), (id(5, 3), vec![]));
+    let files = std::fs::read_dir(folder.path().join("step-000005")).expect("the folder");
+    assert_eq!(files.count(), 3, "the parts of the older one are gone");
+    assert!(thread.restore(id(5, 3)).is_ok());
+    assert!(thread.restore(id(4, 2)).is_ok(), "another step is another checkpoint");
+    // An order of an earlier leader comes late.
+    let StoreReport::Unsaved { reason, .. } = thread.checkpoint(&commit(5, 2), Vec::new()) else {
+        panic!("the newer one stays")
+    };
+    assert_eq!(reason, "another state of step 5 is in the store already");
+    assert!(thread.restore(id(5, 3)).is_ok());
+}
+
+#[test]
+fn a_manifest_of_another_run_stays() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let thread = TestThread::start(folder.path());
+    thread.checkpoint(&commit(5, 2), Vec::new());
+    let path = folder.path().join("step-000005/manifest.json");
+    let there = Manifest::parse(&std::fs::read(&path).expect("a manifest")).expect("whole");
+    let foreign = Manifest { run: "other".into(), ..there }.to_bytes();
+    std::fs::write(&path, &foreign).expect("written");
+    let told = thread.checkpoint(&commit(5, 3), Vec::new());
+    assert!(matches!(told, StoreReport::Unsaved { .. }), "{told:?}");
+    assert_eq!(std::fs::read(&path).expect("a manifest"), foreign);
+}
+
 #[test]
 fn a_manifest_that_was_cut_is_deleted_with_any_generation_and_a_newer_program_s_is_not() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -253,6 +291,30 @@ fn a_manifest_of_a_newer_program_is_waited_for_and_is_no_damaged_one() {
     thread.give(StoreJob::Restore { generation: Generation(8), id: id(5, 2), shards });
     let StoreReport::Failing(Some(reason)) = thread.next() else { panic!("it waits") };
     assert!(reason.contains("format 9"), "{reason}");
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_told_of_before_the_first_job() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let place = folder.path().join("store");
+    std::fs::write(&place, b"a file, and no folder").expect("written");
+    let thread = TestThread::start(&place);
+    let StoreReport::Failing(Some(_)) = thread.next() else { panic!("it says so") };
+    std::fs::remove_file(&place).expect("removed");
+    std::fs::create_dir(&place).expect("made");
+    loop {
+        match thread.next() {
+            StoreReport::Failing(Some(_)) => {}
+            StoreReport::Failing(None) => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    drop(thread);
+    let away = folder.path().join("away");
+    let (_jobs, received) = channel();
+    let mut store = PersistentStore::new(&away.display().to_string(), received);
+    store.open_early(&mut Reports::new(Box::new(|report| panic!("{report:?}"))));
+    assert!(!away.exists(), "a store that is not mounted does not look like an empty one");
 }
 
 #[test]
