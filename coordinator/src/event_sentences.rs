@@ -28,32 +28,6 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
     )
 }
 
-fn members(count: usize) -> String {
-    let plural = if count == 1 { "" } else { "s" };
-    format!("{count} worker{plural}")
-}
-
-fn written_again(from: Step, to: Step, count: u64) -> String {
-    format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
-}
-
-fn skipped(step: Step, earlier: Step) -> String {
-    format!(
-        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
-    )
-}
-
-fn skipped_together(from: Step, to: Step, count: u64) -> String {
-    format!(
-        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
-         being written"
-    )
-}
-
-fn saved(step: Step, bytes: u64, seconds: f64) -> String {
-    format!("the checkpoint of step {step} is complete: {bytes} bytes, written in {seconds:.1} s")
-}
-
 /// A sentence about the event.
 pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
     let called = |worker: &WorkerId| state.called(*worker);
@@ -112,12 +86,7 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::CheckpointsResumed { from, to, count } => written_again(*from, *to, *count),
         EventKind::CheckpointSkipped { step, earlier } => skipped(*step, *earlier),
         EventKind::CheckpointsSkipped { from, to, count } => skipped_together(*from, *to, *count),
-        EventKind::CheckpointDamaged { step, reason, is_last } => {
-            let last = if *is_last { "; no other one of the run is whole" } else { "" };
-            format!(
-                "the checkpoint of step {step} is damaged, and cannot be restored: {reason}{last}"
-            )
-        }
+        EventKind::CheckpointDamaged { step, reason, is_last } => damaged(*step, reason, *is_last),
         EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
         EventKind::Resumed => "the run goes on: an operator has resumed it".into(),
         EventKind::CheckpointRequested { step } => {
@@ -127,4 +96,35 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
             format!("the run goes on from the checkpoint of step {step} of another cluster")
         }
     }
+}
+
+fn members(count: usize) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} worker{plural}")
+}
+
+fn written_again(from: Step, to: Step, count: u64) -> String {
+    format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
+}
+
+fn skipped(step: Step, earlier: Step) -> String {
+    format!(
+        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
+    )
+}
+
+fn skipped_together(from: Step, to: Step, count: u64) -> String {
+    format!(
+        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
+         being written"
+    )
+}
+
+fn damaged(step: Step, reason: &str, is_last: bool) -> String {
+    let last = if is_last { "; no other one of the run is whole" } else { "" };
+    format!("the checkpoint of step {step} is damaged, and cannot be restored: {reason}{last}")
+}
+
+fn saved(step: Step, bytes: u64, seconds: f64) -> String {
+    format!("the checkpoint of step {step} is complete: {bytes} bytes, written in {seconds:.1} s")
 }

@@ -6,30 +6,6 @@ use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
 use crate::cluster::Progress;
 use crate::output;
 
-fn skipped(step: Step, earlier: Step) -> String {
-    format!(
-        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
-    )
-}
-
-fn damaged(step: Step, reason: &str, is_last: bool) -> String {
-    let last = match is_last {
-        true => {
-            "; no other one is whole, and a run that has to go back waits for `everstep run \
-             rollback --step 0`"
-        }
-        false => "",
-    };
-    format!("the checkpoint of step {step} is damaged: {reason}{last}")
-}
-
-fn skipped_together(from: Step, to: Step, count: u64) -> String {
-    format!(
-        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
-         being written"
-    )
-}
-
 /// The sentence for an event. None for events that every run has.
 pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
     let called = |worker: &WorkerId| progress.called(*worker);
@@ -96,6 +72,30 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         | EventKind::Failed { .. } => return None,
     };
     Some(output::plain(&sentence))
+}
+
+fn skipped(step: Step, earlier: Step) -> String {
+    format!(
+        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
+    )
+}
+
+fn damaged(step: Step, reason: &str, is_last: bool) -> String {
+    let last = match is_last {
+        true => {
+            "; no other one is whole, and a run that has to go back waits for `everstep run \
+             rollback --step 0`"
+        }
+        false => "",
+    };
+    format!("the checkpoint of step {step} is damaged: {reason}{last}")
+}
+
+fn skipped_together(from: Step, to: Step, count: u64) -> String {
+    format!(
+        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
+         being written"
+    )
 }
 
 fn saved(step: Step, bytes: u64, seconds: f64) -> String {

@@ -81,16 +81,16 @@ pub enum Command {
     },
     /// The history has to tell this event of a run.
     Note {
-        /// The run's id.
+        /// The run that the proposer means. With another one under way, nothing changes.
         run: u64,
         /// The event.
         kind: EventKind,
     },
     /// A run is over.
     End {
-        /// The run's id.
+        /// The run that the proposer means. With another one under way, nothing changes.
         run: u64,
-        /// How it ended.
+        /// How the run ended: complete, or failed for a reason.
         outcome: Outcome,
         /// How it did, as the proposer knows it from lines and events.
         figures: RunFigures,
@@ -155,7 +155,7 @@ pub enum Command {
     },
     /// A checkpoint is complete: its manifest is durable, and its step is settled.
     ListCheckpoint {
-        /// The run's id.
+        /// The run that the proposer means. With another one under way, nothing changes.
         run: u64,
         /// The checkpoint with its digests.
         checkpoint: ListedCheckpoint,
@@ -167,7 +167,7 @@ pub enum Command {
     },
     /// A worker has found damage in a checkpoint.
     DamageCheckpoint {
-        /// The run's id.
+        /// The run that the proposer means. With another one under way, nothing changes.
         run: u64,
         /// The checkpoint that cannot be restored.
         id: CheckpointId,
@@ -176,7 +176,7 @@ pub enum Command {
     },
     /// A checkpoint is not written, and an event has to tell why.
     FailCheckpoint {
-        /// The run's id.
+        /// The run that the proposer means. With another one under way, nothing changes.
         run: u64,
         /// The checkpoint that is not written.
         id: CheckpointId,
@@ -185,7 +185,7 @@ pub enum Command {
     },
     /// A checkpoint is skipped, and an event has to tell so.
     SkipCheckpoint {
-        /// The run's id.
+        /// The run that the proposer means. With another one under way, nothing changes.
         run: u64,
         /// The checkpoint that is not written.
         id: CheckpointId,
