@@ -152,20 +152,32 @@ def test_a_killed_launch_leaves_no_process(launch):
 
 
 def test_a_worker_joins_with_its_script(launch, train, tmp_path):
-    script = ("faulty.py", "none", "400")
+    gate = tmp_path / "gate"
+    gate.touch()
+    script = ("faulty.py", "gate", "600", str(gate))
     expected = train(*script).hash
+    gate.unlink()
     launched = launch(*script)
-    launched.await_steps(5)
+    launched.await_steps(15)  # steps are settled a little later
     directory = launched.directory
     coordinators = json.loads((directory / "cluster.json").read_text())["coordinators"]
-    address = coordinators[0]["address"]
-    token = f"@{directory / 'join.token'}"
-    command = [sys.executable, "-m", "everstep", "worker", "--coordinators", address, "--join", token]
-    command += ["--dir", str(tmp_path / "joiner"), "--", str(SCRIPTS / script[0]), *script[1:]]
-    joiner = subprocess.run(command, capture_output=True, text=True, timeout=LAUNCH_TIMEOUT)
+    command = [sys.executable, "-m", "everstep", "worker"]
+    command += ["--coordinators", coordinators[0]["address"]]
+    command += ["--join", f"@{directory / 'join.token'}", "--dir", str(tmp_path / "joiner")]
+    command += ["--", str(SCRIPTS / script[0]), *script[1:]]
+    pipe = subprocess.PIPE
+    joiner = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    events = directory / "events.jsonl"
+    until = time.monotonic() + LAUNCH_TIMEOUT
+    while events.read_text().count('"registered"') < 2:
+        assert joiner.poll() is None, joiner.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    gate.touch()
     ended = launched.end()
+    _, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
     assert ended.hash == expected
-    assert joiner.returncode == 0, joiner.stderr
+    assert joiner.returncode == 0, told
     assert len(ended.report["generations"]) > 1, "it took part"
 
 

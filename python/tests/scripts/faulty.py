@@ -1,6 +1,8 @@
 """A script that does what its argument says, in its third step or before."""
 
 import sys
+import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -31,6 +33,10 @@ if fault == "muon":
 run = everstep.Run(model, optimizer, data=Numbers(), steps=int(sys.argv[2]) if len(sys.argv) > 2 else 2000, data_shards=2, micro_batch=4)
 for x in run:
     loss = (model(x) - 3 * x).square().mean()
+    if fault == "gate" and run.step >= 20:
+        # Goes on when the test has made the file.
+        while not Path(sys.argv[3]).exists():
+            time.sleep(0.01)
     if run.step >= 3:
         if fault == "exception":
             raise ValueError("the loss looks odd")
