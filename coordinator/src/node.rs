@@ -142,8 +142,8 @@ pub struct Node {
 
 // Inputs and outputs.
 impl Node {
-    /// A coordinator as its disk left it, with the cluster's history up to the snapshot on the disk,
-    /// as far as it knows that. The first effects replay the log on the disk.
+    /// A coordinator as its disk left it, with the cluster's history up to the snapshot on the
+    /// disk, as far as it knows that. The first effects replay the log on the disk.
     ///
     /// # Errors
     /// [`NodeError`].

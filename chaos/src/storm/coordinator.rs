@@ -46,6 +46,27 @@ impl StormCoordinator {
         &self.events
     }
 
+    /// The update with its page of lines, and of events that memory does not have.
+    fn filled(&self, update: Update, after: Option<Step>, in_file: Option<EventRange>) -> Update {
+        let rest = after.map(|after| self.lines.iter().skip(after.0 as usize));
+        let lines = rest.into_iter().flatten().take(PAGE).cloned().collect();
+        let events = match in_file {
+            Some(range) => self.events_of(range),
+            None => update.events,
+        };
+        Update { lines, events, ..update }
+    }
+
+    /// Takes what an entry brings. Returns the new events.
+    fn record(&mut self, brought: Vec<HistoryEvent>) -> &[Event] {
+        let known = self.events.len();
+        self.events.extend(brought.into_iter().filter_map(|event| match event {
+            HistoryEvent::Event(event) => Some(event),
+            HistoryEvent::Run(_) => None,
+        }));
+        &self.events[known..]
+    }
+
     /// A page of the events of a range.
     fn events_of(&self, EventRange { after, to }: EventRange) -> Vec<Event> {
         let rest = self.events.iter().skip(after as usize);
@@ -139,22 +160,12 @@ impl StormSim {
                 self.bring(StormLane::Log, StormEvent::Arrive(durable));
             }
             CoreEffect::Shell(ShellEffect::Update { to, after, in_file, update }) => {
-                let rest = after.map(|after| self.coordinator.lines.iter().skip(after.0 as usize));
-                let lines = rest.into_iter().flatten().take(PAGE).cloned().collect();
-                let events = match in_file {
-                    Some(range) => self.coordinator.events_of(range),
-                    None => update.events,
-                };
-                self.send(&[to], Message::Update(Update { lines, events, ..*update }))?;
+                let update = self.coordinator.filled(*update, after, in_file);
+                self.send(&[to], Message::Update(update))?;
             }
             CoreEffect::Shell(ShellEffect::History(entry)) => {
-                let events = entry.events.into_iter().filter_map(|event| match event {
-                    HistoryEvent::Event(event) => Some(event),
-                    HistoryEvent::Run(_) => None,
-                });
-                let known = self.coordinator.events.len();
-                self.coordinator.events.extend(events);
-                self.report.lost += self.checks.events(&self.coordinator.events[known..])?;
+                let new = self.coordinator.record(entry.events);
+                self.report.lost += self.checks.events(new)?;
             }
             // No line is lost, no other coordinator asks for one, and the run saves nothing.
             CoreEffect::Shell(ShellEffect::SkipLines(_))

@@ -98,8 +98,8 @@ impl<'a> CheckpointReader<'a> {
         Ok(ShardState { master, moments: slots })
     }
 
-    /// Reads the head of a file, and finds its shards in it. A part of another format is no damage: a
-    /// newer program wrote it, and going back to an older checkpoint in silence would lose steps.
+    /// Reads the head of a file, and finds its shards in it. A part of another format is no damage:
+    /// a newer program wrote it, and going back to an older checkpoint in silence would lose steps.
     fn open(&self, number: u32) -> Result<BTreeMap<Shard, Vec<Range<u64>>>, ReadError> {
         let manifest = self.manifest;
         let (name, entry) = (manifest.file_name(number), &manifest.files[number as usize]);

@@ -190,8 +190,8 @@ pub enum ShellEffect {
         /// The step before the first line.
         after: Step,
     },
-    /// Send a watcher [`Message::Update`], with the consecutive lines after a step, and perhaps with
-    /// events of the history file: at most [`crate::lines::PAGE`] of each.
+    /// Send a watcher [`Message::Update`], with the consecutive lines after a step, and perhaps
+    /// with events of the history file: at most [`crate::lines::PAGE`] of each.
     Update {
         /// The link to the watcher.
         to: LinkId,

@@ -99,7 +99,7 @@ impl Core {
         }
     }
 
-    /// The run under way, for an entry with this command. A run that is cancelled keeps its figures.
+    /// The run under way, for an entry with this command. A cancelled run keeps its figures.
     fn so_far(&self, command: &OperatorCommand) -> RunSoFar {
         let ends = matches!(command, OperatorCommand::Cancel(_)) && self.running();
         let cancelled = Outcome::Failed { name: None, reason: FailReason::Cancelled };

@@ -61,7 +61,8 @@ impl PeerLinks {
         others.get(turn % others.len().max(1)).copied()
     }
 
-    /// Whether another coordinator has just lost its last link, and the process has not logged that.
+    /// Whether another coordinator has just lost its last link, and the process has not logged
+    /// that.
     pub(super) fn has_fallen_silent(&mut self, identity: &Identity) -> bool {
         let is_linked = self.links.values().any(|link| link.identity() == identity);
         let is_one = identity.role == Role::Coordinator && !self.shut_out.contains(&identity.name);

@@ -62,8 +62,8 @@ impl RecordedHistory {
         self.file.take(entry)
     }
 
-    /// A snapshot of another coordinator stands for the log up to `index`. The core takes it on from
-    /// the entry `applied`.
+    /// A snapshot of another coordinator stands for the log up to `index`. The core takes it on
+    /// from the entry `applied`.
     pub(super) fn lack(&mut self, index: u64, applied: u64) -> Result<(), HistoryFileError> {
         self.file.lack(index)?;
         self.restores = Some(applied);
