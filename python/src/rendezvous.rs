@@ -2,8 +2,8 @@
 //!
 //! The device's thread offers a micro-batch, and then serves what the script's thread asks for,
 //! until that says that the pass is done. So the model's code runs on the script's thread alone,
-//! and the gradients go out while it computes. The script may have ended before: then every pass ends
-//! with its words.
+//! and the gradients go out while it computes. The script may have ended before: then every pass
+//! ends with its words.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
