@@ -236,7 +236,7 @@ fn i12_a_checkpoint_that_was_complete_and_never_listed_is_saved_again() {
     assert_eq!(resumed.code, Some(0), "{resumed:?}");
     assert!(resumed.stdout.contains(&wanted), "{resumed:?}");
     let events = assert_stored(&world, &dir, (2, "resumed"));
-    let of = |kind: &str| events.iter().filter(|event| event["event"] == kind).next_back();
+    let of = |kind: &str| events.iter().rfind(|event| event["event"] == kind);
     assert_eq!(of("checkpoint").expect("one")["step"], 100);
     assert_eq!(of("checkpoint_failed"), None);
     assert_ne!(fs::read_to_string(&manifest).expect("a manifest"), first, "a later generation's");
