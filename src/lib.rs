@@ -80,7 +80,7 @@ pub fn program(registry: Registry) -> ExitCode {
 /// As [`program`], for a program that an interpreter runs: `arguments` are those of the program,
 /// its name first, and `own` says how to start it. The processes of local clusters start so, too.
 pub fn program_of(registry: Registry, arguments: Vec<OsString>, own: Program) -> ExitCode {
-    own.is_own();
+    own.set_own();
     run_verb(registry, arguments)
 }
 

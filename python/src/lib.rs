@@ -4,12 +4,12 @@
 //! optimizer and data, and asks for gradients. Everything here is Rust: the whole program
 //! `everstep`, and the worker of a script.
 //!
-//! - [`engine`]: the worker of a script, as Python sees it.
-//! - [`rendezvous`]: where the worker's threads meet the script's thread.
-//! - [`model`]: the script's model and data, as the worker sees them.
-//! - [`optimizer`]: PyTorch's formulas, which the owners of parameters apply.
-//! - [`statement`]: the run that a script states.
-//! - [`memory`]: memory of tensors, which PyTorch owns.
+//! - `engine`: the worker of a script, as Python sees it.
+//! - `rendezvous`: where the worker's threads meet the script's thread.
+//! - `model`: the script's model and data, as the worker sees them.
+//! - `optimizer`: PyTorch's formulas, which the owners of parameters apply.
+//! - `statement`: the run that a script states.
+//! - `memory`: memory of tensors, which PyTorch owns.
 
 mod engine;
 mod memory;

@@ -78,7 +78,7 @@ impl Program {
     }
 
     /// This process runs the program of an interpreter: its daemons are started so.
-    pub(crate) fn is_own(self) {
+    pub(crate) fn set_own(self) {
         OWN.get_or_init(|| self);
     }
 }
