@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Builds the Python package and runs its tests with PyTorch.
 #
-# VENV: the virtual environment [target/python-venv]. TORCH: the version of PyTorch, or `none`.
+# VENV: the virtual environment [target/python-venv]. TORCH: the version of PyTorch, or `none`. EXTENSION: the extension
+# module, as `cargo test --workspace --no-run` leaves it; without it a wheel is built, which takes minutes.
 # PyTorch comes from PyPI alone: its wheel of some 540 MB without CUDA's libraries, in place of which
 # cuda_stubs.py makes small ones. A second call reuses the environment. Where PyTorch cannot be had,
 # the tests that need it are skipped, and this says so at the end.
@@ -37,11 +38,21 @@ if [ "$torch" != none ] && ! have_torch; then
         echo "warning: PyTorch $torch cannot be installed" >&2
 fi
 
-# The dev profile: the workspace's tests have built most of it.
-"$venv/bin/maturin" build --quiet --profile dev --manifest-path python/Cargo.toml \
-    --interpreter "$venv/bin/python" --target-dir "$target" --out "$target/wheels"
-wheel=$(ls -t "$target"/wheels/everstep-*.whl | head -1)
-"${pip[@]}" install --force-reinstall --no-deps "$wheel"
+if [ -n "${EXTENSION:-}" ]; then
+    # What a wheel would put there. The metadata of the package are checked without building it.
+    "$venv/bin/maturin" sdist --quiet --manifest-path python/Cargo.toml --out "$target/wheels"
+    site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    rm -rf "$site/everstep"
+    cp -r python/everstep "$site/everstep"
+    cp "$EXTENSION" "$site/everstep/_everstep.abi3.so"
+    printf '#!%s\nimport sys\nfrom everstep.__main__ import main\nsys.exit(main())\n' "$venv/bin/python" >"$venv/bin/everstep"
+    chmod +x "$venv/bin/everstep"
+else
+    "$venv/bin/maturin" build --quiet --profile dev --manifest-path python/Cargo.toml \
+        --interpreter "$venv/bin/python" --target-dir "$target" --out "$target/wheels"
+    wheel=$(ls -t "$target"/wheels/everstep-*.whl | head -1)
+    "${pip[@]}" install --force-reinstall --no-deps "$wheel"
+fi
 
 cd python/tests
 "$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
