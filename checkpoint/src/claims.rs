@@ -376,7 +376,8 @@ mod tests {
     #[test]
     fn numbers_end_without_a_panic() {
         let (_folder, store) = folder();
-        let last = serde_json::to_vec(&claim("a")).expect("plain data");
+        let last = StoredClaim { format: FORMAT, claim: claim("a") };
+        let last = serde_json::to_vec(&last).expect("plain data");
         store.put_new(&ObjectName::Claim(u64::MAX), &last).expect("put");
         let refused = hold(&store, &store.list_claims().expect("listed"), &claim("b"), None);
         assert!(refused.expect_err("no number is left").why.contains("no more numbers"));

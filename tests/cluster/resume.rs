@@ -88,8 +88,8 @@ fn i12_a_damaged_checkpoint_is_named_and_an_older_one_is_taken() {
     assert!(reason.contains(name) && reason.contains("parameter shard"), "{reason}");
 }
 
-/// Neither a store that is not at its place, nor a step that was asked for and is damaged, costs the
-/// run a checkpoint.
+/// Neither a store that is not at its place, nor a damaged checkpoint that was asked for, costs the
+/// run another one.
 #[test]
 fn what_cannot_be_restored_is_refused_before_anything_is_undone() {
     const STEPS: i64 = 200;

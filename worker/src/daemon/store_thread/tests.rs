@@ -290,7 +290,7 @@ fn a_manifest_of_a_newer_program_is_waited_for_and_is_no_damaged_one() {
     let shards = vec![Shard(0)];
     thread.give(StoreJob::Restore { generation: Generation(8), id: id(5, 2), shards });
     let StoreReport::Failing(Some(reason)) = thread.next() else { panic!("it waits") };
-    assert!(reason.contains("format 9"), "{reason}");
+    assert!(reason.contains("its format is 9"), "{reason}");
 }
 
 #[test]
@@ -486,7 +486,7 @@ fn a_store_of_another_run_takes_no_part_of_this_one() {
     let folder = tempfile::tempdir().expect("a folder");
     let claims = folder.path().join("claims");
     std::fs::create_dir(&claims).expect("made");
-    let other = r#"{"run": "other", "nonce": "a", "cluster": "cluster a"}"#;
+    let other = r#"{"format": 1, "run": "other", "nonce": "a", "cluster": "cluster a"}"#;
     std::fs::write(claims.join("000001.json"), other).expect("written");
     let thread = TestThread::start(folder.path());
     thread.give(StoreJob::Save(part(3, &commit(5, 2), 0..1)));
