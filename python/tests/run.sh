@@ -40,7 +40,7 @@ fi
 
 if [ -n "${EXTENSION:-}" ]; then
     # What a wheel would put there. The metadata of the package are checked without building it.
-    "$venv/bin/maturin" sdist --quiet --manifest-path python/Cargo.toml --out "$target/wheels"
+    "$venv/bin/maturin" sdist --manifest-path python/Cargo.toml --out "$target/wheels"
     site=$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
     rm -rf "$site/everstep"
     cp -r python/everstep "$site/everstep"
@@ -48,7 +48,7 @@ if [ -n "${EXTENSION:-}" ]; then
     printf '#!%s\nimport sys\nfrom everstep.__main__ import main\nsys.exit(main())\n' "$venv/bin/python" >"$venv/bin/everstep"
     chmod +x "$venv/bin/everstep"
 else
-    "$venv/bin/maturin" build --quiet --profile dev --manifest-path python/Cargo.toml \
+    "$venv/bin/maturin" build --profile dev --manifest-path python/Cargo.toml \
         --interpreter "$venv/bin/python" --target-dir "$target" --out "$target/wheels"
     wheel=$(ls -t "$target"/wheels/everstep-*.whl | head -1)
     "${pip[@]}" install --force-reinstall --no-deps "$wheel"
