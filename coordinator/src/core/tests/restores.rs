@@ -116,11 +116,11 @@ fn a_damaged_checkpoint_is_followed_by_an_older_one_and_at_last_by_an_operators_
         |kind: &EventKind| matches!(kind, EventKind::CheckpointDamaged { step: Step(10), .. });
     assert_eq!(world.events().iter().filter(|kind| told(kind)).count(), 1);
     assert_eq!(listed(&world), [5], "step 10 is undone");
-    let reasons = world.events().into_iter().filter_map(|kind| match kind {
+    let mut reasons = world.events().into_iter().filter_map(|kind| match kind {
         EventKind::Rollback { reason, .. } => Some(reason.to_string()),
         _ => None,
     });
-    assert_eq!(reasons.last().expect("two"), "the checkpoint of step 10 is damaged");
+    assert_eq!(reasons.next_back().expect("two"), "the checkpoint of step 10 is damaged");
     damage(&mut world, links[0], id(5, 1));
     world.pass(60_000, &living);
     assert_eq!(began(&world), (Cause::Rollback, 5, Some(1)), "nothing begins anew by itself");
