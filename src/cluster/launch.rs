@@ -13,8 +13,8 @@ use super::{Cluster, ClusterError, ClusterOptions, Directory, Progress, Report, 
 /// How long dismissed workers may take to end.
 const DISMISSED_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Trains the run that a script states, as [`super::train`] trains one that is known. The script is that
-/// of `options`, and each worker is a process of it. Calls `begin` with the run, once.
+/// Trains the run that a script states, as [`super::train`] trains one that is known. The script is
+/// that of `options`, and each worker is a process of it. Calls `begin` with the run, once.
 ///
 /// # Errors
 /// [`ClusterError`], in words for the user: also if a script fails after its run is complete.
