@@ -108,7 +108,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def list(self, query):
         """Two names a page, so that pages are followed."""
-        names = sorted(name for name in objects if name.startswith(query.get("prefix", "")))
+        prefix, after = query.get("prefix", ""), query.get("start-after", "")
+        names = sorted(name for name in objects if name.startswith(prefix) and name > after)
         names = [name for name in names if name > query.get("continuation-token", "")]
         page = names[:2]
         more = f"<NextContinuationToken>{escape(page[-1])}</NextContinuationToken>" if len(names) > 2 else ""

@@ -66,7 +66,11 @@ until_true() {
         sleep 0.1
     done
 }
-says() { "${@:2}" | grep -q "$1"; }
+# says WORDS COMMAND: whether the command prints them. It is heard to its end: a pipe to `grep -q` may break before.
+says() {
+    local said
+    said=$("${@:2}") && grep -q "$1" <<<"$said"
+}
 milliseconds() { date +%s%3N; }
 
 # room NAME: a network namespace.

@@ -228,10 +228,14 @@ impl Store for CloudStore {
     }
 
     fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError> {
-        // Claims and the history, which grows with the run, come before the probes by name.
+        // Claims and the history, which grows with the run, come before the probes by name. A
+        // service may list them all the same.
         let before = self.prefix.clone().join("probes");
         let found = self.gather(self.objects.list_with_offset(self.prefix(), &before))?;
-        Ok(found.into_iter().filter(|object| !object.name.folder().is_empty()).collect())
+        let apart = |object: &StoredObject| {
+            !["", "claims", "history"].contains(&object.name.folder().as_str())
+        };
+        Ok(found.into_iter().filter(apart).collect())
     }
 
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
