@@ -17,6 +17,8 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::{fmt, iter};
 
+pub use self::adamw::power;
+
 use crate::layout::Layout;
 use crate::reduce;
 

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use everstep::{UpdateBlock, UpdateInputs, UpdateRule};
+use everstep_kernels::optimizer::power;
 use multiversion::multiversion;
 use serde::Deserialize;
 
@@ -236,17 +237,4 @@ fn lion(group: &ParameterGroup, rate: f64, state: [&mut [f32]; 2], gradient: &[f
         *w = *w * kept - rate * sign;
         *m = beta2 * *m + new2 * g;
     }
-}
-
-/// `base` to the power of `exponent` by squaring. The platform's own differs between platforms.
-fn power(mut base: f64, mut exponent: u64) -> f64 {
-    let mut result = 1.0;
-    while exponent > 0 {
-        if exponent % 2 == 1 {
-            result *= base;
-        }
-        base *= base;
-        exponent /= 2;
-    }
-    result
 }

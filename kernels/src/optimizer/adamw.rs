@@ -48,8 +48,9 @@ fn update(step: &Step, state: (&mut [f32], &mut [f32], &mut [f32]), gradient: &[
     }
 }
 
-/// `base` to the power of `exponent` by squaring. The platform's own differs between platforms.
-fn power(mut base: f64, mut exponent: u64) -> f64 {
+/// `base` to the power of `exponent` by squaring. The platform's own function has other bits on other
+/// platforms.
+pub fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     while exponent > 0 {
         if exponent % 2 == 1 {
