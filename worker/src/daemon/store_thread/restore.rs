@@ -40,7 +40,7 @@ pub(super) fn settle<T>(read: Result<T, Unread>) -> Result<Result<T, String>, St
 
 /// Whether clusters have used this store: each of them claims it before it writes anything else.
 fn is_used(store: &dyn Store) -> Result<bool, StoreError> {
-    Ok(store.list()?.iter().any(|object| matches!(object.name, ObjectName::Claim(_))))
+    Ok(!store.list_claims()?.is_empty())
 }
 
 /// Checks that the store has the manifest of a checkpoint, or at least is the store that had it.
