@@ -54,7 +54,7 @@ pub trait Store: Send + Sync {
 
     /// All objects, in the order of their names. It leaves out what has no [`ObjectName`].
     ///
-    /// It grows with the run, whose history stays. So what is done for each checkpoint takes
+    /// The list grows with the run, since the history stays. Work for each checkpoint calls
     /// [`Store::list_claims`] and [`Store::list_checkpoints`] instead.
     fn list(&self) -> Result<Vec<StoredObject>, StoreError>;
 

@@ -26,7 +26,7 @@ FINGERPRINT_SAMPLES = 16
 
 
 class Keyed(Dataset):
-    """A map-style data set whose samples are asked for by epoch and number."""
+    """A map-style data set. The loader asks for a sample by its epoch and its number."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
@@ -135,7 +135,7 @@ class Plan:
     def __init__(self, rows: Callable[[int, int, int], list[Row]], accumulate: int) -> None:
         self._rows = rows
         self._accumulate = accumulate
-        #: The places that were asked for, in order, and whose micro-batches have not come.
+        #: The places that the loader was asked for, in order. Their micro-batches have not come yet.
         self.asked: deque[Place] = deque()
         self._queue: deque[Place] = deque()
         self._planned = 0

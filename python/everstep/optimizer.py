@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-#: The classes whose formulas Everstep has, by their names.
+#: The optimizers of PyTorch that Everstep can apply, by the names of their classes.
 KINDS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Lion": "lion"}
 #: Settings that change a formula into one that Everstep does not have.
 UNSUPPORTED = ("amsgrad", "maximize", "differentiable")

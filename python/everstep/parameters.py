@@ -84,8 +84,8 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 class Gradients:
     """Hands over each gradient as soon as the backward pass has finished it.
 
-    How often PyTorch adds to a gradient in a pass is counted in the first one, whose gradients are
-    handed over at its end.
+    The first pass counts how often PyTorch adds to each gradient. Its gradients go out when the
+    pass ends.
     """
 
     def __init__(self, engine: _everstep.Engine, parameters: Parameters) -> None:
