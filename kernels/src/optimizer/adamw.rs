@@ -48,8 +48,8 @@ fn update(step: &Step, state: (&mut [f32], &mut [f32], &mut [f32]), gradient: &[
     }
 }
 
-/// `base` to the power of `exponent` by squaring. The platform's own function has other bits on other
-/// platforms.
+/// `base` to the power of `exponent` by squaring. The platform's own function has other bits on
+/// other platforms.
 pub fn power(mut base: f64, mut exponent: u64) -> f64 {
     let mut result = 1.0;
     while exponent > 0 {
