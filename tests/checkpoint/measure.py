@@ -92,11 +92,11 @@ class Cluster:
 
 def resumes(cluster: Cluster, kills: int, dice: random.Random) -> dict:
     """Kills everything `kills` times, while one run goes on."""
-    # A cycle lasts about twenty steps; what remains at the end is trained without a kill.
-    steps = 40 + 12 * kills
+    # A cycle lasts some six steps; what remains at the end is trained without a kill.
+    steps = 40 + 9 * kills
     config = cluster.configure("run", "[checkpoint]\nevery = 5\n")
     alone, run = cluster.scratch / "alone", cluster.scratch / "run"
-    cluster.run("train", "--steps", steps, "--workers", 1, "--dir", alone)
+    cluster.run("train", "--steps", steps, "--workers", 2, "--dir", alone)
     begun_ms = unix_ms()
     launcher = cluster.begin(
         "train", "--config", config, "--steps", steps, "--workers", 2, "--dir", run)
