@@ -6,6 +6,7 @@
 # PyTorch comes from PyPI alone: its wheel of some 540 MB without CUDA's libraries, in place of which
 # cuda_stubs.py makes small ones. A second call reuses the environment. Where PyTorch cannot be had,
 # the tests that need it are skipped, and this says so at the end.
+# usage: run.sh [--environment | ARGUMENTS OF PYTEST], the first to make the environment and no more
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
@@ -37,6 +38,7 @@ if [ "$torch" != none ] && ! have_torch; then
             "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch" "$stubs" ||
         echo "warning: PyTorch $torch cannot be installed" >&2
 fi
+[ "${1:-}" != --environment ] || exit 0
 
 if [ -n "${EXTENSION:-}" ]; then
     # What a wheel would put there. The metadata of the package are checked without building it.
