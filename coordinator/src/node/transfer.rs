@@ -80,7 +80,10 @@ impl Node {
         let to = match to {
             None => heirs.first().copied().ok_or(Rejection::NoHeir)?,
             Some(to) if !self.replica.members().voters.contains(&to) => {
-                return Err(Rejection::NoVote(to.0));
+                return Err(match self.replica.members().learners.contains(&to) {
+                    true => Rejection::NoVote(to.0),
+                    false => Rejection::NoCoordinator(to.0),
+                });
             }
             Some(to) if !heirs.contains(&to) => {
                 return Err(Rejection::NotHeard(to.0));

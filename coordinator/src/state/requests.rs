@@ -8,8 +8,10 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{OperatorCommand, RequestId, RunId};
-use rkyv::{Archive, Deserialize, Serialize, rancor};
+use everstep_transport::protocol::{
+    CheckpointId, ListedCheckpoint, OperatorCommand, RequestId, RunId,
+};
+use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{EntryOutcome, RunSoFar, State};
 
@@ -150,15 +152,65 @@ impl State {
     }
 }
 
-/// Tells one command from another. A token is known by its id: an accepted token keeps its terms,
-/// even if a later request states others.
+/// Tells one command from another. The state keeps the digest, and coordinators of two versions
+/// must agree on it. So it is that of a name with numbers and names, and of a specification as
+/// JSON, which leaves a key that came later out where it has its default. A token is known by its
+/// id: an accepted token keeps its terms, even if a later request states others.
 pub(crate) fn command_digest(command: &OperatorCommand) -> u64 {
-    let digest = match command {
-        OperatorCommand::CreateToken(token) => blake3::hash(&token.id()),
-        command => {
-            let bytes = rkyv::to_bytes::<rancor::Error>(command);
-            blake3::hash(&bytes.expect("a command is finite and needs no shared pointers"))
+    let bytes = match command {
+        OperatorCommand::Submit(run) => json(&("submit", run)),
+        OperatorCommand::Continue { run, origin } => {
+            let ids = |all: &mut dyn Iterator<Item = CheckpointId>| {
+                all.map(|id| [id.step.0, id.generation.0]).collect::<Vec<_>>()
+            };
+            let listed = ids(&mut origin.checkpoints.iter().map(ListedCheckpoint::id));
+            let undone = ids(&mut origin.undone.iter().copied());
+            json(&("continue", run, listed, undone, origin.generation.0, origin.falls_back))
         }
+        OperatorCommand::Cancel(run) => json(&("cancel", run)),
+        OperatorCommand::Drain(worker) => json(&("drain", worker.0)),
+        OperatorCommand::CreateToken(token) => json(&("create_token", token.id())),
+        OperatorCommand::RevokeToken(token) => json(&("revoke_token", token)),
+        OperatorCommand::Revoke(node) => {
+            json(&("revoke", node.role.to_string(), node.name.to_string()))
+        }
+        OperatorCommand::Remove(coordinator) => json(&("remove", coordinator)),
+        OperatorCommand::Rollback { run, step, generation } => {
+            json(&("rollback", run, step.0, generation.0))
+        }
+        OperatorCommand::Pause(run) => json(&("pause", run)),
+        OperatorCommand::Resume(run) => json(&("resume", run)),
+        OperatorCommand::Checkpoint(run) => json(&("checkpoint", run)),
     };
+    let digest = blake3::hash(&bytes);
     u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("32 bytes"))
+}
+
+fn json(command: &impl serde::Serialize) -> Vec<u8> {
+    serde_json::to_vec(command).expect("a command is plain data")
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_transport::protocol::{Generation, Step};
+
+    use super::*;
+
+    /// Coordinators of another version have these digests in their states.
+    #[test]
+    fn i23_the_digests_of_commands_do_not_change() {
+        let run: RunId = 7;
+        let back = OperatorCommand::Rollback { run, step: Step(60), generation: Generation(3) };
+        let commands = [
+            (OperatorCommand::Cancel(run), 16_487_999_982_448_704_920),
+            (OperatorCommand::Pause(run), 5_768_232_601_114_933_530),
+            (OperatorCommand::Resume(run), 823_938_052_869_117_711),
+            (OperatorCommand::Checkpoint(run), 1_938_914_087_263_375_131),
+            (OperatorCommand::RevokeToken([5; 9]), 15_915_695_315_019_733_916),
+            (back, 4_172_290_368_682_630_890),
+        ];
+        for (command, digest) in commands {
+            assert_eq!(command_digest(&command), digest, "{command:?}");
+        }
+    }
 }

@@ -149,7 +149,7 @@ pub enum Rejection {
     OtherTransfer,
     #[error("no other coordinator with a vote is heard")]
     NoHeir,
-    #[error("coordinator {0} has no vote, or is none of them")]
+    #[error("coordinator {0} copies the log and has no vote yet")]
     NoVote(CoordinatorId),
     #[error("coordinator {0} is not heard")]
     NotHeard(CoordinatorId),

@@ -12,4 +12,5 @@ mod links;
 mod probe;
 mod reason;
 mod renewal;
+mod specification;
 mod support;
