@@ -6,6 +6,7 @@
 mod tidy {
     pub mod architecture;
     pub mod crates;
+    pub mod layouts;
     pub mod names;
     pub mod prose;
     pub mod replicated_state;
@@ -16,7 +17,7 @@ use std::path::{Path, PathBuf};
 
 use tidy::prose::Prose;
 use tidy::source::Source;
-use tidy::{architecture, crates, names, prose, replicated_state, source};
+use tidy::{architecture, crates, layouts, names, prose, replicated_state, source};
 
 #[test]
 fn every_source_file_is_tidy() {
@@ -45,6 +46,24 @@ fn a_name_has_one_meaning_in_a_crate() {
 #[test]
 fn i14_the_replicated_state_makes_no_sentences() {
     report(&replicated_state::problems(&sources()));
+}
+
+/// I23: a layout that another version writes or reads does not change in silence.
+#[test]
+fn i23_layouts_of_messages_and_files_are_those_on_record() {
+    let (now, path) = (layouts::text(&sources()), root().join("tests/tidy/layouts.txt"));
+    if std::env::var_os("EVERSTEP_WRITE_GOLDEN").is_some() {
+        std::fs::write(&path, &now).expect("it can be written");
+    }
+    let before = std::fs::read_to_string(&path).expect("it can be read");
+    let changes = layouts::changes(&before, &now);
+    assert!(
+        changes.is_empty(),
+        "layouts have changed. What a released build writes keeps its layout: give the message or \
+         the file another number (ARCHITECTURE.md, Formats), and then set EVERSTEP_WRITE_GOLDEN=1 \
+         to write tests/tidy/layouts.txt anew\n{}",
+        changes.join("\n")
+    );
 }
 
 #[test]
@@ -126,6 +145,22 @@ fn root() -> &'static Path {
 
 fn report(problems: &[String]) {
     assert!(problems.is_empty(), "{} problems:\n{}", problems.len(), problems.join("\n"));
+}
+
+#[test]
+fn a_layout_is_that_of_fields_and_variants_in_order() {
+    let of = |text: &str| {
+        let path = "transport/src/message.rs".into();
+        layouts::text(&[Source { path, text: text.into() }])
+    };
+    let message = "#[derive(Archive, Debug)]\npub enum Message { Feed(u64), Stop { why: String } }";
+    let before = of(message);
+    assert_eq!(before, "transport Message\n    Feed(u64)\n    Stop(why: String)\n");
+    assert!(layouts::changes(&before, &of(&format!("/// Words.\n{message}"))).is_empty());
+    let swapped =
+        "#[derive(Archive)]\npub enum Message { Stop { why: String }, Feed(u64) }\nstruct Inner;";
+    assert_eq!(layouts::changes(&before, &of(swapped)).len(), 2);
+    assert_eq!(layouts::changes(&before, "").len(), 1);
 }
 
 #[test]
