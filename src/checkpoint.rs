@@ -10,6 +10,7 @@ mod read_progress;
 mod remove;
 mod replay;
 mod source;
+mod state;
 mod verify;
 
 use everstep_checkpoint::choose::ChooseError;
@@ -21,6 +22,7 @@ use crate::failure::{Exit, Failure};
 use crate::logging;
 pub(crate) use read_progress::ReadProgress;
 pub(crate) use source::{open, place_of_run};
+pub use state::{StoredState, read_state};
 pub(crate) use verify::must_be_whole;
 
 pub(crate) fn run(task: &CheckpointTask, registry: &Registry) -> Result<(), Failure> {

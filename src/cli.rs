@@ -38,7 +38,7 @@ pub use coordinator::{
 pub(crate) use demo::duration;
 pub use demo::{Chances, DemoFlags};
 pub use http::HttpFlags;
-pub use launch::LaunchFlags;
+pub use launch::{LaunchFlags, WorkerCount};
 pub use local::LocalFlags;
 pub use operator::{OperatorTask, RevokeOperatorFlags};
 pub use resume::ResumeFlags;

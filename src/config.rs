@@ -14,6 +14,7 @@ mod daemon;
 mod error;
 mod init;
 mod keys;
+mod launch;
 mod value;
 
 use std::path::Path;
@@ -31,6 +32,7 @@ use error::ValueSources;
 pub use error::{ConfigError, ValueSource};
 pub(crate) use init::{is_init_elsewhere, read_initial_weights};
 use keys::Keys;
+pub(crate) use launch::{LaunchSettings, part_of_script, read_launch};
 use value::{Clip, OptionalDuration, Span, Vocabulary};
 
 /// A valid run, and the launcher's other settings.
@@ -56,14 +58,7 @@ pub fn read(
     flags: &Overrides,
     registry: &Registry,
 ) -> Result<Resolved, ConfigError> {
-    let text = match path {
-        Some(path) => std::fs::read_to_string(path).map_err(|source| ConfigError {
-            place: ValueSource::File(path.to_path_buf()),
-            problem: format!("the configuration file cannot be read: {source}"),
-            advice: "name a TOML file that exists with --config, or leave --config out".into(),
-        })?,
-        None => String::new(),
-    };
+    let text = text_of(path)?;
     let mut resolved = resolve(path.map(|path| (path, text.as_str())), flags, registry)?;
     if let Some(checkpoint) = &mut resolved.run.checkpoint {
         checkpoint::locate(checkpoint, &resolved.places)?;
@@ -79,6 +74,16 @@ pub fn read(
             found.map_err(|problem| resolved.refusal("data.path", &problem))?;
     }
     Ok(resolved)
+}
+
+/// The text of a configuration file. Empty without one.
+fn text_of(path: Option<&Path>) -> Result<String, ConfigError> {
+    let Some(path) = path else { return Ok(String::new()) };
+    std::fs::read_to_string(path).map_err(|source| ConfigError {
+        place: ValueSource::File(path.to_path_buf()),
+        problem: format!("the configuration file cannot be read: {source}"),
+        advice: "name a TOML file that exists with --config, or leave --config out".into(),
+    })
 }
 
 /// Resolves the text of a configuration file, if there is one, and the flags into a run that is
@@ -112,7 +117,7 @@ pub fn resolve(
             .and_then(|it| it.0),
         hang_after_ms: keys.read::<Span>("redundancy.hang_after")?.unwrap_or_default().0,
         data: data(&mut keys, flags)?,
-        checkpoint: checkpoint::checkpoints(&mut keys)?,
+        checkpoint: checkpoint::checkpoints(&mut keys, None)?,
     };
     keys.reject_unknown()?;
     let mut resolved = Resolved { notes: Vec::new(), workers, run, places: keys.into_places() };

@@ -1,91 +1,132 @@
 //! `everstep launch`: a local cluster whose workers are processes of a Python script.
 //!
 //! The launcher imports nothing of Python. The first process of the script says which run it
-//! trains.
+//! trains. The launcher adds what decides no bit of it, such as checkpoints.
+//!
+//! A script that is started without a launcher starts one for itself, with `--attached`. It states
+//! its run on the launcher's stdin, and joins as a worker of its own.
 
 use std::cell::RefCell;
+use std::io::BufRead;
 use std::path::Path;
 use std::time::Duration;
 
 use everstep_transport::protocol::RunSpec;
+use everstep_worker::registry::Registry;
+use serde_json::json;
 
 use crate::cli::LaunchFlags;
 use crate::cluster::{self, ClusterOptions, Directory, Script};
+use crate::config::{self, LaunchSettings};
 use crate::failure::{Exit, Failure};
-use crate::progress::{self, Display};
-use crate::train::{ReportFile, check_coordinators};
-use crate::{logging, output};
+use crate::progress::Display;
+use crate::text::RunText;
+use crate::train::{self, ReportFile, Trained, check_coordinators};
+use crate::{announce, logging, output, supervision};
 
-pub(crate) fn run(flags: &LaunchFlags) -> Result<(), Failure> {
+/// What stands for the script of a run that is attached to a process without one, such as that of a
+/// notebook.
+const NO_SCRIPT: &str = "SCRIPT";
+
+pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
     check_coordinators(flags.coordinators)?;
+    let settings = config::read_launch(flags.config.as_deref(), flags.checkpoint_every)?;
+    let stated = if flags.attached { Some(stated_by_parent()?) } else { None };
     let script = script(flags)?;
     let report_file = flags.report.as_deref().map(ReportFile::open).transpose()?;
-    let directory = match &flags.dir {
-        Some(path) => Directory::claim_empty(path)?,
-        None => Directory::claim_new_empty(Path::new("runs"), &name(flags))?,
-    };
+    let directory = claim(flags, &settings, &script)?;
     let home = directory.path().to_path_buf();
-    output::say(format_args!("starting {} of {}", processes(flags.workers), name(flags)));
+    let workers = if flags.attached { 0 } else { flags.workers() };
     let options = ClusterOptions {
         coordinators: flags.coordinators,
         wait: Duration::from_secs(flags.wait.into()),
         respawn: flags.respawn,
         script: Some(script),
-        ..ClusterOptions::new(flags.workers)
+        ..ClusterOptions::new(workers)
     };
     let shown: RefCell<Option<(RunSpec, Display)>> = RefCell::default();
-    let begin = |run: &RunSpec| {
-        let display = Display::new(run, flags.workers, &home);
+    let begin = |stated: &RunSpec| {
+        let run = settings.complete(stated, workers.max(1));
+        let display = Display::new(&run, workers.max(1), &home);
         *shown.borrow_mut() = Some((run.clone(), display));
+        run
     };
-    let trained = cluster::launch(directory, &options, begin, |progress| {
+    let watch = |progress: &cluster::Progress| {
         if let Some((_, display)) = &mut *shown.borrow_mut() {
             display.show(progress);
         }
-    });
-    let begun = shown.into_inner().map(|(run, display)| {
-        display.end();
-        run
-    });
-    match trained {
-        Ok((run, report)) => {
-            report_file.map_or(Ok(()), |file| file.write(&report))?;
-            output::print(progress::summary(&run, &report, &home))
+    };
+    let trained = match &stated {
+        Some(stated) => {
+            announce(&json!({ "directory": home }));
+            cluster::train(&begin(stated), directory, &options, watch)
         }
-        Err(error) => Err(ended(error.into(), &home, begun.as_ref())),
-    }
+        None => {
+            output::say(format_args!("starting {} of {}", processes(workers), name(flags)));
+            cluster::launch(directory, &options, begin, watch)
+        }
+    };
+    let Some((run, display)) = shown.into_inner() else {
+        Directory::forget(&home);
+        return trained.map(drop).map_err(Failure::from);
+    };
+    display.end();
+    let trained_run = Trained { run: &run, home: &home, text: &RunText::of(&run) };
+    trained_run.conclude(trained, report_file, registry)
 }
 
-/// The failure of a launch, with the words of a run that was interrupted.
-fn ended(failure: Failure, home: &Path, begun: Option<&RunSpec>) -> Failure {
-    let Some(run) = begun else {
-        Directory::forget(home);
-        return failure;
+/// The run that the parent process trains, from the first line on stdin. This process ends with its
+/// parent.
+fn stated_by_parent() -> Result<RunSpec, Failure> {
+    let failed = |why: String| {
+        Failure::new(Exit::Usage, "the parent process states no run").at("stdin").because(why)
     };
-    if !failure.is_interruption() {
-        return failure;
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).map_err(|error| failed(error.to_string()))?;
+    let run = serde_json::from_str(&line).map_err(|error| failed(error.to_string()))?;
+    supervision::start()?;
+    Ok(run)
+}
+
+/// Makes the place of the run's files, with its script in it. A directory in which no run can begin
+/// is not kept.
+fn claim(
+    flags: &LaunchFlags,
+    settings: &LaunchSettings,
+    script: &Script,
+) -> Result<Directory, Failure> {
+    let directory = match &flags.dir {
+        Some(path) => Directory::claim_empty(path)?,
+        None => Directory::claim_new_empty(Path::new("runs"), &name(flags))?,
+    };
+    let directory = train::with_usable_store(directory, settings.checkpoint.as_ref())?;
+    match crate::script::keep(&directory, script) {
+        Ok(()) => Ok(directory),
+        Err(failure) => {
+            directory.give_up();
+            Err(failure)
+        }
     }
-    let step = cluster::ended(home).and_then(|it| it["step"].as_u64()).unwrap_or_default();
-    let why = format!("the run stopped after step {step} of {}; its files are kept", run.steps);
-    failure.at(home.display()).because(why).next("launch it again: it begins at the first step")
 }
 
 /// The script of the workers. Its interpreter is that of this program, if one runs it.
 fn script(flags: &LaunchFlags) -> Result<Script, Failure> {
-    let path = Path::new(&flags.script[0]);
+    let Some(path) = flags.script.first().map(Path::new) else {
+        return crate::script::here(&[NO_SCRIPT.into()], flags.threads);
+    };
     if !path.is_file() {
         return Err(Failure::new(Exit::Usage, "the script cannot be launched")
             .at(path.display())
             .because("there is no such file")
             .next("name a Python script, and after it the script's own arguments"));
     }
-    Ok(crate::script::of(flags.script.clone(), flags.threads))
+    crate::script::here(&flags.script, flags.threads)
 }
 
 /// The name of the script, for its directory.
 fn name(flags: &LaunchFlags) -> String {
-    let stem = Path::new(&flags.script[0]).file_stem();
+    let stem = flags.script.first().and_then(|script| Path::new(script).file_stem());
     stem.map_or("script".into(), |stem| stem.to_string_lossy().into_owned())
 }
 

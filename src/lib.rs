@@ -49,6 +49,8 @@ mod trace;
 mod train;
 mod worker;
 
+pub use checkpoint::{StoredState, read_state};
+
 // The types that a program needs for its own models and data sets, and for its own cluster.
 #[doc(inline)]
 pub use everstep_kernels::{
@@ -113,7 +115,7 @@ fn run_verb(registry: Registry, arguments: Vec<OsString>) -> ExitCode {
 fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
     match verb {
         Verb::Train(flags) => train::run(&flags, &registry),
-        Verb::Launch(flags) => launch::run(&flags),
+        Verb::Launch(flags) => launch::run(&flags, &registry),
         Verb::Resume(flags) => resume::run(&flags, &registry),
         Verb::Coordinator(CoordinatorVerb::Run(flags)) => coordinator::run(flags),
         Verb::Coordinator(CoordinatorVerb::Task(task)) => coordinator::operate(&task),

@@ -17,12 +17,12 @@ use self::source::ResumeSource;
 pub(crate) use self::source::store_of;
 pub(crate) use self::stored::{check_stored, read_run, read_stored};
 use crate::cli::ResumeFlags;
-use crate::cluster::{self, ClusterError, Directory, Earlier, Report};
+use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Earlier, Report};
 use crate::failure::{Exit, Failure};
 use crate::store_check::{self, StoreUse};
 use crate::text::RunText;
 use crate::train::{self, ReportFile, Trained};
-use crate::{logging, output, progress};
+use crate::{logging, output, progress, script};
 
 pub(crate) fn run(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
@@ -39,7 +39,10 @@ pub(crate) fn run(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failur
 fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure> {
     let (directory, run) = Directory::reopen(&flags.from)?;
     unused(flags).for_each(|note| output::say(format_args!("note: {note}")));
-    check(&flags.from, &flags.local.device, &run, registry)?;
+    let script = script::of_kept_run(&run, &flags.from, &flags.script)?;
+    if script.is_none() {
+        check(&flags.from, &flags.local.device, &run, registry)?;
+    }
     checks::check_checkpoints(&flags.from, &run, flags.step)?;
     if let Some(spec) = &run.checkpoint {
         store_check::check(spec, StoreUse::Resume)?;
@@ -50,7 +53,13 @@ fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure>
     }
     let report_file = flags.local.report.as_deref().map(ReportFile::open).transpose()?;
     let home = directory.path().to_path_buf();
-    let report = match (go_on(flags, (&run, workers), directory, registry), flags.step) {
+    if let Some(script) = &script
+        && !script::is_kept(directory.path())
+    {
+        script::keep(&directory, script)?;
+    }
+    let options = ClusterOptions { script, ..train::options(&flags.local, workers, registry) };
+    let report = match (go_on(flags.step, &run, directory, &options), flags.step) {
         (Err(ClusterError::Refused(reason)), Some(step)) => {
             return Err(refused(&home, step, reason));
         }
@@ -132,15 +141,14 @@ fn notes(workers: u32, run: &RunSpec) -> Vec<String> {
 }
 
 fn go_on(
-    flags: &ResumeFlags,
-    (run, workers): (&RunSpec, u32),
+    step: Option<u64>,
+    run: &RunSpec,
     directory: Directory,
-    registry: &Registry,
+    options: &ClusterOptions,
 ) -> Result<Report, ClusterError> {
-    let mut display = progress::Display::new(run, workers, directory.path()).resumed();
-    let options = train::options(&flags.local, workers, registry);
-    let from = flags.step.map(Step);
-    let report = cluster::resume(run, directory, &options, from, |progress| display.show(progress));
+    let mut display = progress::Display::new(run, options.workers, directory.path()).resumed();
+    let from = step.map(Step);
+    let report = cluster::resume(run, directory, options, from, |progress| display.show(progress));
     display.end();
     report
 }

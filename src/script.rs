@@ -3,7 +3,9 @@
 //! A launcher, or `everstep worker … -- SCRIPT`, starts the script with the settings of a worker in
 //! its environment. Then a library in the script's own process calls [`work`], which is `everstep
 //! worker` with models and data of the script. This module knows no language but the name of an
-//! interpreter.
+//! interpreter. `kept` says how a run's directory keeps its script.
+
+mod kept;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -12,6 +14,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use clap::Parser;
+use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::run::OptionValue;
 use everstep_worker::daemon::Ready;
 use everstep_worker::registry::Registry;
 
@@ -19,6 +23,16 @@ use crate::cli::{Cli, Verb, WorkerFlags, WorkerVerb};
 use crate::cluster::{Program, Script};
 use crate::failure::{Exit, Failure};
 use crate::{config, supervision, worker};
+pub(crate) use kept::{here, is_kept, keep, of_kept_run};
+
+/// The kind of the model and of the data set of a script's run.
+pub const KIND: &str = "python";
+/// The option of the model that has the number of compute threads of each worker.
+pub const THREADS: &str = "threads";
+
+/// The least time after which a pass of a script counts as hanging, unless its launcher states
+/// another one: the loop of a script may do other things than compute.
+pub const HANG_AFTER_MS: u64 = 60_000;
 
 /// The interpreter, where no interpreter runs this program.
 const INTERPRETER: &str = "python3";
@@ -28,7 +42,15 @@ pub(crate) fn of(command: Vec<OsString>, threads: u32) -> Script {
     // A program with arguments before its verb is run by an interpreter.
     let own = Program::own().ok().filter(|own| !own.arguments.is_empty());
     let interpreter = own.map_or(INTERPRETER.into(), |own| own.executable);
-    Script { interpreter, command, threads }
+    Script { interpreter, command, threads, ..Script::default() }
+}
+
+/// The number of compute threads of each worker of a script's run.
+fn threads(run: &RunSpec) -> u32 {
+    match run.model.options.0.get(THREADS) {
+        Some(OptionValue::Integer(count)) => u32::try_from(*count).unwrap_or(1).max(1),
+        _ => 1,
+    }
 }
 
 /// Becomes the script of `flags`, as a worker with these flags.

@@ -181,15 +181,19 @@ pub(crate) fn claim_directory(
     text: &RunText,
 ) -> Result<(Directory, Option<ReportFile>), Failure> {
     let (directory, report_file) = claim(flags, run)?;
-    let directory = with_usable_store(directory, run)?;
+    let directory = with_usable_store(directory, run.checkpoint.as_ref())?;
     run.data = text.listed_in(directory.path(), &run.data)?;
     directory.write_run(run)?;
     Ok((directory, report_file))
 }
 
 /// Gives the directory back if the run's store can keep checkpoints, or is away for the moment.
-fn with_usable_store(directory: Directory, run: &RunSpec) -> Result<Directory, Failure> {
-    let Some(spec) = directory.placed(run)?.checkpoint else { return Ok(directory) };
+pub(crate) fn with_usable_store(
+    directory: Directory,
+    store: Option<&CheckpointSpec>,
+) -> Result<Directory, Failure> {
+    let Some(spec) = store else { return Ok(directory) };
+    let spec = directory.placed_store(spec)?;
     if let Err(failure) = store_check::check(&spec, StoreUse::Begin) {
         if Path::new(&spec.path).starts_with(directory.path()) {
             let _ = fs::remove_dir(&spec.path); // an error leaves what is in it

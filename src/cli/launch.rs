@@ -1,18 +1,70 @@
 //! The flags of `everstep launch`.
 
 use std::ffi::OsString;
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::thread::available_parallelism;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
 
+/// How many workers to start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WorkerCount {
+    /// As many as the machine's cores compute for.
+    Auto,
+    /// So many, at least one.
+    Number(u32),
+}
+
+impl Default for WorkerCount {
+    fn default() -> Self {
+        Self::Number(1)
+    }
+}
+
+impl fmt::Display for WorkerCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Number(number) => number.fmt(f),
+        }
+    }
+}
+
+impl FromStr for WorkerCount {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match (text, text.parse()) {
+            ("auto", _) => Ok(Self::Auto),
+            (_, Ok(number @ 1..)) => Ok(Self::Number(number)),
+            _ => Err("it must be 1 or more, or auto".into()),
+        }
+    }
+}
+
+impl LaunchFlags {
+    /// How many workers to start on this machine.
+    pub fn workers(&self) -> u32 {
+        match self.workers {
+            WorkerCount::Number(number) => number,
+            WorkerCount::Auto => {
+                let cores = available_parallelism().map_or(1, |cores| cores.get() as u32);
+                (cores / self.threads).max(1)
+            }
+        }
+    }
+}
+
 /// How a local cluster trains a script.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct LaunchFlags {
-    /// How many processes of the script to start. Each is a worker
-    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub workers: u32,
+    /// How many processes of the script to start. Each is a worker. auto: as many as the cores of
+    /// this machine compute for, with --threads each
+    #[arg(long, value_name = "N|auto", env = "EVERSTEP_WORKERS", default_value_t)]
+    pub workers: WorkerCount,
     /// How many coordinators to start: of 3 one may die, of 5 two
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub coordinators: u32,
@@ -24,6 +76,12 @@ pub struct LaunchFlags {
     #[arg(long, value_name = "K", env = "EVERSTEP_THREADS", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
+    /// A TOML file with what the script does not state: the sections [checkpoint] and [redundancy]
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// Write a checkpoint every so many steps, and one at the end. 0: none
+    #[arg(long, value_name = "STEPS", env = "EVERSTEP_CHECKPOINT_EVERY")]
+    pub checkpoint_every: Option<u64>,
     /// Where the run's files go [default: a new directory under `runs`]
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
@@ -35,8 +93,29 @@ pub struct LaunchFlags {
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,
+    /// The parent process states its run on stdin, and joins as a worker: no other one starts here
+    #[arg(long, hide = true)]
+    pub attached: bool,
     /// The script, and the arguments that it gets
-    #[arg(value_name = "SCRIPT", required = true, num_args = 1.., trailing_var_arg = true,
-        allow_hyphen_values = true)]
+    #[arg(value_name = "SCRIPT", required_unless_present = "attached", num_args = 1..,
+        trailing_var_arg = true, allow_hyphen_values = true)]
     pub script: Vec<OsString>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn workers_are_a_number_or_as_many_as_the_cores_compute_for() {
+        let parsed = |text: &str| text.parse::<WorkerCount>();
+        assert_eq!(parsed("3"), Ok(WorkerCount::Number(3)));
+        assert!(parsed("0").is_err() && parsed("many").is_err());
+        let flags = |workers, threads| LaunchFlags { workers, threads, ..LaunchFlags::default() };
+        assert_eq!(flags(WorkerCount::Number(3), 9).workers(), 3);
+        let auto = parsed("auto").expect("a count");
+        assert_eq!(auto.to_string(), "auto");
+        assert_eq!(flags(auto, 1 << 20).workers(), 1);
+        assert!(flags(auto, 1).workers() >= 1);
+    }
 }

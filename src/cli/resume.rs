@@ -1,5 +1,6 @@
 //! The command line of `everstep resume`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -28,4 +29,8 @@ pub struct ResumeFlags {
     /// How the local cluster trains the run.
     #[command(flatten)]
     pub local: LocalFlags,
+    /// The script of the run and its arguments, if the run's directory keeps none, or if the script
+    /// has moved
+    #[arg(value_name = "SCRIPT", last = true)]
+    pub script: Vec<OsString>,
 }

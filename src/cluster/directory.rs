@@ -7,7 +7,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::{CheckpointSpec, RunSpec};
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -77,15 +77,22 @@ impl Directory {
 
     /// The run with the store of its checkpoints below this directory, if its path is relative.
     pub(crate) fn placed(&self, run: &RunSpec) -> Result<RunSpec, ClusterError> {
-        let mut run = run.clone();
-        let relative = run.checkpoint.as_mut().filter(|it| config::is_elsewhere(it).is_some());
-        if let Some(checkpoint) = relative {
-            let store = self.path.join(&checkpoint.path);
-            let source = || io::Error::new(ErrorKind::InvalidInput, "the path is not UTF-8");
-            let text = store.to_str().ok_or_else(|| unusable(&store, source()))?;
-            checkpoint.path = text.into();
+        let checkpoint = run.checkpoint.as_ref().map(|spec| self.placed_store(spec)).transpose()?;
+        Ok(RunSpec { checkpoint, ..run.clone() })
+    }
+
+    /// The store of checkpoints, below this directory if its path is relative.
+    pub(crate) fn placed_store(
+        &self,
+        spec: &CheckpointSpec,
+    ) -> Result<CheckpointSpec, ClusterError> {
+        if config::is_elsewhere(spec).is_none() {
+            return Ok(spec.clone());
         }
-        Ok(run)
+        let store = self.path.join(&spec.path);
+        let source = || io::Error::new(ErrorKind::InvalidInput, "the path is not UTF-8");
+        let path = store.to_str().ok_or_else(|| unusable(&store, source()))?.to_string();
+        Ok(CheckpointSpec { path, ..spec.clone() })
     }
 
     /// Refuses a directory that holds a run.
@@ -132,6 +139,7 @@ impl Directory {
         // An error leaves what a claim, or a coordinator, would refuse by name.
         let _ = fs::remove_file(path.join(RUN));
         let _ = fs::remove_file(path.join("join.token"));
+        let _ = fs::remove_file(path.join("script.json"));
         for entry in fs::read_dir(path).into_iter().flatten().flatten() {
             if entry.file_name().to_string_lossy().starts_with("coordinator-") {
                 let _ = fs::remove_dir_all(entry.path());
@@ -243,7 +251,7 @@ fn at(path: &Path, source: io::Error) -> ClusterError {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
+    use everstep_transport::protocol::checkpoint::OnFailure;
     use everstep_transport::protocol::exemplars;
 
     use super::*;

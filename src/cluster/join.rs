@@ -24,8 +24,18 @@ pub(super) fn command(
     let token = quoted(&format!("@{}", token.display()));
     let dir = quoted(&directory.path().display().to_string());
     let coordinators = joined(coordinators);
+    let begin = daemons.script.as_ref().map_or(String::new(), change_of_directory);
     let script = daemons.script.as_ref().map_or(String::new(), of_script);
-    format!("{program} worker --coordinators {coordinators} --join {token} --dir {dir}{script}")
+    let command = format!("{program} worker --coordinators {coordinators} --join {token}");
+    format!("{begin}{command} --dir {dir}{script}")
+}
+
+/// The begin of the command of a worker whose script has a working directory of its own.
+fn change_of_directory(script: &Script) -> String {
+    let here = std::env::current_dir().ok();
+    let directory = script.directory.as_ref().filter(|directory| Some(*directory) != here.as_ref());
+    let quoted = directory.map(|directory| quoted(&directory.to_string_lossy()));
+    quoted.map_or(String::new(), |directory| format!("cd {directory} && "))
 }
 
 /// The end of the command of a worker that runs a script.
@@ -79,13 +89,23 @@ mod tests {
             arguments: ["-m", "everstep"].map(Into::into).into(),
         };
         let command = ["a b.py", "--lr"].map(Into::into).into();
-        let script = Script { interpreter: "python".into(), command, threads: 2 };
-        let daemons = Daemons { program, script: Some(script), by_hand: false };
-        let told =
-            super::command(&daemons, &directory, &["127.0.0.1:7".parse().expect("an address")]);
+        let mut script =
+            Script { interpreter: "python".into(), command, threads: 2, ..Script::default() };
+        let daemons_of = |script: &Script| Daemons {
+            program: program.clone(),
+            script: Some(script.clone()),
+            by_hand: false,
+        };
+        let address = ["127.0.0.1:7".parse().expect("an address")];
+        let told = super::command(&daemons_of(&script), &directory, &address);
         let begin = "/none/python -m everstep worker --coordinators 127.0.0.1:7 --join ";
         assert!(told.starts_with(begin), "{told}");
         assert!(told.ends_with(" --threads 2 -- 'a b.py' --lr"), "{told}");
+        script.directory = std::env::current_dir().ok();
+        assert_eq!(super::command(&daemons_of(&script), &directory, &address), told);
+        script.directory = Some("/else where".into());
+        let elsewhere = super::command(&daemons_of(&script), &directory, &address);
+        assert_eq!(elsewhere, format!("cd '/else where' && {told}"));
     }
 
     #[test]

@@ -14,22 +14,22 @@ use super::{Cluster, ClusterError, ClusterOptions, Directory, Progress, Report, 
 const DISMISSED_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Trains the run that a script states, as [`super::train`] trains one that is known. The script is
-/// that of `options`, and each worker is a process of it. Calls `begin` with the run, once.
+/// that of `options`, and each worker is a process of it. Calls `begin` with the stated run, once:
+/// it returns the run to train.
 ///
 /// # Errors
 /// [`ClusterError`], in words for the user: also if a script fails after its run is complete.
 pub fn launch(
     directory: Directory,
     options: &ClusterOptions,
-    begin: impl FnOnce(&RunSpec),
+    begin: impl FnOnce(&RunSpec) -> RunSpec,
     watch: impl FnMut(&Progress),
-) -> Result<(RunSpec, Report), ClusterError> {
+) -> Result<Report, ClusterError> {
     let begin = async {
         let mut cluster = Cluster::start(directory, options).await?;
         let stated = cluster.workers.statement().cloned();
         let run = stated.ok_or_else(|| ClusterError::failed(None, "no script has stated a run"))?;
-        let run = RunSpec { start_workers: options.workers, ..run };
-        begin(&run);
+        let run = begin(&run);
         cluster.submit(&run).await?;
         Ok((cluster, run))
     };

@@ -27,17 +27,17 @@ pub(super) fn drive(
     watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
     let begin = async { Ok((begin.await?, run.clone())) };
-    drive_stated(begin, watch).map(|(_, report)| report)
+    drive_stated(begin, watch)
 }
 
-/// As [`drive`], for a run that is known once it has begun. Returns it with its report.
+/// As [`drive`], for a run that is known once it has begun.
 ///
 /// # Errors
 /// As there.
 pub(super) fn drive_stated(
     begin: impl Future<Output = Result<(Cluster, RunSpec), ClusterError>>,
     watch: impl FnMut(&Progress),
-) -> Result<(RunSpec, Report), ClusterError> {
+) -> Result<Report, ClusterError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime.map_err(ClusterError::Runtime)?.block_on(async {
         let mut signals = Signals::listen().map_err(ClusterError::Runtime)?;
@@ -45,8 +45,7 @@ pub(super) fn drive_stated(
             begun = begin => begun?,
             signal = signals.next() => return Err(signal.into()),
         };
-        let report = cluster.see_through(&run, watch, signals).await?;
-        Ok((run, report))
+        cluster.see_through(&run, watch, signals).await
     })
 }
 

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use everstep_kernels::device::{DeviceChoice, Devices};
+use everstep_transport::protocol::RunSpec;
 
 /// The settings of a cluster.
 #[derive(Clone, Debug)]
@@ -52,7 +53,7 @@ pub struct Program {
 
 /// A script of which each process is a worker. It gets its settings as the variables of the flags
 /// of `everstep worker`, and states its run on the socket that is its stdin.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Script {
     /// The interpreter.
     pub interpreter: PathBuf,
@@ -60,6 +61,10 @@ pub struct Script {
     pub command: Vec<OsString>,
     /// Compute threads of each process. The bits of a run depend on their number.
     pub threads: u32,
+    /// The working directory of each process. None: that of this process.
+    pub directory: Option<PathBuf>,
+    /// The run that each process must state. None: the first process says what the others must.
+    pub stated: Option<Box<RunSpec>>,
 }
 
 /// The program of this process, if it is not simply the process's executable.

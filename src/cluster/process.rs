@@ -407,6 +407,9 @@ fn start_script(
     let mut command = Command::new(&script.interpreter);
     without_own_variables(&mut command);
     command.args(&script.command).envs(script.environment());
+    if let Some(directory) = &script.directory {
+        command.current_dir(directory);
+    }
     command.env("EVERSTEP_COORDINATORS", joined(worker.coordinators));
     command.env("EVERSTEP_JOIN", token_at(&directory.path().join("join.token")));
     command.env("EVERSTEP_DIR", directory.path()).env("EVERSTEP_CONTROL_FD", "0");

@@ -26,7 +26,8 @@ pub(super) struct Workers {
     /// When to start the successors of workers that died.
     due: Vec<Instant>,
     settings: Settings,
-    /// The run that the first script has stated. None if workers are no scripts.
+    /// The run that scripts must state: that of the first one, unless the settings name it. None
+    /// if workers are no scripts.
     statement: Option<RunSpec>,
     /// The greatest number of a worker that an earlier launcher of the run has started.
     earlier: u32,
@@ -81,7 +82,8 @@ impl Workers {
         let settings = Settings { daemons, coordinators, device, indices, overlap, trace, respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (earlier, started, respawned, young_deaths) = (0, 0, 0, 0);
-        let statement = None;
+        let script = options.script.as_ref();
+        let statement = script.and_then(|script| script.stated.as_deref().cloned());
         Self {
             living,
             starting,
@@ -127,10 +129,10 @@ impl Workers {
         self.statement.as_ref()
     }
 
-    /// Hears the run that a script states. The first one counts.
+    /// Hears the run that a script states. The first one counts, if it is not known before.
     ///
     /// # Errors
-    /// If the script states another run than the first one.
+    /// If the script states another run than the known one.
     fn hear(&mut self, process: &Process) -> Result<(), ClusterError> {
         let Some(stated) = process.stated() else { return Ok(()) };
         let first = self.statement.get_or_insert_with(|| stated.clone());
@@ -290,7 +292,7 @@ fn difference(first: &Value, other: &Value, key: &str) -> Option<String> {
     }
     let random = "; a script must state the same run in every process: seed whatever it draws \
                   before everstep.Run, such as the weights of its model (torch.manual_seed)";
-    (first != other).then(|| format!("{key} is {other}, and it was {first} in the first{random}"))
+    (first != other).then(|| format!("{key} is {other}, and it was {first} before{random}"))
 }
 
 /// The pause before a successor, after this many young deaths in a row. The first is an accident.

@@ -14,10 +14,14 @@ use super::keys::Keys;
 /// The folder with the checkpoints, in the run's own directory, if no path is stated.
 pub(crate) const DEFAULT_FOLDER: &str = "checkpoints";
 
-/// The checkpoints that the file asks for. None without the section, and for `every = 0`.
-pub(super) fn checkpoints(keys: &mut Keys<'_>) -> Result<Option<CheckpointSpec>, ConfigError> {
+/// The checkpoints that the file asks for, or the flag `--checkpoint-every`, if it is `given`. None
+/// without either, and for `every = 0`.
+pub(super) fn checkpoints(
+    keys: &mut Keys<'_>,
+    given: Option<u64>,
+) -> Result<Option<CheckpointSpec>, ConfigError> {
     let path: Option<String> = keys.read("checkpoint.path")?;
-    let every: Option<u64> = keys.read("checkpoint.every")?;
+    let every = keys.read_or_flag("checkpoint.every", "--checkpoint-every", given)?;
     let keep: Option<u64> = keys.read("checkpoint.keep")?;
     let keep_every: Option<u64> = keys.read("checkpoint.keep_every")?;
     let on_failure: Option<OnFailure> = keys.read("checkpoint.on_failure")?;

@@ -16,13 +16,13 @@ use super::stored_run::{self, StoredRun};
 use super::{check, notes};
 use crate::checkpoint::{self, ReadProgress, store_failure};
 use crate::cli::ResumeFlags;
-use crate::cluster::{self, ClusterError, StoredHistory};
+use crate::cluster::{self, ClusterError, ClusterOptions, StoredHistory};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::store_check::{self, StoreUse};
 use crate::text::RunText;
 use crate::train::{self, Trained};
-use crate::{output, progress};
+use crate::{output, progress, script};
 
 pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Result<(), Failure> {
     train::check_coordinators(flags.local.coordinators)?;
@@ -32,8 +32,11 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     let StoredRun { mut run, origin, manifest, passed_over } = stored;
     passed_over.iter().for_each(pass_over);
     go_on_here(&mut run, flags, place)?;
-    check(&flags.from, &flags.local.device, &run, registry)?;
-    check_stored(&run, &manifest, registry)?;
+    let script = script::of_kept_run(&run, &flags.from, &flags.script)?;
+    if script.is_none() {
+        check(&flags.from, &flags.local.device, &run, registry)?;
+        check_stored(&run, &manifest, registry)?;
+    }
     if let Some(spec) = &run.checkpoint {
         store_check::check(spec, StoreUse::Resume)?;
     }
@@ -46,7 +49,8 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     run.start_workers = workers.max(run.min_workers);
     let lines = lines(&*store, &listing, &manifest)?;
     let history = StoredHistory { origin, lines };
-    train_on(flags, (&run, workers), history, registry)
+    let options = ClusterOptions { script, ..train::options(&flags.local, workers, registry) };
+    train_on(flags, (&run, &options), history, registry)
 }
 
 /// Opens a store, and reads the run in it. The user hears of checkpoints that are passed over.
@@ -170,16 +174,18 @@ fn short(digest: Digest) -> String {
 
 fn train_on(
     flags: &ResumeFlags,
-    (run, workers): (&RunSpec, u32),
+    (run, options): (&RunSpec, &ClusterOptions),
     history: StoredHistory,
     registry: &Registry,
 ) -> Result<(), Failure> {
     let (directory, report_file) = train::claim(&flags.local, run)?;
+    if let Some(script) = &options.script {
+        script::keep(&directory, script)?;
+    }
     let (step, home) = (history.origin.step(), directory.path().to_path_buf());
-    let options = train::options(&flags.local, workers, registry);
-    let mut display = progress::Display::new(run, workers, &home);
+    let mut display = progress::Display::new(run, options.workers, &home);
     let mut reached = step;
-    let report = cluster::resume_stored(run, history, directory, &options, |progress| {
+    let report = cluster::resume_stored(run, history, directory, options, |progress| {
         reached = progress.step();
         display.show(progress);
     });

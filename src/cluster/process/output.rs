@@ -15,6 +15,8 @@ use tokio::sync::oneshot;
 const TAIL: u64 = 8192;
 /// The first line of a Python exception in a log.
 const TRACEBACK: &str = "Traceback (most recent call last):";
+/// How the words begin with which a Python process dies, before the stacks of its threads.
+const FATAL: &str = "Fatal Python error: ";
 
 /// The first line of a process's output. The rest is read to its end, so that the process can
 /// always write.
@@ -56,14 +58,16 @@ fn is_of_log(line: &str) -> bool {
     (0..4).all(is_digit) && line.as_bytes().get(4) == Some(&b'-')
 }
 
-/// The last exception or error block of a log, or its last line. Of a line of JSON, its message.
+/// The last exception, stacks or error block of a log, or its last line. Of a line of JSON, its
+/// message.
 pub fn tail(log: &Path) -> Option<String> {
     let text = end_of(log)?;
     let last = text.lines().next_back().filter(|line| !line.is_empty())?;
     if let Ok(Value::Object(line)) = serde_json::from_str(last) {
         return line.get("fields")?.get("message")?.as_str().map(str::to_string);
     }
-    let start = text.rfind(TRACEBACK).max(text.rfind("error: "));
+    let error = text.rfind("error: ").filter(|at| !text[..*at].ends_with("Fatal Python "));
+    let start = text.rfind(TRACEBACK).max(text.rfind(FATAL)).max(error);
     Some(start.map_or(last, |start| text[start..].trim_end()).to_string())
 }
 
@@ -98,6 +102,8 @@ mod tests {
             Some("error: no\n  why: so")
         );
         assert_eq!(traceback(file.path()), None);
+        let fatal = "Fatal Python error: Aborted\n\nThread 0x1:\n  File \"a.py\", line 3 in f";
+        assert_eq!(tail_of(&format!("info\n{fatal}\n")).as_deref(), Some(fatal));
         assert_eq!(tail_of("one\ntwo\n").as_deref(), Some("two"));
         assert_eq!(tail_of(""), None);
         let line = r#"{"fields": {"message": "the end"}}"#;
