@@ -1,29 +1,28 @@
 """Everstep: training that never loses a step, for PyTorch.
 
-A script makes a :class:`Run` and iterates over it, and ``everstep launch`` starts the script.
+A script makes a :class:`Run` and iterates over it, or calls :func:`train`, and ``everstep launch``
+starts the script.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from everstep._everstep import __version__
 
 if TYPE_CHECKING:
+    from everstep.function import train
     from everstep.lion import Lion
     from everstep.run import Run
 
-__all__ = ["Lion", "Run", "__version__"]
+__all__ = ["Lion", "Run", "__version__", "train"]
+
+#: Coordinators and launchers need no PyTorch, so what needs it is imported when it is asked for.
+_MODULES = {"Run": "run", "Lion": "lion", "train": "function"}
 
 
 def __getattr__(name: str) -> Any:
-    # Coordinators and launchers need no PyTorch, so what needs it is imported when it is asked for.
-    if name == "Run":
-        from everstep.run import Run
-
-        return Run
-    if name == "Lion":
-        from everstep.lion import Lion
-
-        return Lion
+    if name in _MODULES:
+        return getattr(importlib.import_module(f"everstep.{_MODULES[name]}"), name)
     raise AttributeError(f"module 'everstep' has no attribute {name!r}")

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import hashlib
 import json
+import math
 import os
+import shutil
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import torch
 
-from everstep import _everstep, data as samples, optimizer as rules, safetensors, seeds
+from everstep import _everstep, data as samples, export, optimizer as rules, safetensors, seeds
+from everstep.alone import Launcher, own_script
+from everstep.evaluation import Evaluator, Function
 from everstep.parameters import Gradients, Parameters, buffers, fixed_digest
+from everstep.weights import Weights
 
 #: How much the scheduler favours the worker's other threads: a starved one loses healthy links.
 NICE = 5
@@ -55,6 +61,10 @@ class Run:
     ``micro_batch`` samples, and ``data_shards`` is the most workers that compute at once.
     ``clip_norm``: the greatest norm of a step's gradient. ``copies``: how many workers hold each
     part of the optimizer's state. ``loaders``: processes that read samples ahead, 0 for none.
+
+    ``validation``: held-out samples, for the function that :meth:`evaluate` marks. ``weights``: a
+    number for each sample, such as its count of tokens. Then a step's loss is the mean over all
+    units of the step, and :meth:`backward` gets the mean over the units of its micro-batch.
     """
 
     def __init__(
@@ -64,6 +74,8 @@ class Run:
         schedule: Any = None,
         *,
         data: Any,
+        validation: Any = None,
+        weights: Sequence[float] | None = None,
         steps: int | None = None,
         epochs: int | None = None,
         data_shards: int,
@@ -80,10 +92,6 @@ class Run:
         global _the_run
         if _the_run is not None:
             raise RuntimeError("a process has one everstep.Run, and this one has it already")
-        if "EVERSTEP_COORDINATORS" not in os.environ:
-            raise RuntimeError(
-                "this process is no worker: start the script with `everstep launch SCRIPT`"
-            )
         #: Where the model computes.
         self.device = torch.device("cpu" if device is None else device)
         if self.device.type != "cpu":
@@ -93,22 +101,28 @@ class Run:
         count = samples.check(data)
         self.steps = _steps(steps, epochs, count, data_shards * micro_batch * accumulate)
         self._model, self._seed = model, seed
+        self._optimizer, self._schedule = optimizer, schedule
+        self._weights = None if weights is None else Weights(weights, count)
+        self._shape = data_shards, accumulate
         self._parameters = Parameters(model)
         rule = rules.rule(optimizer, schedule, self._parameters.trained, self.steps)
         keyed = samples.Keyed(data, seed)
-        self._directory = Path(os.environ.get("EVERSTEP_DIR") or tempfile.gettempdir())
+        self._evaluator = Evaluator(model, validation, seed, collate or samples.default_collate)
+        is_alone = "EVERSTEP_COORDINATORS" not in os.environ
+        self._directory = _temporary() if is_alone else _directory()
         settings = {
             "name": name or Path(sys.argv[0]).stem or "script",
             "seed": seed,
             "steps": self.steps,
             "samples": count,
+            "held_out": 0 if validation is None else samples.check(validation),
             "data_shards": data_shards,
             "micro_batch": micro_batch,
             "accumulate": accumulate,
             "clip_norm": clip_norm,
             "copies": copies,
             "threads": threads,
-            "data_digest": samples.fingerprint(keyed, count),
+            "data_digest": self._data_digest(keyed, count, validation),
             "fixed_digest": fixed_digest(model),
             "torch": torch.__version__,
         }
@@ -123,13 +137,17 @@ class Run:
         self._batches = samples.Batches(keyed, self._engine.rows, accumulate, loaders, collate)
         self._turn: tuple[int, int, int, bool, bool, float, list[int]] | None = None
         self._step = 1
-        self._is_iterated = self._is_complete = self._has_ended = False
+        self._is_in_backward = self._is_complete = self._has_ended = False
         self._is_launched = "EVERSTEP_CONTROL_FD" in os.environ
+        self._launcher = self._launch_alone(threads) if is_alone else None
         self._report: dict[str, Any] | None = None
         self._buffers: dict[str, bytes] | None = buffers(model)
         _the_run = self
+        _print_stacks_of_fatal_errors()
         self._watch_the_end()
-        self._engine.start(self._is_launched)
+        self._engine.start(self._is_launched, self._launcher is None)
+        if self._launcher is not None:
+            self._launcher.watch(self._engine.abandon)
 
     def _initial_weights(self) -> Path:
         """A file with the weights as they are. The worker reads it if its run begins again.
@@ -143,6 +161,40 @@ class Run:
             self._directory.mkdir(parents=True, exist_ok=True)
             safetensors.write(path, self._parameters.tensors())
         return path
+
+    def _launch_alone(self, threads: int) -> Launcher:
+        """Starts a launcher for this process, and has the engine join its cluster."""
+        launcher = Launcher(self._engine.statement(), threads)
+        atexit.register(launcher.end)
+        os.environ.update(launcher.environment())
+        self._directory = launcher.directory
+        return launcher
+
+    def add_workers(self, count: int, script: str | None = None, *arguments: str) -> None:
+        """Starts further workers on this machine: fresh processes of a script that states the same
+        run, by default this one. For a process that was started without a launcher, such as a
+        notebook's. They end with it.
+        """
+        if self._launcher is None:
+            raise RuntimeError(
+                "the workers of this run have a launcher: its first lines have the command with "
+                "which another worker joins"
+            )
+        if script is None and not own_script():
+            raise ValueError("this process has no script: name one that states the same run")
+        self._launcher.add(count, [script, *arguments] if script is not None else own_script())
+
+    def _data_digest(self, keyed: samples.Keyed, count: int, validation: Any) -> str:
+        """A digest of what this worker knows of the data: every worker must have the same."""
+        parts = [samples.fingerprint(keyed, count)]
+        if validation is not None:
+            held_out = samples.Keyed(validation, self._seed)
+            parts.append(samples.fingerprint(held_out, len(validation)))
+        if self._weights is not None:
+            parts.append(self._weights.text())
+        if len(parts) == 1:
+            return parts[0]
+        return hashlib.blake2b("\n".join(parts).encode()).hexdigest()
 
     @property
     def step(self) -> int:
@@ -159,41 +211,105 @@ class Run:
         return SimpleNamespace(**self._report)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._is_iterated:
-            raise RuntimeError("a run is iterated once: its steps are over, or were left")
-        self._is_iterated = True
+        if self._has_ended:
+            raise RuntimeError("the run is over")
+        if self._is_in_backward:
+            raise RuntimeError(
+                "the loop was interrupted in run.backward, whose gradients cannot be computed "
+                "twice: end this process, and resume the run's directory"
+            )
+        self._evaluator.check()
         while True:
-            turn = self._engine.next()
-            if turn is None:
+            # A loop that was interrupted goes on with the turn that it has left.
+            self._turn = self._turn or self._engine.next()
+            if self._turn is None:
                 break
-            step, shard, micro = turn[:3]
+            step, shard, micro = self._turn[:3]
+            if step == 0:
+                self._engine.evaluated(*self._evaluator.of(self._turn[6]))
+                self._turn = None
+                continue
             self._step = step
             batch = self._batches.of((step, shard, micro))
             seeds.seed_generators(seeds.key(seeds.MICRO_BATCH, self._seed, step, shard, micro))
             self._engine.parameters()
-            self._turn = turn
             yield batch
             if self._turn is not None:
                 raise RuntimeError("the loop's body did not call run.backward(loss)")
         self._conclude()
 
-    def backward(self, loss: torch.Tensor) -> None:
+    def evaluate(self, function: Function) -> Function:
+        """Marks the function that evaluates held-out samples: `@run.evaluate`, before the loop.
+
+        It gets batches of ``validation`` after the last step, in ``eval`` mode and without
+        gradients. It returns the mean loss of a batch, or a dict with ``"loss"`` and one more mean.
+        The means over all samples are in the report, as its validation loss and metric.
+        """
+        self._evaluator.function = function
+        return function
+
+    def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Computes the gradients of a micro-batch's mean loss, and hands them to their owners.
 
-        In place of ``loss.backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()``.
+        In place of ``loss.backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()``. In a
+        run with ``weights`` the mean is one over the units of the micro-batch. Their number may be
+        given as ``weight``, which is compared with the run's.
         """
         if self._turn is None:
             raise RuntimeError("run.backward is called once in each turn of the loop over the run")
         if loss.numel() != 1:
             raise ValueError(f"the loss has {loss.numel()} elements: give the mean, one number")
         is_last, scale = self._turn[4], self._turn[5]
+        factor = self._factor(weight)
+        self._is_in_backward = True
         self._gradients.begin(is_last)
-        (loss * scale).backward()
+        (loss * (scale * factor)).backward()
         self._gradients.finish()
         self._check_buffers()
-        self._turn = None
-        self._engine.done(float(loss.detach()))
+        self._turn, self._is_in_backward = None, False
+        self._engine.done(float(loss.detach()) * factor)
         self._gradients.release()
+
+    def _factor(self, weight: float | None) -> float:
+        """What the mean over a step's micro-batches multiplies this one's loss by."""
+        assert self._turn is not None, "a turn is under way"
+        place = self._turn[0], self._turn[1], self._turn[2]
+        if self._weights is None:
+            if weight is not None:
+                raise RuntimeError(
+                    "the sum of a step's weights is not known: give everstep.Run weights=, a "
+                    "number for each sample, such as its count of tokens"
+                )
+            return 1.0
+        own = self._weights.of(self._engine.rows, place)
+        if weight is not None and not math.isclose(weight, own):
+            raise ValueError(f"weight={weight}, and by the weights of everstep.Run it is {own}")
+        return self._weights.factor(self._engine.rows, place, *self._shape)
+
+    def export(self, path: str | os.PathLike[str]) -> None:
+        """Writes model, optimizer and schedule after the loop, for ``torch.load``.
+
+        The file has a dict with ``"model"``, ``"optimizer"`` and ``"schedule"``, each of them for
+        ``load_state_dict``, and ``"step"``. So a plain loop of PyTorch can go on. The optimizer's
+        state is that of the last checkpoint, so the run must keep checkpoints.
+        """
+        if not self._has_ended:
+            raise RuntimeError("there is no trained model here: it comes after the loop")
+        found = self._engine.state()
+        if found is None:
+            raise RuntimeError(
+                "the run keeps no checkpoints, and they have the optimizer's state: launch it with "
+                "--checkpoint-every"
+            )
+        updates, vectors = found[0], export.vectors(found[2])
+        self._parameters.flat.copy_(vectors[0])
+        with export.Advanced(self._optimizer, self._schedule, self.steps):
+            optimizer = export.optimizer_state(
+                self._optimizer, self._parameters.trained, vectors[1:], updates
+            )
+            schedule = self._schedule and self._schedule.state_dict()
+            content = {"model": self._model.state_dict(), "optimizer": optimizer}
+            export.write(path, {**content, "schedule": schedule, "step": self.steps})
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model's ``state_dict`` as safetensors, after the loop.
@@ -230,6 +346,8 @@ class Run:
             print(words, file=sys.stderr, flush=True)
             raise SystemExit(code)
         self._report = self._read_report()
+        if self._launcher is not None:
+            self._launcher.end(REPORT_TIMEOUT)
         if self._report is not None and self._report["state"] != "complete":
             print("error: the run has failed elsewhere", file=sys.stderr, flush=True)
             raise SystemExit(1)
@@ -238,11 +356,26 @@ class Run:
             # A worker that joined late may not have all trained weights itself.
             self._parameters.load(safetensors.read_f32(trained))
             self._is_complete = True
+        if self._report is None:
+            self._take_last_checkpoint()
+
+    def _take_last_checkpoint(self) -> None:
+        """A worker in another directory finds the end of the run in its last checkpoint, if the run
+        keeps checkpoints in a store that this worker reaches."""
+        try:
+            found = self._engine.state()
+        except RuntimeError:
+            return
+        if found is not None:
+            self._parameters.flat.copy_(export.vectors(found[2])[0])
+            self._report = {"state": "complete", "steps": self.steps, "state_hash": found[1]}
+            self._is_complete = True
 
     def _read_report(self) -> dict[str, Any] | None:
         """The report of the run. None for a worker in another directory than its launcher's."""
         path = self._directory / "report.json"
-        until = time.monotonic() + (REPORT_TIMEOUT if self._is_launched else 0.0)
+        comes = self._is_launched or self._launcher is not None
+        until = time.monotonic() + (REPORT_TIMEOUT if comes else 0.0)
         while not path.exists():
             if time.monotonic() > until:
                 return None
@@ -288,6 +421,27 @@ def _steps(steps: int | None, epochs: int | None, count: int, batch: int) -> int
     if batch <= 0:
         raise ValueError("data_shards, micro_batch and accumulate must be at least 1")
     return steps if steps is not None else -(-epochs * count // batch)  # type: ignore[operator]
+
+
+def _print_stacks_of_fatal_errors() -> None:
+    """Has the log get the stacks of all threads if the process dies, or is ended as it hangs."""
+    try:
+        faulthandler.enable()
+    except (AttributeError, ValueError, OSError):
+        pass  # there is no stderr with a file descriptor, as in a notebook
+
+
+def _directory() -> Path:
+    """The directory with the run's files, or that of a worker from elsewhere."""
+    stated = os.environ.get("EVERSTEP_DIR")
+    return Path(stated) if stated else _temporary()
+
+
+def _temporary() -> Path:
+    """A directory for as long as this process lives."""
+    made = tempfile.mkdtemp(prefix="everstep-")
+    atexit.register(shutil.rmtree, made, ignore_errors=True)
+    return Path(made)
 
 
 def _prepare_thread(threads: int) -> None:

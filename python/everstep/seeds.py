@@ -10,7 +10,7 @@ import sys
 import torch
 
 #: What the numbers are for. Two purposes never share a stream.
-MICRO_BATCH, SAMPLE = 1, 2
+MICRO_BATCH, SAMPLE, HELD_OUT, EVALUATION = 1, 2, 3, 4
 
 
 def key(purpose: int, *places: int) -> int:

@@ -4,22 +4,23 @@
 //! lock released, and Python handles its signals ten times a second.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use everstep::script;
+use everstep::{Evaluation, script};
 use everstep_transport::protocol::{DataShard, RunSpec, Step};
 use everstep_worker::daemon::Ready;
 use everstep_worker::data::Sampler;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use serde_json::json;
 
 use crate::memory::TensorMemory;
 use crate::model::{self, WorkerScript};
 use crate::optimizer::TorchRule;
-use crate::rendezvous::{Ended, Next, Rendezvous, Request};
+use crate::rendezvous::{Ended, Next, Rendezvous, Request, Turn};
 use crate::statement::Settings;
 
 /// How often Python looks for signals while its thread waits.
@@ -34,13 +35,19 @@ pub struct Engine {
     parameters: usize,
     sampler: Sampler,
     stated: RunSpec,
+    /// The run of the cluster, once the worker has it.
+    trained: Arc<OnceLock<RunSpec>>,
     /// What the worker's thread takes when it starts.
     script: Mutex<Option<WorkerScript>>,
 }
 
 /// A turn in Python: step, data shard, micro-batch, whether it is the first and the last of its
-/// data shard, the factor of the loss, and the samples.
+/// data shard, the factor of the loss, and the samples. Step 0 stands for an evaluation, of which
+/// only the samples count.
 type TurnInPython = (u64, u32, u32, bool, bool, f32, Vec<u64>);
+
+/// A state in Python: the number of updates, the hash, and the bytes of each vector by its name.
+type StateInPython = (u64, String, Vec<(String, Py<PyBytes>)>);
 
 #[pymethods]
 impl Engine {
@@ -58,6 +65,7 @@ impl Engine {
         let settings: Settings = serde_json::from_str(settings).map_err(refused)?;
         let table = blake3::hash(rule.as_bytes()).to_hex().to_string();
         let rule = TorchRule::parse(rule).map_err(refused)?;
+        let tensors_digest = blake3::hash(json!(tensors).to_string().as_bytes());
         let layout = model::layout(tensors);
         let parameters = layout.count();
         // SAFETY: `address` is that of the flat tensor, which `everstep.Run` keeps for as long as
@@ -65,30 +73,36 @@ impl Engine {
         let flat = unsafe { TensorMemory::new(address, parameters) };
         let digest = digest_of(flat.values());
         let stated = (rule.name(), table, rule.first_rate());
-        let stated = settings.run(digest.to_hex().to_string(), stated).map_err(refused)?;
+        let digests = [digest, tensors_digest].map(|digest| digest.to_hex().to_string());
+        let stated = settings.run(digests.into(), stated).map_err(refused)?;
         if settings.samples == 0 {
             return Err(refused("the data set is empty: there is nothing to train on"));
         }
         let sampler = Sampler::new(settings.seed(), settings.samples, settings.batch());
-        let (samples, rendezvous) = (settings.samples, Arc::new(Rendezvous::default()));
+        let Settings { samples, held_out, .. } = settings;
+        let (rendezvous, trained) = (Arc::new(Rendezvous::default()), Arc::default());
         let data = *blake3::hash(settings.data_digest.as_bytes()).as_bytes();
         let script = WorkerScript {
             rendezvous: rendezvous.clone(),
             stated: stated.clone(),
+            trained: Arc::clone(&trained),
             layout,
             flat,
             weights,
             samples,
+            held_out,
             data,
             rule,
+            watched: true,
         };
         let script = Mutex::new(Some(script));
-        Ok(Self { rendezvous, parameters, sampler, stated, script })
+        Ok(Self { rendezvous, parameters, sampler, stated, trained, script })
     }
 
     /// Starts the worker with the settings in the environment. With `control` it says on the
-    /// launcher's socket, which is its stdin, that it listens and which run it trains.
-    fn start(&self, control: bool) -> PyResult<()> {
+    /// launcher's socket, which is its stdin, that it listens and which run it trains. A script
+    /// that is `watched` ends if it hangs: its user has no debugger in it.
+    fn start(&self, control: bool, watched: bool) -> PyResult<()> {
         let script = self.script.lock().unwrap_or_else(PoisonError::into_inner).take();
         let script =
             script.ok_or_else(|| PyRuntimeError::new_err("the worker has been started"))?;
@@ -96,7 +110,7 @@ impl Engine {
             script::supervise().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         }
         let (rendezvous, stated) = (self.rendezvous.clone(), self.stated.clone());
-        let registry = model::registry(script);
+        let registry = model::registry(WorkerScript { watched, ..script });
         let ready = move |ready: &Ready| {
             if control {
                 announce(ready, &stated);
@@ -119,13 +133,7 @@ impl Engine {
             match py.detach(|| self.rendezvous.next(SIGNAL_POLL_INTERVAL)) {
                 Next::Nothing => py.check_signals()?,
                 Next::Ended => return Ok(None),
-                Next::Turn(turn) => {
-                    let (pass, place) = (turn.pass, turn.pass.place);
-                    let (step, shard) = (place.step, place.data_shard);
-                    let (first, last, scale) = (pass.first, pass.last, pass.scale);
-                    let samples = turn.samples;
-                    return Ok(Some((step, shard, place.micro_batch, first, last, scale, samples)));
-                }
+                Next::Turn(turn) => return Ok(Some(in_python(turn))),
             }
         }
     }
@@ -154,6 +162,12 @@ impl Engine {
         self.await_service(py)
     }
 
+    /// Ends an evaluation with the means over its samples: the loss, and the script's own metric.
+    fn evaluated(&self, py: Python<'_>, loss: f64, metric: Option<f64>) -> PyResult<()> {
+        self.rendezvous.ask(Request::Evaluated(Evaluation { loss, metric }));
+        self.await_service(py)
+    }
+
     /// The script takes no more turns, for this reason: it fails the run. Returns when the worker
     /// has ended, or after five seconds.
     fn leave(&self, py: Python<'_>, words: String) {
@@ -164,6 +178,12 @@ impl Engine {
                 && self.rendezvous.ended(SIGNAL_POLL_INTERVAL).is_none()
             {}
         });
+    }
+
+    /// The worker has no cluster any more: it counts as ended, with this exit code and these words,
+    /// unless it has ended before.
+    fn abandon(&self, code: u8, words: String) {
+        self.rendezvous.end(Ended { code, words });
     }
 
     /// The exit code and the words with which the worker ended. None while it works.
@@ -181,6 +201,19 @@ impl Engine {
         rows.map(sample).collect()
     }
 
+    /// The state after the last step, from the run's last checkpoint. Its vectors are f32. None if
+    /// the run keeps no checkpoints.
+    fn state(&self, py: Python<'_>) -> PyResult<Option<StateInPython>> {
+        let checkpoint = self.trained.get().and_then(|run| run.checkpoint.as_ref());
+        let Some(checkpoint) = checkpoint else { return Ok(None) };
+        let read = py.detach(|| everstep::read_state(&checkpoint.path, self.stated.steps));
+        let state = read.map_err(|failure| PyRuntimeError::new_err(failure.to_string()))?;
+        let vectors = state.vectors.iter().map(|values| bytes_of(values));
+        let vectors = vectors.map(|bytes| PyBytes::new(py, &bytes).unbind());
+        let named = state.names.into_iter().zip(vectors).collect();
+        Ok(Some((state.updates, state.state_hash, named)))
+    }
+
     /// The specification of the run, as JSON.
     fn statement(&self) -> String {
         json!(self.stated).to_string()
@@ -196,12 +229,27 @@ impl Engine {
     }
 }
 
+fn in_python(turn: Turn) -> TurnInPython {
+    match turn {
+        Turn::Evaluation(samples) => (0, 0, 0, false, false, 1.0, samples),
+        Turn::Training(pass, samples) => {
+            let (place, scale) = (pass.place, pass.scale);
+            let (step, shard, micro_batch) = (place.step, place.data_shard, place.micro_batch);
+            (step, shard, micro_batch, pass.first, pass.last, scale, samples)
+        }
+    }
+}
+
+/// f32 elements, little-endian.
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
+}
+
 /// BLAKE3 of f32 elements, little-endian.
 pub fn digest_of(values: &[f32]) -> blake3::Hash {
     let mut hasher = blake3::Hasher::new();
     for piece in values.chunks(1 << 16) {
-        let bytes: Vec<u8> = piece.iter().flat_map(|value| value.to_le_bytes()).collect();
-        hasher.update(&bytes);
+        hasher.update(&bytes_of(piece));
     }
     hasher.finalize()
 }

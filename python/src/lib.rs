@@ -10,6 +10,7 @@
 //! - `optimizer`: PyTorch's formulas, which the owners of parameters apply.
 //! - `statement`: the run that a script states.
 //! - `memory`: memory of tensors, which PyTorch owns.
+//! - `watchdog`: finds a script that hangs.
 
 mod engine;
 mod memory;
@@ -17,6 +18,7 @@ mod model;
 mod optimizer;
 mod rendezvous;
 mod statement;
+mod watchdog;
 
 use std::ffi::OsString;
 use std::path::PathBuf;

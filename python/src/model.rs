@@ -4,8 +4,10 @@
 //! only how many samples there are: the script reads them.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
 
+use everstep::script::KIND;
 use everstep::{Batch, Compute, DataError, Dataset, Evaluation, Init, Layout, Registry};
 use everstep_kernels::compute::{ComputeError, GradientSink, Pass};
 use everstep_transport::protocol::RunSpec;
@@ -14,7 +16,8 @@ use everstep_worker::registry::BuildError;
 use crate::memory::TensorMemory;
 use crate::optimizer::TorchRule;
 use crate::rendezvous::{Rendezvous, Turn};
-use crate::statement::{KIND, OPTIMIZER, contradiction};
+use crate::statement::{OPTIMIZER, contradiction};
+use crate::watchdog::Watchdog;
 
 /// What the worker needs of its script.
 pub struct WorkerScript {
@@ -22,6 +25,8 @@ pub struct WorkerScript {
     pub rendezvous: Arc<Rendezvous>,
     /// The run that the script states.
     pub stated: RunSpec,
+    /// The run of the cluster, once the worker has it.
+    pub trained: Arc<OnceLock<RunSpec>>,
     /// The trained parameters, in the order of the flat vector.
     pub layout: Layout,
     /// The flat vector, which the model computes with.
@@ -30,27 +35,38 @@ pub struct WorkerScript {
     pub weights: PathBuf,
     /// The number of samples.
     pub samples: u64,
+    /// The number of held-out samples.
+    pub held_out: u64,
     /// A digest of the data set.
     pub data: [u8; 32],
     /// The optimizer.
     pub rule: TorchRule,
+    /// Whether the process ends if the script hangs.
+    pub watched: bool,
 }
 
 /// The model, the data set and the optimizer of a script, under their names.
 pub fn registry(script: WorkerScript) -> Registry {
-    let WorkerScript { rendezvous, stated, layout, flat, weights, samples, data, rule } = script;
+    let WorkerScript { rendezvous, stated, trained, layout, flat, weights, .. } = script;
+    let WorkerScript { samples, held_out, data, rule, watched, .. } = script;
     let (flat, rule) = (Arc::new(Mutex::new(flat)), Arc::new(rule));
-    let build = move |_: &RunSpec, _: everstep::ChosenDevice<'_>| {
+    let build = move |run: &RunSpec, _: everstep::ChosenDevice<'_>| {
         let (rendezvous, layout) = (rendezvous.clone(), layout.clone());
         let (flat, weights) = (flat.clone(), weights.clone());
-        Ok(Box::new(ScriptModel { rendezvous, layout, flat, weights }) as Box<dyn Compute>)
+        let hang_after = Duration::from_millis(run.hang_after_ms);
+        let watchdog = Watchdog::new(if watched { hang_after } else { Duration::MAX });
+        let model = ScriptModel { rendezvous, layout, flat, weights, watchdog };
+        Ok(Box::new(model) as Box<dyn Compute>)
     };
     Registry::new()
         .model(KIND, build)
         .placed_dataset(KIND, move |run| match contradiction(&stated, run) {
             // Another script of the run may be right: the run goes on.
             Some(words) => Err(BuildError::Place(words)),
-            None => Ok(Arc::new(ScriptData { samples, data })),
+            None => {
+                let _ = trained.set(run.clone()); // a process has one run
+                Ok(Arc::new(ScriptData { samples, held_out, data }))
+            }
         })
         .optimizer(OPTIMIZER, move |_| Ok(rule.clone()))
 }
@@ -62,6 +78,7 @@ struct ScriptModel {
     /// The device's thread alone writes it, and only while the script's thread waits.
     flat: Arc<Mutex<TensorMemory>>,
     weights: PathBuf,
+    watchdog: Watchdog,
 }
 
 impl Compute for ScriptModel {
@@ -79,13 +96,13 @@ impl Compute for ScriptModel {
         pass: Pass,
         sink: &mut dyn GradientSink,
     ) -> Result<f64, ComputeError> {
-        let turn = Turn { pass, samples: batch.tokens.chunks(2).map(joined).collect() };
+        let turn = Turn::Training(pass, samples_of(batch));
         let mut flat = self.flat.lock().unwrap_or_else(PoisonError::into_inner);
-        self.rendezvous.compute(turn, &mut flat, self.layout.count(), sink)
+        self.rendezvous.compute(turn, &mut flat, sink, &mut self.watchdog)
     }
 
-    fn evaluate(&mut self, _batch: &Batch) -> Result<Evaluation, ComputeError> {
-        Err(ComputeError::Batch("a script has no held-out samples".into()))
+    fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ComputeError> {
+        self.rendezvous.evaluate(samples_of(batch))
     }
 
     fn device_bytes(&self) -> usize {
@@ -100,6 +117,7 @@ impl Compute for ScriptModel {
 /// Numbers of samples. Each fills two tokens, since it may have 64 bits.
 struct ScriptData {
     samples: u64,
+    held_out: u64,
     data: [u8; 32],
 }
 
@@ -113,18 +131,29 @@ impl Dataset for ScriptData {
     }
 
     fn fill(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
-        batch.tokens.extend([index as u32, (index >> 32) as u32]);
-        batch.rows += 1;
+        append(index, batch);
         Ok(())
     }
 
     fn validation_len(&self) -> u64 {
-        0
+        self.held_out
     }
 
-    fn fill_validation(&self, index: u64, _batch: &mut Batch) -> Result<(), DataError> {
-        Err(DataError::Refuse(format!("a script has no held-out sample {index}")))
+    fn fill_validation(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
+        append(index, batch);
+        Ok(())
     }
+}
+
+/// Appends the number of a sample.
+fn append(index: u64, batch: &mut Batch) {
+    batch.tokens.extend([index as u32, (index >> 32) as u32]);
+    batch.rows += 1;
+}
+
+/// The numbers of the samples of a batch.
+fn samples_of(batch: &Batch) -> Vec<u64> {
+    batch.tokens.chunks(2).map(joined).collect()
 }
 
 /// The number of a sample.

@@ -7,19 +7,24 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use everstep_kernels::compute::{ComputeError, GradientSink, Pass};
+use everstep_kernels::compute::{ComputeError, Evaluation, GradientSink, Pass};
 
 use crate::memory::TensorMemory;
+use crate::watchdog::{self, Watchdog};
 
-/// A micro-batch to compute.
+/// How often the device's thread looks for how long the script's thread has computed.
+const WATCH_INTERVAL: Duration = Duration::from_millis(250);
+
+/// What the script's thread computes at once.
 #[derive(Clone, Debug)]
-pub struct Turn {
-    /// Its place in the run, and the factor of its gradient.
-    pub pass: Pass,
-    /// The samples in its rows.
-    pub samples: Vec<u64>,
+pub enum Turn {
+    /// A micro-batch of a data shard, with these samples in its rows. The pass has its place in the
+    /// run, and the factor of its gradient.
+    Training(Pass, Vec<u64>),
+    /// These held-out samples, forward only.
+    Evaluation(Vec<u64>),
 }
 
 /// What the script's thread asks for during its turn.
@@ -30,6 +35,8 @@ pub enum Request {
     Gradient(usize, TensorMemory),
     /// The turn is over, with this mean loss.
     Done(f64),
+    /// The turn, an evaluation, is over with this result.
+    Evaluated(Evaluation),
 }
 
 /// How the worker ended.
@@ -130,23 +137,25 @@ impl Rendezvous {
 
     // The worker's threads.
 
-    /// Has the script's thread compute a micro-batch of `count` parameters, which are in `flat`.
-    /// Returns its mean loss.
+    /// Has the script's thread compute a micro-batch with the parameters in `flat`. Returns its
+    /// mean loss. Ends the process if that thread hangs.
     pub fn compute(
         &self,
         turn: Turn,
         flat: &mut TensorMemory,
-        count: usize,
         sink: &mut dyn GradientSink,
+        watchdog: &mut Watchdog,
     ) -> Result<f64, ComputeError> {
-        self.state().offered = Some(turn);
-        self.changed.notify_all();
+        self.offer(turn);
+        let mut computed = None;
         loop {
-            let done = match self.request()? {
+            let request = self.request(&mut computed, watchdog.limit())?;
+            let done = match request {
                 Request::Parameters => {
-                    sink.await_parameters(0..count, &mut |offset, values| {
+                    sink.await_parameters(0..flat.values().len(), &mut |offset, values| {
                         flat.write(offset, values)
                     });
+                    computed = Some(Duration::ZERO);
                     None
                 }
                 Request::Gradient(offset, gradient) => {
@@ -155,17 +164,45 @@ impl Rendezvous {
                     None
                 }
                 Request::Done(loss) => Some(loss),
+                Request::Evaluated(_) => return Err(misplaced()),
             };
-            self.state().served += 1;
-            self.changed.notify_all();
+            self.served();
             if let Some(loss) = done {
+                watchdog.passed(computed.unwrap_or_default());
                 return Ok(loss);
             }
         }
     }
 
-    /// The next request.
-    fn request(&self) -> Result<Request, ComputeError> {
+    /// Has the script's thread evaluate held-out samples. The parameters are in the flat vector.
+    pub fn evaluate(&self, samples: Vec<u64>) -> Result<Evaluation, ComputeError> {
+        self.offer(Turn::Evaluation(samples));
+        match self.request(&mut None, None)? {
+            Request::Evaluated(evaluation) => {
+                self.served();
+                Ok(evaluation)
+            }
+            _ => Err(misplaced()),
+        }
+    }
+
+    fn offer(&self, turn: Turn) {
+        self.state().offered = Some(turn);
+        self.changed.notify_all();
+    }
+
+    fn served(&self) {
+        self.state().served += 1;
+        self.changed.notify_all();
+    }
+
+    /// The next request. Adds the wait for it to the time for which the script's thread has
+    /// computed. If that thread computes for longer than the limit, the process ends.
+    fn request(
+        &self,
+        computed: &mut Option<Duration>,
+        limit: Option<Duration>,
+    ) -> Result<Request, ComputeError> {
         let mut state = self.state();
         loop {
             if let Some(request) = state.requests.pop_front() {
@@ -176,13 +213,25 @@ impl Rendezvous {
                 state.offered = None;
                 return Err(ComputeError::Program(words));
             }
-            state = self.wait(state, Duration::from_secs(60));
+            let began = Instant::now();
+            state = self.wait(state, WATCH_INTERVAL);
+            let Some(computed) = computed.as_mut() else { continue };
+            // A process that was suspended has computed for no longer than this.
+            *computed += began.elapsed().min(WATCH_INTERVAL);
+            if let Some(limit) = limit.filter(|limit| *computed > *limit) {
+                watchdog::end_process(limit);
+            }
         }
     }
 
-    /// The worker has ended.
+    /// The worker has ended. The first word counts.
     pub fn end(&self, ended: Ended) {
-        self.state().ended = Some(ended);
+        self.state().ended.get_or_insert(ended);
         self.changed.notify_all();
     }
+}
+
+/// A script that ends its turn as one of the other kind.
+fn misplaced() -> ComputeError {
+    ComputeError::Program("the script mixes up training and evaluation".into())
 }

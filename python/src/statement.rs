@@ -4,6 +4,7 @@
 //! comparison with the run that the cluster trains. Everything that decides the bits is in it, as a
 //! value or as a digest, so a script that would compute something else is refused.
 
+use everstep::script::{HANG_AFTER_MS, KIND, THREADS};
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::chunk::Encoding;
 use everstep_transport::protocol::run::{
@@ -12,12 +13,8 @@ use everstep_transport::protocol::run::{
 };
 use serde::Deserialize;
 
-/// The name of the model, of the data set and of their places in a specification.
-pub const KIND: &str = "python";
 /// The name of the optimizer.
 pub const OPTIMIZER: &str = "torch";
-/// The least time after which a script's pass counts as hanging: its loop may do other things.
-const HANG_AFTER_MS: u64 = 60_000;
 
 /// What Python tells of a run, as JSON.
 #[derive(Clone, Debug, Deserialize)]
@@ -27,13 +24,15 @@ pub struct Settings {
     steps: u64,
     /// The number of samples.
     pub samples: u64,
+    /// The number of held-out samples.
+    pub held_out: u64,
     data_shards: u32,
     micro_batch: u32,
     accumulate: u32,
     clip_norm: Option<f64>,
     copies: u32,
     threads: u32,
-    /// A digest of some samples, hexadecimal.
+    /// A digest of some samples, held-out ones among them, and of their weights, hexadecimal.
     pub data_digest: String,
     /// A digest of what the model has beside its trained parameters, hexadecimal.
     fixed_digest: String,
@@ -53,16 +52,22 @@ impl Settings {
         self.seed
     }
 
-    /// The specification. `weights` is the digest of the initial weights, and `rule` the name, the
-    /// digest and the first rate of the optimizer.
+    /// The specification. `weights` and `tensors` are the digests of the initial weights, and of
+    /// their names and shapes. `rule` is the name, the digest and the first rate of the optimizer.
     ///
     /// # Errors
     /// In words, if no run can have these values.
-    pub fn run(&self, weights: String, rule: (&str, String, f64)) -> Result<RunSpec, String> {
+    pub fn run(
+        &self,
+        (weights, tensors): (String, String),
+        rule: (&str, String, f64),
+    ) -> Result<RunSpec, String> {
         let text = |text: &str| OptionValue::Text(text.into());
         let model_options = [
+            ("data".to_string(), text(&self.data_digest)),
             ("fixed".to_string(), text(&self.fixed_digest)),
-            ("threads".to_string(), OptionValue::Integer(self.threads.into())),
+            ("tensors".to_string(), text(&tensors)),
+            (THREADS.to_string(), OptionValue::Integer(self.threads.into())),
             ("torch".to_string(), text(&self.torch)),
         ];
         let (name, table, learning_rate) = rule;
@@ -115,16 +120,16 @@ impl Settings {
 /// Why this script cannot compute for the run of the cluster: the parts of the specification in
 /// which they differ. None if it can.
 pub fn contradiction(stated: &RunSpec, trained: &RunSpec) -> Option<String> {
+    let options = [stated, trained].map(|run| &run.model.options.0);
+    let differs = |name: &str| options[0].get(name) != options[1].get(name);
     let parts = [
         ("its seed", stated.seed != trained.seed),
         ("its number of steps", stated.steps != trained.steps),
         ("its initial weights", stated.model.init != trained.model.init),
-        (
-            "its model, its threads or its version of PyTorch",
-            (&stated.model.kind, &stated.model.options)
-                != (&trained.model.kind, &trained.model.options),
-        ),
-        ("its data", stated.data != trained.data),
+        ("its model", differs("fixed") || differs("tensors")),
+        ("its number of threads", differs(THREADS)),
+        ("its version of PyTorch", differs("torch")),
+        ("its data", stated.data != trained.data || differs("data")),
         ("its batch", stated.batch != trained.batch),
         ("its optimizer or its schedule", stated.optimizer != trained.optimizer),
     ];

@@ -57,6 +57,20 @@ class Launch:
             assert time.monotonic() < until, f"{self.steps()} steps of {count}"
             time.sleep(0.02)
 
+    def kill_all(self) -> None:
+        """Kills every process of the launch at once, as a power cut would."""
+        everything = [self.process.pid, *descendants(self.process.pid)]
+        for pid in everything:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass  # it has ended
+        self.process.communicate()
+        until = time.monotonic() + 10
+        while any(map(is_alive, everything)) and time.monotonic() < until:
+            time.sleep(0.02)
+        assert not [pid for pid in everything if is_alive(pid)]
+
     def workers(self) -> list[int]:
         """The process ids of the living workers that take part."""
         try:
@@ -115,20 +129,28 @@ def descendants(pid: int) -> set[int]:
 
 @pytest.fixture
 def launch(tmp_path):
-    """Starts `everstep launch FLAGS… SCRIPT ARGS…` in a new folder. No process survives the test."""
+    """Starts `everstep launch FLAGS… SCRIPT ARGS…` in a new folder, and `launch.resume` starts
+    `everstep resume` on its directory. No process survives the test."""
     launched: list[Launch] = []
 
-    def start(script: str, *arguments: str, flags: tuple[str, ...] = ()) -> Launch:
-        folder = tmp_path / str(len(launched))
-        folder.mkdir()
-        report = ["--report", str(folder / "report.json"), "--dir", str(folder / "run")]
-        command = [sys.executable, "-m", "everstep", "launch", *report, *flags]
-        command += [str(SCRIPTS / script), *arguments]
+    def begin(folder: Path, *command: str) -> Launch:
+        command = (sys.executable, "-m", "everstep", *command)
         pipe = subprocess.PIPE
         process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=folder)
         launched.append(Launch(process, folder))
         return launched[-1]
 
+    def start(script: str, *arguments: str, flags: tuple[str, ...] = ()) -> Launch:
+        folder = tmp_path / str(len(launched))
+        folder.mkdir()
+        files = ("--report", str(folder / "report.json"), "--dir", str(folder / "run"))
+        return begin(folder, "launch", *files, *flags, str(SCRIPTS / script), *arguments)
+
+    def resume(before: Launch, *flags: str) -> Launch:
+        files = ("--report", str(before.folder / "report.json"))
+        return begin(before.folder, "resume", str(before.directory), *files, *flags)
+
+    start.resume = resume
     yield start
     for each in launched:
         if each.process.poll() is None:

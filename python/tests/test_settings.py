@@ -99,17 +99,6 @@ def test_parameters_are_views_of_one_vector_and_ties_survive():
     assert net[3].weight is net[2].weight
 
 
-def test_a_run_outside_of_a_launch_says_what_starts_it():
-    import torch
-
-    import everstep
-
-    net = model()
-    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
-    with pytest.raises(RuntimeError, match="everstep launch"):
-        everstep.Run(net, optimizer, data=[1], steps=1, data_shards=1, micro_batch=1)
-
-
 def test_tensors_are_written_as_they_are_read(tmp_path):
     import torch
 
@@ -124,3 +113,29 @@ def test_tensors_are_written_as_they_are_read(tmp_path):
     safetensors.write(tmp_path / "y.safetensors", {"d": torch.arange(3)})
     with pytest.raises(ValueError, match="I64"):
         safetensors.read_f32(tmp_path / "y.safetensors")
+
+
+def test_the_factors_of_a_step_s_micro_batches_have_the_mean_one():
+    from everstep.weights import Weights
+
+    rows = lambda step, shard, micro: [(0, (4 * step + 2 * shard + micro) % 8)]
+    weights = Weights([1, 2, 3, 4, 5, 6, 7, 8], 8)
+    factors = [
+        weights.factor(rows, (step, shard, micro), 2, 2)
+        for step in (1, 2) for shard in (0, 1) for micro in (0, 1)
+    ]
+    assert sum(factors[:4]) == pytest.approx(4) and sum(factors[4:]) == pytest.approx(4)
+    assert factors[:4] == [pytest.approx(4 * it / 26) for it in (5, 6, 7, 8)]
+    for odd in ([1] * 7, [1] * 7 + [0], [1] * 7 + [float("nan")]):
+        with pytest.raises(ValueError, match="weight"):
+            Weights(odd, 8)
+
+
+def test_what_an_evaluation_may_return():
+    from everstep.evaluation import means
+
+    assert means(0.5) == (0.5, None)
+    assert means({"accuracy": 0.25, "loss": 2}) == (2.0, 0.25)
+    for odd in ({"accuracy": 0.25}, {"loss": 1, "a": 1, "b": 2}):
+        with pytest.raises(ValueError, match="at most one more mean"):
+            means(odd)

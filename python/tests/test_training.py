@@ -117,6 +117,11 @@ def test_scripts_that_state_different_runs_are_refused_by_the_key(train):
     assert "run.model.init.digest" in ended.err and "manual_seed" in ended.err, ended.err
 
 
+def test_processes_with_different_data_are_refused_by_the_key(train):
+    ended = train("faulty.py", "data", flags=workers(2))
+    assert ended.code == 1 and "run.model.options.data is" in ended.err, ended.err
+
+
 def test_a_script_that_fails_after_its_run_fails_the_launch(train):
     ended = train("faulty.py", "late", "3")
     assert ended.code == 1
@@ -151,6 +156,27 @@ def test_a_killed_launch_leaves_no_process(launch):
     assert not [pid for pid in started if is_alive(pid)]
 
 
+def join(launched, directory, script: tuple[str, ...], gate) -> subprocess.Popen[str]:
+    """Starts a worker by hand, with its files elsewhere. Opens the gate once it has registered."""
+    launched.await_steps(15)  # steps are settled a little later
+    home = launched.directory
+    coordinators = json.loads((home / "cluster.json").read_text())["coordinators"]
+    command = [sys.executable, "-m", "everstep", "worker"]
+    command += ["--coordinators", coordinators[0]["address"]]
+    command += ["--join", f"@{home / 'join.token'}", "--dir", str(directory)]
+    command += ["--", str(SCRIPTS / script[0]), *script[1:]]
+    pipe = subprocess.PIPE
+    joiner = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    events = home / "events.jsonl"
+    until = time.monotonic() + LAUNCH_TIMEOUT
+    while events.read_text().count('"registered"') < 2:
+        assert joiner.poll() is None, joiner.communicate()
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    gate.touch()
+    return joiner
+
+
 def test_a_worker_joins_with_its_script(launch, train, tmp_path):
     gate = tmp_path / "gate"
     gate.touch()
@@ -158,27 +184,26 @@ def test_a_worker_joins_with_its_script(launch, train, tmp_path):
     expected = train(*script).hash
     gate.unlink()
     launched = launch(*script)
-    launched.await_steps(15)  # steps are settled a little later
-    directory = launched.directory
-    coordinators = json.loads((directory / "cluster.json").read_text())["coordinators"]
-    command = [sys.executable, "-m", "everstep", "worker"]
-    command += ["--coordinators", coordinators[0]["address"]]
-    command += ["--join", f"@{directory / 'join.token'}", "--dir", str(tmp_path / "joiner")]
-    command += ["--", str(SCRIPTS / script[0]), *script[1:]]
-    pipe = subprocess.PIPE
-    joiner = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
-    events = directory / "events.jsonl"
-    until = time.monotonic() + LAUNCH_TIMEOUT
-    while events.read_text().count('"registered"') < 2:
-        assert joiner.poll() is None, joiner.communicate()
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    gate.touch()
+    joiner = join(launched, tmp_path / "joiner", script, gate)
     ended = launched.end()
     _, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
     assert ended.hash == expected
     assert joiner.returncode == 0, told
     assert len(ended.report["generations"]) > 1, "it took part"
+
+
+def test_a_worker_in_another_directory_has_the_model_of_the_last_checkpoint(launch, tmp_path):
+    gate, saved = tmp_path / "gate", tmp_path / "saved"
+    saved.mkdir()
+    script = ("faulty.py", "shared", "300", str(gate), str(saved))
+    launched = launch(*script, flags=("--checkpoint-every", "1000"))
+    joiner = join(launched, tmp_path / "joiner", script, gate)
+    ended = launched.end()
+    out, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
+    assert joiner.returncode == 0, told
+    assert f"hash {ended.hash}" in out
+    models = {path.read_bytes() for path in saved.iterdir()}
+    assert len(list(saved.iterdir())) == 2 and len(models) == 1
 
 
 def test_a_worker_that_is_told_to_leave_hands_over_and_ends(launch, train):
@@ -190,3 +215,9 @@ def test_a_worker_that_is_told_to_leave_hands_over_and_ends(launch, train):
     ended = launched.end()
     assert ended.hash == expected
     assert "left" in (ended.directory / "events.jsonl").read_text()
+
+
+def test_as_many_workers_start_as_the_cores_compute_for(train):
+    ended = train("faulty.py", "none", "30", flags=("--workers", "auto"))
+    assert ended.code == 0, ended.err
+    assert len(ended.report["workers"]) == len(os.sched_getaffinity(0))

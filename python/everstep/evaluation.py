@@ -1,0 +1,72 @@
+"""The held-out samples of a run, and the script's own function that evaluates them.
+
+The workers deal the samples out among each other by data shards, and add the means in the order of
+the data shards. So the result has the same bits for any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from everstep import seeds
+
+#: The script's function: from a batch to its mean loss, or to a dict with ``"loss"`` and at most
+#: one more mean.
+Function = Callable[[Any], Any]
+
+
+class Evaluator:
+    """Evaluates held-out samples without gradients, with the model in ``eval`` mode."""
+
+    def __init__(
+        self, model: torch.nn.Module, dataset: Any, seed: int, collate: Callable[[list[Any]], Any]
+    ) -> None:
+        self._model = model
+        self._dataset = dataset
+        self._seed = seed
+        self._collate = collate
+        self.function: Function | None = None
+
+    def check(self) -> None:
+        """Whether there is a function for the held-out samples, and samples for the function."""
+        if self._dataset is not None and self.function is None:
+            raise RuntimeError(
+                "validation= was given, and no function that evaluates it: mark one with "
+                "@run.evaluate before the loop"
+            )
+        if self._dataset is None and self.function is not None:
+            raise RuntimeError("@run.evaluate has no samples: give everstep.Run validation=")
+
+    def of(self, numbers: Sequence[int]) -> tuple[float, float | None]:
+        """The mean loss over these samples, and the mean of the script's own metric, if any."""
+        assert self.function is not None, "the run has checked that"
+        batch = self._collate([self._sample(number) for number in numbers])
+        modes = [(module, module.training) for module in self._model.modules()]
+        self._model.eval()
+        seeds.seed_generators(seeds.key(seeds.EVALUATION, self._seed, numbers[0]))
+        try:
+            with torch.no_grad():
+                return means(self.function(batch))
+        finally:
+            for module, is_training in modes:
+                module.training = is_training
+
+    def _sample(self, number: int) -> Any:
+        seeds.seed_generators(seeds.key(seeds.HELD_OUT, self._seed, number))
+        return self._dataset[number]
+
+
+def means(found: Any) -> tuple[float, float | None]:
+    """Reads what the script's function has returned."""
+    if not isinstance(found, Mapping):
+        found = {"loss": found}
+    if "loss" not in found or len(found) > 2:
+        raise ValueError(
+            f"the function of @run.evaluate returned {list(found)}: it returns the mean loss, or a "
+            'dict with "loss" and at most one more mean'
+        )
+    others = [float(value) for name, value in found.items() if name != "loss"]
+    return float(found["loss"]), others[0] if others else None

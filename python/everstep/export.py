@@ -1,0 +1,90 @@
+"""A trained model and its optimizer in PyTorch's own layout, to go on without Everstep."""
+
+from __future__ import annotations
+
+import copy
+import os
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: The names that optimizers of PyTorch have for their moments, by the names of their classes.
+MOMENTS = {
+    "AdamW": ("exp_avg", "exp_avg_sq"),
+    "Adam": ("exp_avg", "exp_avg_sq"),
+    "SGD": ("momentum_buffer",),
+    "Lion": ("exp_avg",),
+}
+
+
+def vectors(found: list[tuple[str, bytes]]) -> list[torch.Tensor]:
+    """The flat vectors of a checkpoint: the weights, and then the moments."""
+    return [torch.frombuffer(bytearray(data), dtype=torch.float32) for _, data in found]
+
+
+def optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    trained: list[tuple[str, torch.nn.Parameter, int]],
+    moments: list[torch.Tensor],
+    updates: int,
+) -> dict[str, Any]:
+    """The ``state_dict`` of an optimizer after so many updates. ``trained`` are the parameters with
+    their places in the flat vectors."""
+    kind = type(optimizer).__name__
+    offsets = {id(parameter): offset for _, parameter, offset in trained}
+    found: dict[str, Any] = copy.deepcopy(optimizer.state_dict())
+    numbers = iter(range(sum(len(group["params"]) for group in optimizer.param_groups)))
+    for group in optimizer.param_groups:
+        has_moments = kind != "SGD" or group["momentum"] != 0.0
+        for parameter, number in zip(group["params"], numbers):
+            if id(parameter) not in offsets or not has_moments or updates == 0:
+                continue
+            begin = offsets[id(parameter)]
+            parts = [moment[begin : begin + parameter.numel()] for moment in moments]
+            shaped = [part.clone().view(parameter.shape) for part in parts]
+            state: dict[str, Any] = dict(zip(MOMENTS[kind], shaped))
+            if kind in ("Adam", "AdamW"):
+                state["step"] = torch.tensor(float(updates))
+            found["state"][number] = state
+    return found
+
+
+class Advanced:
+    """An optimizer and its schedule, inside a ``with``, as they are after so many steps."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> None:
+        self._groups = optimizer.param_groups
+        self._schedule = schedule
+        self._steps = steps
+
+    def __enter__(self) -> None:
+        own = lambda group: {name: it for name, it in group.items() if name != "params"}
+        self._before = [own(group) for group in self._groups]
+        if self._schedule is None:
+            return
+        self._state = copy.deepcopy(self._schedule.state_dict())
+        with warnings.catch_warnings():
+            # PyTorch warns of a schedule that moves before its optimizer, which never moves here.
+            warnings.simplefilter("ignore")
+            for _ in range(self._steps):
+                self._schedule.step()
+
+    def __exit__(self, *_: object) -> None:
+        if self._schedule is not None:
+            self._schedule.load_state_dict(self._state)
+        for group, before in zip(self._groups, self._before):
+            group.update(before)
+
+
+def write(path: str | os.PathLike[str], content: dict[str, Any]) -> None:
+    """Writes a file whole or not at all. Several processes may write the same file at once."""
+    target = Path(path)
+    partial = target.with_name(f".{target.name}-{os.getpid()}.partial")
+    try:
+        torch.save(content, partial)
+        os.replace(partial, target)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,32 @@
+"""A script whose weights or held-out samples do not fit."""
+
+import sys
+
+import torch
+from torch import nn
+
+import everstep
+
+fault = sys.argv[1]
+
+
+class Numbers:
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index / 64.0])
+
+
+torch.manual_seed(1)
+model = nn.Linear(1, 1)
+run = everstep.Run(
+    model, torch.optim.SGD(model.parameters(), lr=0.01), data=Numbers(), steps=3, data_shards=2,
+    micro_batch=4, validation=Numbers() if fault in ("unmarked", "odd") else None,
+    weights={"few": [1, 2], "weight": [1.0] * 64}.get(fault),
+)
+if fault in ("nothing", "odd"):
+    run.evaluate(lambda x: {"loss": 0.0, "one": 1.0, "two": 2.0})
+for x in run:
+    loss = (model(x) - x).square().mean()
+    run.backward(loss, weight=3.5 if fault in ("weight", "unknown") else None)

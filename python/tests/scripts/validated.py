@@ -1,0 +1,53 @@
+"""Validates on held-out samples one by one, and once more in a plain loop."""
+
+import sys
+
+import torch
+from torch import nn
+
+import everstep
+from everstep import safetensors
+
+
+class Numbers:
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([index / self.count, index % 3])
+
+
+def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    return (model(x) - x.flip(1)).square().mean()
+
+
+def make() -> nn.Module:
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 2))
+
+
+model, held_out = make(), Numbers(37)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+run = everstep.Run(
+    model, optimizer, data=Numbers(64), validation=held_out, steps=10, data_shards=4, micro_batch=4
+)
+
+
+@run.evaluate
+def evaluate(x: torch.Tensor) -> torch.Tensor:
+    assert not model.training and not torch.is_grad_enabled()
+    return loss_of(model, x)
+
+
+for x in run:
+    assert model.training
+    run.backward(loss_of(model, x))
+run.save(sys.argv[1])
+plain = make().eval()
+plain.load_state_dict(safetensors.read_f32(sys.argv[1]))
+with torch.no_grad():
+    losses = [float(loss_of(plain, held_out[index][None])) for index in range(len(held_out))]
+print("plain", sum(losses) / len(losses))

@@ -1,0 +1,165 @@
+"""Checkpoints of scripts: a run goes on after the end of all of its processes, with the same bits."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import SCRIPTS, needs_torch
+
+pytestmark = needs_torch
+
+STEPS = "300"
+
+
+def everstep(*arguments: str, **options) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "everstep", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, **options)
+
+
+def checkpoints(directory) -> list[dict]:
+    told = everstep("checkpoint", "ls", "--dir", str(directory), "--json")
+    return json.loads(told.stdout) if told.returncode == 0 else []
+
+
+@pytest.fixture(scope="module")
+def known():
+    """The state hash of the run, as it was first found."""
+    return {}
+
+
+def undisturbed(train, known: dict) -> str:
+    if "hash" not in known:
+        known["hash"] = train("faulty.py", "slow", STEPS).hash
+    return known["hash"]
+
+
+def test_a_run_that_was_killed_twice_goes_on_with_other_workers(launch, train, known):
+    expected = undisturbed(train, known)
+    first = launch("faulty.py", "slow", STEPS, flags=("--workers", "2", "--checkpoint-every", "20"))
+    first.await_steps(90)
+    first.kill_all()
+    second = launch.resume(first, "--workers", "3")
+    second.await_steps(190)
+    second.kill_all()
+    third = launch.resume(first, "--workers", "1")
+    ended = third.end()
+    assert ended.hash == expected
+    lines = [json.loads(line) for line in (ended.directory / "metrics.jsonl").read_text().split("\n")[:-1]]
+    assert [line["step"] for line in lines] == list(range(1, int(STEPS) + 1))
+    restored = [line for line in lines if line["step"] > 60]
+    assert len({line["generation"] for line in restored}) >= 3, "it did not begin again"
+
+
+def test_a_run_without_checkpoints_begins_again_with_its_script(launch, train, known):
+    expected = undisturbed(train, known)
+    first = launch("faulty.py", "slow", STEPS)
+    first.await_steps(30)
+    first.kill_all()
+    assert launch.resume(first).end().hash == expected
+
+
+def test_ctrl_c_saves_what_is_done_and_says_how_to_go_on(launch, train, known):
+    expected = undisturbed(train, known)
+    first = launch("faulty.py", "slow", STEPS, flags=("--workers", "2", "--checkpoint-every", "1000"))
+    first.await_steps(40)
+    first.process.send_signal(signal.SIGINT)
+    ended = first.end()
+    assert ended.code == 130
+    assert "goes on from the checkpoint of step" in ended.err, ended.err
+    assert checkpoints(first.directory)[-1]["step"] >= 40
+    assert launch.resume(first).end().hash == expected
+
+
+def test_the_store_alone_and_the_script_are_enough(launch, train, known, tmp_path):
+    expected = undisturbed(train, known)
+    first = launch("faulty.py", "slow", STEPS, flags=("--checkpoint-every", "20"))
+    first.await_steps(90)
+    first.kill_all()
+    store = tmp_path / "store"
+    shutil.move(first.directory / "checkpoints", store)
+    shutil.rmtree(first.directory)
+    directory = tmp_path / "again"
+    flags = ("--dir", str(directory), "--workers", "2")
+    told = everstep("resume", str(store), *flags)
+    assert told.returncode == 2 and "-- SCRIPT ARGS" in told.stderr, told.stderr
+    told = everstep("resume", str(store), *flags, "--", str(SCRIPTS / "faulty.py"), "slow", STEPS)
+    assert told.returncode == 0, told.stderr
+    assert json.loads((directory / "report.json").read_text())["state_hash"] == expected
+
+
+def test_a_script_that_has_changed_is_refused_by_the_key(launch):
+    first = launch("faulty.py", "slow", STEPS, flags=("--checkpoint-every", "20"))
+    first.await_steps(30)
+    first.kill_all()
+    told = everstep("resume", str(first.directory), "--", str(SCRIPTS / "faulty.py"), "slow", "299")
+    assert told.returncode == 1 and "run.steps is 299, and it was 300" in told.stderr, told.stderr
+    ended = launch.resume(first).end()
+    assert ended.code == 0, "the run is as it was"
+
+
+def test_checkpoints_are_listed_verified_and_exported(train, tmp_path):
+    import torch
+
+    from everstep import safetensors
+
+    saved = tmp_path / "saved.safetensors"
+    config = tmp_path / "run.toml"
+    config.write_text("[checkpoint]\nevery = 5\nkeep = 2\n")
+    ended = train("gpt.py", "--steps", "12", "--save", str(saved), flags=("--config", str(config)))
+    listed = checkpoints(ended.directory)
+    # The next checkpoint would have deleted that of step 5.
+    assert [it["step"] for it in listed][-2:] == [10, 12]
+    assert all(it["complete"] for it in listed)
+    assert listed[-1]["state_hash"] == ended.hash
+    told = everstep("checkpoint", "verify", "--dir", str(ended.directory))
+    assert told.returncode == 0, told.stderr
+    folder = tmp_path / "exported"
+    told = everstep("checkpoint", "export", str(folder), "--dir", str(ended.directory))
+    assert told.returncode == 0, told.stderr
+    exported = safetensors.read_f32(folder / "model.safetensors")
+    whole = safetensors.read_f32(saved)
+    assert exported.keys() <= whole.keys()
+    assert all(torch.equal(exported[name], whole[name]) for name in exported)
+
+
+@pytest.mark.parametrize("kind", ["adamw", "nesterov"])
+def test_plain_pytorch_goes_on_from_an_export_with_the_same_bits(train, tmp_path, kind):
+    import torch
+
+    from everstep import safetensors
+
+    whole, exported, plain = (tmp_path / name for name in ("whole.safetensors", "it.pt", "plain.pt"))
+    ended = train("export.py", kind, "25", str(whole), "-", flags=("--workers", "2"))
+    assert ended.code == 0, ended.err
+    flags = ("--workers", "2", "--checkpoint-every", "50")
+    ended = train("export.py", kind, "20", str(exported), str(plain), flags=flags)
+    assert ended.code == 0, ended.err + ended.logs()
+    found, expected = torch.load(plain), safetensors.read_f32(whole)
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in found)
+
+
+def test_an_export_without_checkpoints_says_what_it_lacks(train, tmp_path):
+    ended = train("export.py", "adamw", "3", str(tmp_path / "it.pt"), str(tmp_path / "plain.pt"))
+    assert ended.code == 1 and "--checkpoint-every" in ended.err, ended.err
+
+
+def test_a_hanging_script_is_replaced_and_its_stacks_are_in_the_log(launch, train, known, tmp_path):
+    expected = undisturbed(train, known)
+    config = tmp_path / "run.toml"
+    config.write_text('[redundancy]\nhang_after = "2s"\n')
+    flags = ("--workers", "2", "--respawn", "--config", str(config))
+    began = time.monotonic()
+    launched = launch("faulty.py", "hang", STEPS, str(tmp_path / "once"), flags=flags)
+    ended = launched.end()
+    assert ended.hash == expected
+    assert time.monotonic() - began < 60
+    logs = ended.logs()
+    assert "main thread hangs" in logs and "Fatal Python error: Aborted" in logs, logs
+    assert "in hang" in logs, logs
