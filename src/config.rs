@@ -258,8 +258,8 @@ impl Resolved {
         if !kind.is_empty() {
             if kind != "text" && !registry.has_dataset(kind) {
                 let problem = format!(
-                    "is \"{kind}\", which is no data set of this program; it must be \"text\" or \
-                     a name that the program registered"
+                    "is \"{kind}\", which is no data set of this program; it must be \"text\", \
+                     \"tokens\" or a name that the program registered"
                 );
                 return Err(self.refusal("data.kind", &problem));
             }

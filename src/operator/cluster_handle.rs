@@ -107,7 +107,10 @@ impl ClusterHandle {
                     )
             }
             OperatorError::Refused(why) => {
-                Failure::new(Exit::Failed, "the cluster refuses").because(why)
+                Failure::new(Exit::Failed, "the cluster refuses").because(why).next(
+                    "everstep run status says how the run stands, and everstep worker ls and \
+                     everstep coordinator status list what there is",
+                )
             }
             OperatorError::Unusable(why) => {
                 Failure::new(Exit::Usage, "the operator's credentials cannot be used")
