@@ -8,7 +8,6 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use everstep_kernels::backend::Norm;
 use everstep_kernels::reduce;
@@ -21,7 +20,7 @@ use crate::manifest::{Manifest, ManifestError};
 use crate::names::FileName;
 use crate::part::reader::{CheckpointReader, ReadError};
 use crate::store::Store;
-use crate::store::durable::PartialFile;
+use crate::store::durable::{DurableFiles, PartialFile};
 
 /// The metadata key of the model's specification: `everstep generate` reads it.
 pub const MODEL_KEY: &str = "everstep.model";
@@ -124,8 +123,7 @@ pub fn export(
 }
 
 fn begin(path: &Path) -> io::Result<PartialFile> {
-    let nonce = getrandom::u64().map_err(|error| io::Error::other(error.to_string()))?;
-    PartialFile::create(path, nonce, 0, Arc::new(|_| Ok(())))
+    DurableFiles::local().begin(path, 0)
 }
 
 fn head(manifest: &Manifest, run: &RunSpec, weight_type: WeightType) -> Vec<u8> {

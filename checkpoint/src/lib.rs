@@ -11,6 +11,7 @@
 //! | write a part, as a primary | [`part::writer::PartWriter`] |
 //! | complete a checkpoint | [`manifest::Manifest::assemble`], [`store::Store::put_new`] |
 //! | choose what to restore | [`choose::newest`], [`choose::exactly`] |
+//! | know where a run of another cluster goes on | [`origin`] |
 //! | restore shards | [`part::reader::CheckpointReader`] |
 //! | keep metrics lines and events, or read them | [`history`] |
 //! | delete what is too old | [`retention`] |
@@ -29,6 +30,7 @@ pub mod history;
 pub mod import;
 pub mod manifest;
 pub mod names;
+pub mod origin;
 pub mod part;
 pub mod retention;
 pub mod slots;

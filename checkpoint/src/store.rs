@@ -12,6 +12,7 @@
 pub mod cloud;
 pub mod directory;
 pub mod durable;
+pub mod file_system;
 pub mod place;
 pub mod probe;
 

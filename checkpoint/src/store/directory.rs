@@ -1,16 +1,12 @@
 //! A directory as a store: on a disk, or on a file system that several machines share.
 
-use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, ErrorKind as IoKind};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::OFlags;
-
-use super::durable::{PartialFile, StageHook, sync_folder};
+use super::durable::{DurableFiles, PartialFile, StageHook, folder_of};
+use super::file_system::{FileMetadata, FileSystem, FolderEntry, LocalFiles, OpenFile};
 use super::{
     Created, ErrorKind, MAX_OBJECTS, MAX_SMALL_BYTES, Store, StoreError, StoredObject, Upload,
     UploadSize,
@@ -21,7 +17,7 @@ use crate::names::{ObjectName, PARTIAL};
 pub struct DirectoryStore {
     root: PathBuf,
     place: String,
-    hook: StageHook,
+    within: DurableFiles,
 }
 
 impl DirectoryStore {
@@ -30,7 +26,7 @@ impl DirectoryStore {
     /// # Errors
     /// If the directory cannot be created.
     pub fn open(root: &Path) -> Result<Self, StoreError> {
-        Self::with_hook(root, Arc::new(|_| Ok(())))
+        Self::within(root, DurableFiles::local())
     }
 
     /// The same, with a hook that is called at each stage of each file. Tests end the process
@@ -39,14 +35,37 @@ impl DirectoryStore {
     /// # Errors
     /// If the directory cannot be created.
     pub fn with_hook(root: &Path, hook: StageHook) -> Result<Self, StoreError> {
+        Self::within(root, DurableFiles { files: Arc::new(LocalFiles), hook })
+    }
+
+    /// The store in this directory of a file system, which is created if it is not there.
+    ///
+    /// # Errors
+    /// If the directory cannot be created.
+    pub fn within(root: &Path, within: DurableFiles) -> Result<Self, StoreError> {
         let place = root.display().to_string();
-        let store = Self { root: root.into(), place, hook };
-        // A folder of weights may be one that this process can only read.
-        if !root.is_dir() {
-            let made = fs::create_dir_all(root).and_then(|()| sync_folder(root));
-            made.map_err(|error| store.error(None, &error))?;
-        }
+        let store = Self { root: root.into(), place, within };
+        store.make_root().map_err(|error| store.error(None, &error))?;
         Ok(store)
+    }
+
+    /// Creates the directory if it is not there, durably with the folders above it. A folder of
+    /// weights may be one that this process can only read, and stays as it is.
+    fn make_root(&self) -> io::Result<()> {
+        let is_missing = |folder: &&Path| {
+            let is_folder = self.files().metadata(folder).is_ok_and(|it| it.is_folder);
+            !is_folder && !folder.as_os_str().is_empty()
+        };
+        let missing: Vec<&Path> = self.root.ancestors().take_while(is_missing).collect();
+        if missing.is_empty() {
+            return Ok(());
+        }
+        self.files().create_folders(&self.root)?;
+        missing.iter().rev().try_for_each(|made| self.files().sync_folder(folder_of(made)))
+    }
+
+    fn files(&self) -> &dyn FileSystem {
+        &*self.within.files
     }
 
     fn path(&self, name: &ObjectName) -> PathBuf {
@@ -55,31 +74,30 @@ impl DirectoryStore {
 
     /// Begins a file, and makes its folder if need be.
     fn begin(&self, name: &ObjectName, bytes: u64) -> io::Result<PartialFile> {
-        let (path, nonce) = (self.path(name), nonce()?);
-        let begin = || PartialFile::create(&path, nonce, bytes, self.hook.clone());
-        match begin() {
+        let path = self.path(name);
+        let begun = match self.within.begin(&path, bytes) {
             Err(error) if error.kind() == IoKind::NotFound => {
-                let folder = self.root.join(name.folder());
-                fs::create_dir_all(&folder)?;
-                sync_folder(&folder)?;
-                begin()
+                self.files().create_folders(folder_of(&path))?;
+                self.within.begin(&path, bytes)
             }
             begun => begun,
+        }?;
+        // Another process may have made the folder, and ended before the folder's name was durable.
+        if !name.folder().is_empty() {
+            self.files().sync_folder(&self.root)?;
         }
+        Ok(begun)
     }
 
     /// An object to read. A pipe or a device of that name is none, and would never end.
-    fn file(&self, name: &ObjectName) -> Result<(File, u64), StoreError> {
+    fn file(&self, name: &ObjectName) -> Result<(Box<dyn OpenFile>, u64), StoreError> {
         let error = |error: io::Error| self.error(Some(name), &error);
-        let flags = OFlags::NONBLOCK.bits() as i32;
-        let opened = OpenOptions::new().read(true).custom_flags(flags).open(self.path(name));
-        let file = opened.map_err(error)?;
-        let metadata = file.metadata().map_err(error)?;
-        if !metadata.is_file() {
+        let file = self.files().open(&self.path(name)).map_err(error)?;
+        let Some(bytes) = file.bytes().map_err(error)? else {
             let why = "it is not a regular file";
             return Err(StoreError::new(ErrorKind::Damaged, &self.place, name, why));
-        }
-        Ok((file, metadata.len()))
+        };
+        Ok((file, bytes))
     }
 
     fn put(&self, name: &ObjectName, bytes: &[u8]) -> io::Result<Created> {
@@ -93,19 +111,18 @@ impl DirectoryStore {
     }
 
     /// The entries of the root, and of the folders of objects with these names.
-    fn entries(&self, is_wanted: fn(&str) -> bool) -> io::Result<Vec<DirEntry>> {
+    fn entries(&self, is_wanted: fn(&str) -> bool) -> io::Result<Vec<FolderEntry>> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(&self.root)? {
-            let entry = entry?;
-            let name = entry.file_name().to_string_lossy().into_owned();
-            if !(holds_objects(&name) && entry.file_type()?.is_dir()) {
+        for entry in self.files().entries(&self.root)? {
+            let name = entry.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if !(holds_objects(&name) && entry.is_folder) {
                 found.push(entry);
                 continue;
             }
             if !is_wanted(&name) {
                 continue;
             }
-            found.extend(inside(&entry.path())?);
+            found.extend(self.inside(&entry.path)?);
             if found.len() > MAX_OBJECTS {
                 let many = format!("it has more than {MAX_OBJECTS} files; use another directory");
                 return Err(io::Error::other(many));
@@ -114,24 +131,53 @@ impl DirectoryStore {
         Ok(found)
     }
 
-    fn objects(&self, entries: io::Result<Vec<DirEntry>>) -> Result<Vec<StoredObject>, StoreError> {
+    /// The entries of a folder. None if there is no such folder: another process may have just
+    /// removed it.
+    fn inside(&self, folder: &Path) -> io::Result<Vec<FolderEntry>> {
+        match self.files().entries(folder) {
+            Err(error) if error.kind() == IoKind::NotFound => Ok(Vec::new()),
+            inside => inside,
+        }
+    }
+
+    fn objects(
+        &self,
+        entries: io::Result<Vec<FolderEntry>>,
+    ) -> Result<Vec<StoredObject>, StoreError> {
         let entries = entries.map_err(|error| self.error(None, &error))?;
-        let mut found: Vec<_> = entries.iter().filter_map(|entry| self.object(entry)).collect();
+        let mut found = Vec::new();
+        for entry in entries {
+            let object = self.object(&entry.path).map_err(|error| self.error(None, &error))?;
+            found.extend(object);
+        }
         found.sort_by(|one, other| one.name.cmp(&other.name));
         Ok(found)
     }
 
-    fn object(&self, entry: &DirEntry) -> Option<StoredObject> {
-        let path = entry.path();
-        let name = path.strip_prefix(&self.root).ok()?.to_str()?.parse().ok()?;
-        let metadata = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?;
-        Some(StoredObject { name, bytes: metadata.len(), changed: changed(&metadata) })
+    /// The object at a path. None if it is no object, or if another process has just removed it. A
+    /// disk that does not answer says nothing: a listing never lacks an object for that.
+    fn object(&self, path: &Path) -> io::Result<Option<StoredObject>> {
+        let relative = path.strip_prefix(&self.root).ok().and_then(Path::to_str);
+        let Some(name) = relative.and_then(|name| name.parse().ok()) else { return Ok(None) };
+        match self.files().metadata(path) {
+            Ok(FileMetadata { is_file: true, bytes, changed, .. }) => {
+                Ok(Some(StoredObject { name, bytes, changed }))
+            }
+            Ok(_) => Ok(None),
+            Err(error) if error.kind() == IoKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether the directory itself is gone, as an unmounted one is.
+    fn is_gone(&self) -> bool {
+        self.files().metadata(&self.root).is_err()
     }
 
     fn error(&self, name: Option<&ObjectName>, error: &io::Error) -> StoreError {
         let kind = match error.kind() {
             // A directory that is gone, as an unmounted one is, says nothing of its objects.
-            IoKind::NotFound if name.is_none() || !self.root.exists() => ErrorKind::Retry,
+            IoKind::NotFound if name.is_none() || self.is_gone() => ErrorKind::Retry,
             IoKind::NotFound => ErrorKind::Missing,
             IoKind::PermissionDenied
             | IoKind::AlreadyExists
@@ -154,16 +200,6 @@ fn holds_objects(folder: &str) -> bool {
     folder.starts_with("step-") || ["claims", "history", "probes"].contains(&folder)
 }
 
-/// The entries of a folder. None if there is no such folder: another process may have just removed
-/// it.
-fn inside(folder: &Path) -> io::Result<Vec<DirEntry>> {
-    match fs::read_dir(folder) {
-        Ok(inside) => inside.collect(),
-        Err(error) if error.kind() == IoKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(error),
-    }
-}
-
 impl Store for DirectoryStore {
     fn place(&self) -> &str {
         &self.place
@@ -181,7 +217,7 @@ impl Store for DirectoryStore {
     fn upload(&self, name: &ObjectName, size: UploadSize) -> Result<Box<dyn Upload>, StoreError> {
         let error = |error: io::Error| self.write_error(name, &error);
         let mut file = self.begin(name, size.total).map_err(error)?;
-        file.skip(size.head).map_err(error)?;
+        file.skip(size.head);
         let (place, name) = (self.place.clone(), name.clone());
         Ok(Box::new(DirectoryUpload { file, size, written: size.head, place, name }))
     }
@@ -213,8 +249,8 @@ impl Store for DirectoryStore {
     }
 
     fn list_claims(&self) -> Result<Vec<StoredObject>, StoreError> {
-        let is_there = fs::metadata(&self.root);
-        self.objects(is_there.and_then(|_| inside(&self.root.join("claims"))))
+        let is_there = self.files().metadata(&self.root);
+        self.objects(is_there.and_then(|_| self.inside(&self.root.join("claims"))))
     }
 
     fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError> {
@@ -224,12 +260,13 @@ impl Store for DirectoryStore {
 
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
         let path = self.path(name);
-        match fs::remove_file(&path).and_then(|()| sync_folder(&path)) {
+        let removed = self.files().remove(&path);
+        match removed.and_then(|()| self.files().sync_folder(folder_of(&path))) {
             Err(error) if error.kind() != IoKind::NotFound => Err(self.write_error(name, &error)),
             _ => {
                 // A folder that still has files stays, which is no error.
                 if !name.folder().is_empty() {
-                    let _ = fs::remove_dir(self.root.join(name.folder()));
+                    let _ = self.files().remove_folder(folder_of(&path));
                 }
                 Ok(())
             }
@@ -239,10 +276,10 @@ impl Store for DirectoryStore {
     fn sweep(&self, before: u64) -> Result<u64, StoreError> {
         let mut removed = 0;
         for entry in self.entries(|_| true).map_err(|error| self.error(None, &error))? {
-            let is_partial = is_of_an_object(&entry.path(), &self.root);
-            let metadata = entry.metadata().ok().filter(fs::Metadata::is_file);
-            let is_old = metadata.is_some_and(|metadata| changed(&metadata) < before);
-            if is_partial && is_old && fs::remove_file(entry.path()).is_ok() {
+            let is_partial = is_of_an_object(&entry.path, &self.root);
+            let metadata = self.files().metadata(&entry.path).ok();
+            let is_old = metadata.is_some_and(|it| it.is_file && it.changed < before);
+            if is_partial && is_old && self.files().remove(&entry.path).is_ok() {
                 removed += 1;
             }
         }
@@ -306,13 +343,4 @@ fn is_of_an_object(path: &Path, root: &Path) -> bool {
             && u64::from_str_radix(nonce, 16).is_ok()
             && name.parse::<ObjectName>().is_ok()
     })
-}
-
-fn changed(metadata: &fs::Metadata) -> u64 {
-    let changed = metadata.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-    changed.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-fn nonce() -> io::Result<u64> {
-    getrandom::u64().map_err(|error| io::Error::other(error.to_string()))
 }

@@ -1,14 +1,11 @@
 //! Files that are whole or absent, whatever ends the process: a partial file beside the final one,
 //! fsync, one atomic change of the directory, fsync of the directory.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Seek, SeekFrom, Write};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{CWD, FallocateFlags, RenameFlags, fallocate, renameat_with};
-use rustix::io::Errno;
-
+use super::file_system::{FileSystem, LocalFiles, OpenFile};
 use crate::names::PARTIAL;
 
 /// The points between which a process may end. A hook of the file is called at each.
@@ -36,49 +33,64 @@ impl Stage {
 /// file stops where it is, and cleans nothing up.
 pub type StageHook = Arc<dyn Fn(Stage) -> io::Result<()> + Send + Sync>;
 
-/// A file under way.
-pub struct PartialFile {
-    file: File,
-    partial: PathBuf,
-    path: PathBuf,
-    hook: StageHook,
-    /// Whether dropping removes the partial file.
-    is_removed: bool,
+/// Where files are written, and what is called at each stage of each.
+#[derive(Clone)]
+pub struct DurableFiles {
+    /// The file system.
+    pub files: Arc<dyn FileSystem>,
+    /// What is called.
+    pub hook: StageHook,
 }
 
-impl PartialFile {
-    /// Begins a file at `path`. The partial file has the nonce in its name, so two writers of one
+impl DurableFiles {
+    /// Those of a file system, without a hook.
+    pub fn on(files: Arc<dyn FileSystem>) -> Self {
+        Self { files, hook: Arc::new(|_| Ok(())) }
+    }
+
+    /// Those of the machine, without a hook.
+    pub fn local() -> Self {
+        Self::on(Arc::new(LocalFiles))
+    }
+
+    /// Begins a file at `path`. The partial file has a nonce in its name, so two writers of one
     /// file never share it. Room for `bytes` is reserved, if the file system can do that, so that a
     /// full disk is noticed at once.
     ///
     /// # Errors
     /// Errors of the file system.
-    pub fn create(path: &Path, nonce: u64, bytes: u64, hook: StageHook) -> io::Result<Self> {
+    pub fn begin(&self, path: &Path, bytes: u64) -> io::Result<PartialFile> {
+        let nonce = self.files.nonce()?;
         let mut partial = path.as_os_str().to_owned();
         partial.push(format!(".{nonce:016x}{PARTIAL}"));
         let partial = PathBuf::from(partial);
-        let file = OpenOptions::new().write(true).create_new(true).open(&partial)?;
-        let mut created = Self { file, partial, path: path.into(), hook, is_removed: true };
-        created.pass(Stage::Created)?;
+        let file = self.files.create(&partial)?;
+        let (within, path) = (self.clone(), path.into());
+        let mut begun = PartialFile { within, file, written: 0, partial, path, is_removed: true };
+        begun.pass(Stage::Created)?;
         if bytes > 0 {
-            created.reserve(bytes)?;
+            begun.file.reserve(bytes)?;
         }
-        Ok(created)
+        Ok(begun)
     }
+}
 
-    fn reserve(&self, bytes: u64) -> io::Result<()> {
-        match fallocate(&self.file, FallocateFlags::empty(), 0, bytes) {
-            Ok(()) | Err(Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(()),
-            Err(error) => Err(error.into()),
-        }
-    }
+/// A file under way.
+pub struct PartialFile {
+    within: DurableFiles,
+    file: Box<dyn OpenFile>,
+    /// Where the next bytes go.
+    written: u64,
+    partial: PathBuf,
+    path: PathBuf,
+    /// Whether dropping removes the partial file.
+    is_removed: bool,
+}
 
+impl PartialFile {
     /// Leaves room at the beginning.
-    ///
-    /// # Errors
-    /// Errors of the file system.
-    pub fn skip(&mut self, bytes: u64) -> io::Result<()> {
-        self.file.seek(SeekFrom::Start(bytes)).map(|_| ())
+    pub fn skip(&mut self, bytes: u64) {
+        self.written = bytes;
     }
 
     /// Appends bytes.
@@ -86,7 +98,9 @@ impl PartialFile {
     /// # Errors
     /// Errors of the file system.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        self.file.write_all(bytes)
+        self.file.write_all_at(bytes, self.written)?;
+        self.written += bytes.len() as u64;
+        Ok(())
     }
 
     /// Writes the beginning.
@@ -94,8 +108,7 @@ impl PartialFile {
     /// # Errors
     /// Errors of the file system.
     pub fn write_head(&mut self, head: &[u8]) -> io::Result<()> {
-        self.file.seek(SeekFrom::Start(0))?;
-        self.file.write_all(head)
+        self.file.write_all_at(head, 0)
     }
 
     /// Puts the file in place, durably. A file that is there is replaced.
@@ -104,41 +117,35 @@ impl PartialFile {
     /// Errors of the file system.
     pub fn replace(mut self) -> io::Result<()> {
         self.sync()?;
-        fs::rename(&self.partial, &self.path)?;
+        self.within.files.rename(&self.partial, &self.path)?;
         self.placed()
     }
 
     /// Puts the file in place, durably, if there is none.
     ///
     /// # Errors
-    /// [`ErrorKind::AlreadyExists`] if there is one, and [`ErrorKind::Unsupported`] if the file
-    /// system can create a file in no way that is atomic.
+    /// As [`FileSystem::rename_new`].
     pub fn create_new(mut self) -> io::Result<()> {
         self.sync()?;
-        match fs::hard_link(&self.partial, &self.path) {
-            Ok(()) => fs::remove_file(&self.partial)?,
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => return Err(error),
-            // Some file systems have no hard links, or count them.
-            Err(_) => rename_new(&self.partial, &self.path)?,
-        }
+        self.within.files.rename_new(&self.partial, &self.path)?;
         self.placed()
     }
 
     fn sync(&mut self) -> io::Result<()> {
         self.pass(Stage::Written)?;
-        self.file.sync_all()?;
+        self.file.sync()?;
         self.pass(Stage::Synced)
     }
 
     fn placed(&mut self) -> io::Result<()> {
         self.is_removed = false;
         self.pass(Stage::Renamed)?;
-        sync_folder(&self.path)?;
+        self.within.files.sync_folder(folder_of(&self.path))?;
         self.pass(Stage::Done)
     }
 
     fn pass(&mut self, stage: Stage) -> io::Result<()> {
-        let passed = (self.hook)(stage);
+        let passed = (self.within.hook)(stage);
         self.is_removed &= passed.is_ok();
         passed
     }
@@ -148,29 +155,13 @@ impl Drop for PartialFile {
     /// Removes the partial file. If that fails, it does no harm where it is.
     fn drop(&mut self) {
         if self.is_removed {
-            let _ = fs::remove_file(&self.partial);
+            let _ = self.within.files.remove(&self.partial);
         }
     }
 }
 
-/// Makes the entries of a file's folder durable.
-///
-/// # Errors
-/// Errors of the file system.
-pub fn sync_folder(path: &Path) -> io::Result<()> {
+/// The folder that has the entry of this path.
+pub(super) fn folder_of(path: &Path) -> &Path {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    File::open(folder.unwrap_or(Path::new(".")))?.sync_all()
-}
-
-fn rename_new(from: &Path, to: &Path) -> io::Result<()> {
-    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        Ok(()) => Ok(()),
-        Err(Errno::EXIST) => Err(ErrorKind::AlreadyExists.into()),
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(io::Error::new(
-            ErrorKind::Unsupported,
-            "this file system has neither hard links nor a rename that replaces nothing; use \
-             another one for checkpoints",
-        )),
-        Err(error) => Err(error.into()),
-    }
+    folder.unwrap_or(Path::new("."))
 }

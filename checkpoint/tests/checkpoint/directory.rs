@@ -156,3 +156,14 @@ fn a_store_that_ignores_conditions_is_refused_by_name() {
     assert!(words.contains("careless://store") && words.contains("If-None-Match"), "{words}");
     assert_eq!(store.list(), Ok(vec![]), "the probe is gone");
 }
+
+/// A link to itself is a name that can be listed, and that nothing can look at.
+#[test]
+fn a_listing_never_lacks_an_object_that_does_not_answer() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let store = DirectoryStore::open(folder.path()).expect("a store");
+    store.put_new(&ObjectName::Claim(1), b"a claim").expect("put");
+    symlink("000002.json", folder.path().join("claims/000002.json")).expect("linked");
+    let error = store.list_claims().expect_err("the newest claim cannot be looked at");
+    assert_eq!(error.kind, ErrorKind::Retry, "{error}");
+}
