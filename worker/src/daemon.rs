@@ -49,11 +49,11 @@ use crate::device::build::BuildContext;
 use crate::registry::Registry;
 use crate::step::core::{Core, WorkerIdentity};
 use crate::step::event::Exit;
+use crate::store_work::ClusterIdentity;
 use actor::{Ending, Shell, WorkerActor};
 use coordinator_links::{DialContext, LinkEvents};
 use device_host::DeviceHost;
 use event::PeerConnected;
-use store_thread::ClusterIdentity;
 
 /// The options of a worker daemon.
 #[derive(Clone, Debug)]
@@ -184,7 +184,7 @@ async fn work(
     let (incarnation, machine, prefetch) = (0, machine::id(), PREFETCH);
     let context =
         BuildContext { incarnation, address, machine, zone, dir, device, overlap, prefetch };
-    let cluster = cluster_identity(&credentials);
+    let cluster = ClusterIdentity::of(&credentials);
     let device_host = DeviceHost::new(registry, context, Pool::new(POOL_BYTES), cluster);
     let (known, coordinators) = watch::channel(Vec::new());
     let shell = Shell { endpoint: endpoint.clone(), device_host, known, began };
@@ -207,14 +207,6 @@ async fn work(
         Exit::Refused(reason) => Err(WorkerError::Refused(reason)),
         Exit::Failed(reason) => Err(WorkerError::Failed(reason)),
     }
-}
-
-/// The worker's cluster, as the store of a run's checkpoints knows it.
-fn cluster_identity(credentials: &Credentials) -> ClusterIdentity {
-    let nonce = blake3::hash(credentials.authority()).to_hex().to_string();
-    let (name, uname) = (&credentials.identity().name, rustix::system::uname());
-    let words = format!("that of {name} on {}", uname.nodename().to_string_lossy());
-    ClusterIdentity { nonce, words }
 }
 
 /// Runs the actor until it ends.

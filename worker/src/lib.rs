@@ -2,7 +2,8 @@
 //!
 //! [`step`] decides, as pure state machines. [`device`] computes, on a thread of its own. [`data`]
 //! fills batches. [`daemon`] is the shell that carries events in and effects out, over QUIC.
-//! [`registry`] says what `kind` means. [`builtin`] is what every program has.
+//! [`store_work`] reads and writes checkpoints. [`registry`] says what `kind` means. [`builtin`] is
+//! what every program has.
 
 pub mod builtin;
 pub mod daemon;
@@ -17,3 +18,4 @@ pub mod optimize;
 pub mod plant;
 pub mod registry;
 pub mod step;
+pub mod store_work;

@@ -46,4 +46,10 @@ pub enum Plant {
     BelieveGradients,
     /// A member forgets the usual time of its device in every generation.
     MeasureAnew,
+    /// A worker writes into a store that another cluster has claimed since.
+    IgnoreClaim,
+    /// A worker says that it has written a manifest, although not all parts are there.
+    BelieveOrder,
+    /// A worker takes zeros for a shard whose bytes in the store are not those that were written.
+    AcceptTorn,
 }

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use super::actor::WorkerActor;
 use super::event::{DeviceBuilt, DeviceReported, StoreReported};
-use super::store_thread::{self, ClusterIdentity};
+use super::store_thread;
 use super::telemetry::{self, GpuTelemetry};
 use crate::device::build::{BuildContext, build};
 use crate::device::checkpoint_facts::CheckpointFacts;
@@ -26,6 +26,7 @@ use crate::device::model_path::remove_passing;
 use crate::device::{Device, thread as device_thread};
 use crate::registry::{BuildError, Registry};
 use crate::step::event::{Input, Job, Report, StoreJob};
+use crate::store_work::ClusterIdentity;
 
 /// Builds, like devices, give way to the network thread, so that heartbeats go out meanwhile.
 const NICE: i32 = 5;

@@ -19,11 +19,19 @@ pub(super) struct ClusterClaim {
     claim: Claim,
     /// Its number, as this process has learned it.
     known: Option<u64>,
+    /// A planted bug: the cluster writes whether another one has claimed the store since or not.
+    #[cfg(feature = "planted")]
+    pub(super) is_ignored: bool,
 }
 
 impl ClusterClaim {
     pub(super) fn new(claim: Claim) -> Self {
-        Self { claim, known: None }
+        Self {
+            claim,
+            known: None,
+            #[cfg(feature = "planted")]
+            is_ignored: false,
+        }
     }
 
     /// Lists the store's claims, and claims it if the cluster has no claim there yet.
@@ -34,6 +42,8 @@ impl ClusterClaim {
                 self.known = Some(number);
                 Ok(Permit::May(number))
             }
+            #[cfg(feature = "planted")]
+            Standing::Outdone(_) if self.is_ignored => Ok(Permit::May(self.known.unwrap_or(1))),
             Standing::Outdone(reason) => Ok(Permit::MayNot(reason)),
         }
     }

@@ -7,13 +7,14 @@ use everstep_checkpoint::names::{ObjectName, PartName};
 use everstep_checkpoint::part::PartSummary;
 use everstep_checkpoint::retention;
 use everstep_checkpoint::store::{Created, Store, StoreError, StoredObject};
+#[cfg(feature = "planted")]
+use everstep_transport::protocol::outcome::{WorkerResult, state_hash};
 use everstep_transport::protocol::{
     CheckpointId, Commit, Decision, ManifestToWrite, Step, WorkerPart, WrittenManifest,
 };
 
 use super::claim::{ClusterClaim, Permit};
-use super::pass_point;
-use super::persistent_store::Attempt;
+use super::{Attempt, pass_point};
 use crate::device::checkpoint_facts::CheckpointFacts;
 
 /// Deletes what is to be deleted, and writes the manifest, if the cluster may write and all parts
@@ -241,4 +242,14 @@ fn remove(store: &dyn Store, listing: &[StoredObject], id: CheckpointId) -> Resu
         }
     }
     Ok(())
+}
+
+/// A planted bug: what the leader expects to hear of a manifest.
+#[cfg(feature = "planted")]
+pub(super) fn believed(order: &ManifestToWrite) -> WrittenManifest {
+    let id = order.parts.first().map(|of| CheckpointId::of(&of.part.commit)).unwrap_or_default();
+    let digests = order.parts.iter().flat_map(|of| of.part.shards.iter().copied()).collect();
+    let whole = WorkerResult { digests, ..WorkerResult::default() };
+    let state_hash = state_hash(id.step.0, &[whole]).unwrap_or_default();
+    WrittenManifest { id, bytes: 1, state_hash, deleted: order.delete.clone() }
 }

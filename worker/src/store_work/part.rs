@@ -6,8 +6,7 @@ use everstep_checkpoint::part::writer::{PartPlan, PartWriter};
 use everstep_checkpoint::store::{Store, StoreError};
 
 use super::claim::{ClusterClaim, Permit};
-use super::pass_point;
-use super::persistent_store::Attempt;
+use super::{Attempt, pass_point};
 use crate::device::checkpoint_facts::CheckpointFacts;
 use crate::step::event::PartToSave;
 

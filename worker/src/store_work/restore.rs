@@ -10,6 +10,8 @@ use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::part::reader::{CheckpointReader, ReadError};
 use everstep_checkpoint::store::{ErrorKind, Store, StoreError};
 use everstep_kernels::buffer::Buffer;
+#[cfg(feature = "planted")]
+use everstep_kernels::optimizer::ShardState;
 use everstep_transport::protocol::{CheckpointId, Generation, Shard};
 
 use crate::device::checkpoint_facts::CheckpointFacts;
@@ -106,6 +108,24 @@ pub(super) fn read_shard(
         ReadError::Store(error) => Unread::Store(error),
     })?;
     let digest = state.digest(id.step.0);
+    let slots = std::iter::once(state.master).chain(state.moments);
+    let parts = slots.map(Buffer::detached).collect();
+    Ok(StoreReport::Restored { generation, shard, digest, parts })
+}
+
+/// A planted bug: zeros in place of a shard whose bytes are not those that were written.
+#[cfg(feature = "planted")]
+pub(super) fn zeros(
+    unread: Unread,
+    manifest: &Manifest,
+    (generation, shard): (Generation, Shard),
+) -> Result<StoreReport, Unread> {
+    let Unread::Damaged(_) = unread else { return Err(unread) };
+    let slot = vec![0.0; manifest.shard_range(shard).len()];
+    let mut slots = vec![slot; manifest.slots.count()];
+    let master = slots.remove(0);
+    let state = ShardState { master, moments: slots };
+    let digest = state.digest(manifest.step.0);
     let slots = std::iter::once(state.master).chain(state.moments);
     let parts = slots.map(Buffer::detached).collect();
     Ok(StoreReport::Restored { generation, shard, digest, parts })

@@ -13,6 +13,7 @@ use everstep_checkpoint::store::{self, Environment, Place, Store, StoreError};
 
 use super::TakeReport;
 use crate::step::event::{StoreJob, StoreReport};
+use crate::store_work::Attempt;
 
 /// The pause after the first error of the store. Each further pause is twice as long.
 const STORE_BACKOFF: Duration = Duration::from_secs(1);
@@ -28,16 +29,6 @@ pub(super) enum Abandoned {
     Refused(String),
     /// The worker needs no store any more.
     Ended,
-}
-
-/// What an attempt comes to, if the store does not fail.
-pub(super) enum Attempt<T> {
-    /// It worked, with this result.
-    Done(T),
-    /// It must not be done, for this reason. It is not tried again.
-    Refused(String),
-    /// The cluster must not write into this store, for this reason. It is not tried again.
-    MayNot(String),
 }
 
 /// Takes reports to the worker.
@@ -116,16 +107,21 @@ impl PersistentStore {
         self.passed.pop_front().or_else(|| self.jobs.recv().ok())
     }
 
-    /// Tries until the store does it, a job that replaces this one has come, or the worker ends.
+    /// Tries a job until the store does it, a job that replaces this one has come, or the worker
+    /// ends.
     pub(super) fn persist<T>(
         &mut self,
         reports: &mut Reports,
-        replaces: impl Fn(&StoreJob) -> bool,
-        mut attempt: impl FnMut(&dyn Store, &mut Reports) -> Result<Attempt<T>, StoreError>,
+        job: &mut StoreJob,
+        mut attempt: impl FnMut(
+            &dyn Store,
+            &mut Reports,
+            &mut StoreJob,
+        ) -> Result<Attempt<T>, StoreError>,
     ) -> Result<T, Abandoned> {
         let mut pause = STORE_BACKOFF;
         loop {
-            let tried = self.open().and_then(|store| attempt(store, reports));
+            let tried = self.open().and_then(|store| attempt(store, reports, job));
             let error = match tried {
                 Ok(Attempt::Done(done)) => {
                     reports.tell(None);
@@ -146,7 +142,7 @@ impl PersistentStore {
             let until = Instant::now() + pause;
             pause = (2 * pause).min(STORE_BACKOFF_MAX);
             loop {
-                if self.passed.iter().any(&replaces) {
+                if self.passed.iter().any(|later| job.is_replaced_by(later)) {
                     return Err(Abandoned::Replaced(reason));
                 }
                 match self.jobs.recv_timeout(until.saturating_duration_since(Instant::now())) {

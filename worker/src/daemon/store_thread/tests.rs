@@ -8,14 +8,14 @@ use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
 use everstep_transport::protocol::{
-    CheckpointSpec, Commit, Decision, LossScale, MetricsLine, OnFailure, Step, Term, WorkerId,
-    WorkerPart, exemplars,
+    CheckpointId, CheckpointSpec, Commit, Decision, Generation, LossScale, ManifestToWrite,
+    MetricsLine, OnFailure, Shard, Step, Term, WorkerId, WorkerPart, exemplars,
 };
 
 use super::*;
 use crate::device::model_file::ModelFile;
 use crate::registry::Registry;
-use crate::step::event::ShardToSave;
+use crate::step::event::{PartToSave, ShardToSave};
 
 /// Longer than anything takes here, however busy the machine is.
 const STORE_TEST_TIMEOUT: Duration = Duration::from_secs(30);

@@ -1,0 +1,274 @@
+//! What a worker does in its run's store: one try of one job.
+//!
+//! Input: a [`StoreJob`] and the store. Output: [`StoreReport`]s, or an error of the store, after
+//! which the job is to be tried again. The store's thread tries again until the store does the job.
+//! This module knows no thread and no clock, so the simulator tries jobs by the same code.
+
+mod claim;
+mod manifest;
+mod model;
+mod part;
+mod restore;
+
+use everstep_checkpoint::claims::Claim;
+use everstep_checkpoint::part::PartSummary;
+use everstep_checkpoint::part::reader::CheckpointReader;
+use everstep_checkpoint::store::{Store, StoreError};
+use everstep_transport::identity::Credentials;
+use everstep_transport::protocol::{
+    CheckpointId, Generation, ManifestToWrite, SavedPart, Shard, WrittenManifest,
+};
+
+use self::claim::ClusterClaim;
+use crate::device::checkpoint_facts::CheckpointFacts;
+#[cfg(feature = "planted")]
+use crate::plant::Plant;
+use crate::step::event::{PartToSave, StoreJob, StoreReport};
+
+/// What a try comes to, if the store does not fail.
+#[derive(Debug)]
+pub enum Attempt<T> {
+    /// It worked, with this result.
+    Done(T),
+    /// It must not be done, for this reason. It is not tried again.
+    Refused(String),
+    /// The cluster must not write into this store, for this reason. It is not tried again.
+    MayNot(String),
+}
+
+impl<T> Attempt<T> {
+    fn map<U>(self, change: impl FnOnce(T) -> U) -> Attempt<U> {
+        match self {
+            Self::Done(done) => Attempt::Done(change(done)),
+            Self::Refused(reason) => Attempt::Refused(reason),
+            Self::MayNot(reason) => Attempt::MayNot(reason),
+        }
+    }
+}
+
+/// What tells a cluster from any other one that uses the same store.
+#[derive(Clone, Debug)]
+pub struct ClusterIdentity {
+    /// A digest of the certificate of its authority: it outlives all of its processes.
+    pub nonce: String,
+    /// The cluster in words.
+    pub words: String,
+}
+
+impl ClusterIdentity {
+    /// The cluster of a process with these credentials.
+    pub fn of(credentials: &Credentials) -> Self {
+        let nonce = blake3::hash(credentials.authority()).to_hex().to_string();
+        let (name, uname) = (&credentials.identity().name, rustix::system::uname());
+        let words = format!("that of {name} on {}", uname.nodename().to_string_lossy());
+        Self { nonce, words }
+    }
+}
+
+/// A test may kill the worker here: see `failpoint::STORE_POINTS`.
+fn pass_point(_point: &str) {
+    #[cfg(feature = "failpoints")]
+    crate::daemon::failpoint::at_store(_point);
+}
+
+/// A worker at work in its run's store.
+pub struct StoreWork {
+    facts: CheckpointFacts,
+    claim: ClusterClaim,
+    #[cfg(feature = "planted")]
+    plant: Option<Plant>,
+}
+
+impl StoreWork {
+    /// The work of a worker of this cluster, which has learned nothing of the store yet.
+    pub fn new(facts: CheckpointFacts, cluster: &ClusterIdentity) -> Self {
+        let ClusterIdentity { nonce, words } = cluster.clone();
+        let claim = Claim { run: facts.run_digest.clone(), nonce, cluster: words };
+        Self {
+            facts,
+            claim: ClusterClaim::new(claim),
+            #[cfg(feature = "planted")]
+            plant: None,
+        }
+    }
+
+    /// Plants a bug.
+    #[cfg(feature = "planted")]
+    pub fn plant(&mut self, plant: Plant) {
+        self.plant = Some(plant);
+        self.claim.is_ignored = plant == Plant::IgnoreClaim;
+    }
+
+    /// The path or URL of the store.
+    pub fn path(&self) -> &str {
+        self.facts.run.checkpoint.as_ref().map_or("", |spec| spec.path.as_str())
+    }
+
+    /// Tries a job. Returns its last report. `give` takes the shards that a checkpoint has, and
+    /// returns false once nothing listens any more. The next try of the job reads those that are
+    /// left.
+    ///
+    /// # Errors
+    /// Those of the store. The same try may succeed later.
+    pub fn attempt(
+        &mut self,
+        store: &dyn Store,
+        job: &mut StoreJob,
+        give: &mut dyn FnMut(StoreReport) -> bool,
+    ) -> Result<Attempt<Option<StoreReport>>, StoreError> {
+        match job {
+            StoreJob::Save(part) => {
+                Ok(self.save(store, part)?.map(|saved| Some(StoreReport::Saved(saved))))
+            }
+            StoreJob::Manifest(order) => {
+                let written = self.manifest(store, order)?;
+                Ok(written.map(|written| Some(StoreReport::Manifest(written))))
+            }
+            StoreJob::Restore { generation, id, shards } => {
+                self.restore(store, (*generation, *id), shards, give).map(Attempt::Done)
+            }
+            StoreJob::Model { generation } => self.model(store, *generation),
+        }
+    }
+
+    fn save(
+        &mut self,
+        store: &dyn Store,
+        part: &PartToSave,
+    ) -> Result<Attempt<SavedPart>, StoreError> {
+        if let Some(reason) = part::changed_in_memory(part) {
+            return Ok(Attempt::Refused(reason));
+        }
+        let written = part::write_part(store, &self.facts, &mut self.claim, part)?;
+        Ok(written.map(|summary| saved(part, summary)))
+    }
+
+    fn manifest(
+        &mut self,
+        store: &dyn Store,
+        order: &ManifestToWrite,
+    ) -> Result<Attempt<WrittenManifest>, StoreError> {
+        let written = manifest::carry_out(order, store, &self.facts, &mut self.claim)?;
+        #[cfg(feature = "planted")]
+        let written = match written {
+            Attempt::Refused(_) if self.plant == Some(Plant::BelieveOrder) => {
+                Attempt::Done(manifest::believed(order))
+            }
+            written => written,
+        };
+        Ok(written)
+    }
+
+    /// Reads shards of a checkpoint, and takes those that it has given off the list.
+    fn restore(
+        &mut self,
+        store: &dyn Store,
+        (generation, id): (Generation, CheckpointId),
+        shards: &mut Vec<Shard>,
+        give: &mut dyn FnMut(StoreReport) -> bool,
+    ) -> Result<Option<StoreReport>, StoreError> {
+        let damaged = |reason| Some(StoreReport::Damaged { generation, id, reason });
+        restore::find(store, id)?;
+        self.claim.ask_to_read(store)?;
+        let manifest = restore::read_manifest(store, &self.facts, id);
+        let manifest = match restore::settle(manifest)? {
+            Ok(manifest) => manifest,
+            Err(reason) => return Ok(damaged(reason)),
+        };
+        let mut reader = CheckpointReader::new(store, &manifest);
+        let (mut given, mut found) = (0, Ok(None));
+        for shard in shards.iter() {
+            let read = restore::read_shard(store, &mut reader, (generation, id), *shard);
+            #[cfg(feature = "planted")]
+            let read = match self.plant {
+                Some(Plant::AcceptTorn) => {
+                    read.or_else(|unread| restore::zeros(unread, &manifest, (generation, *shard)))
+                }
+                _ => read,
+            };
+            match restore::settle(read) {
+                Ok(Ok(restored)) => {
+                    given += 1;
+                    if !give(restored) {
+                        break;
+                    }
+                }
+                Ok(Err(reason)) => {
+                    found = Ok(damaged(reason));
+                    break;
+                }
+                Err(error) => {
+                    found = Err(error);
+                    break;
+                }
+            }
+        }
+        shards.drain(..given);
+        found
+    }
+
+    /// Puts the trained model into the store.
+    fn model(
+        &mut self,
+        store: &dyn Store,
+        generation: Generation,
+    ) -> Result<Attempt<Option<StoreReport>>, StoreError> {
+        let Some(spec) = &self.facts.run.checkpoint else { return Ok(Attempt::Done(None)) };
+        let place = model::place_in(spec);
+        let Some(path) = &self.facts.model else {
+            return Err(StoreError::refuse(store.place(), "this worker has no file to copy"));
+        };
+        self.claim.insist(store)?;
+        pass_point("model.due");
+        model::put(store, path)?;
+        pass_point("model.placed");
+        model::remove_passing(path);
+        tracing::info!(%place, "the model is in the store");
+        Ok(Attempt::Done(Some(StoreReport::Stored { generation, place })))
+    }
+
+    /// Checks that the cluster may write, and claims the store if it has no claim yet.
+    ///
+    /// # Errors
+    /// Those of the store. A store that another cluster has claimed since is refused.
+    pub fn insist(&mut self, store: &dyn Store) -> Result<(), StoreError> {
+        self.claim.insist(store)
+    }
+}
+
+/// A part that is durable. The caller knows how long that took.
+fn saved(part: &PartToSave, summary: PartSummary) -> SavedPart {
+    let shards = summary.shards.iter().map(|(shard, digest)| (*shard, digest.0));
+    SavedPart {
+        commit: part.commit.clone(),
+        generation: part.generation,
+        bytes: summary.bytes,
+        head_bytes: summary.head_bytes,
+        head_digest: summary.head_blake3.0,
+        shards: shards.collect(),
+        write_ms: 0,
+    }
+}
+
+impl StoreJob {
+    /// Whether a later job takes the place of this one, if the store has failed it so far.
+    pub fn is_replaced_by(&self, later: &Self) -> bool {
+        match self {
+            Self::Save(_) => matches!(later, Self::Save(_) | Self::Restore { .. }),
+            // Another member can write the manifest, but the model comes after it.
+            Self::Manifest(_) => !matches!(later, Self::Model { .. }),
+            // A restore means that the last step is undone.
+            Self::Restore { .. } | Self::Model { .. } => matches!(later, Self::Restore { .. }),
+        }
+    }
+
+    /// What a worker says of a job that ends without a result, for this reason.
+    pub fn given_up(&self, reason: String) -> Option<StoreReport> {
+        let id = match self {
+            Self::Save(part) => CheckpointId::of(&part.commit),
+            Self::Manifest(order) => CheckpointId::of(&order.parts.first()?.part.commit),
+            Self::Restore { .. } | Self::Model { .. } => return None,
+        };
+        Some(StoreReport::Unsaved { id, reason })
+    }
+}
