@@ -1,13 +1,18 @@
 //! A new cluster that goes on with a run from the store of its checkpoints.
 //!
-//! In: the run, and what its store tells. Out: a cluster like one that was just started. Its files
-//! begin with the lines of the steps that the store has. The coordinators begin behind those steps.
-//! This module opens no store.
+//! In: the run, and a way to read its store. Out: a cluster like one that was just started. Its
+//! files begin with the lines of the steps that the store has. The coordinators begin behind those
+//! steps. This module opens no store.
 
+use std::io;
+
+use everstep_transport::identity::Credentials;
 use everstep_transport::protocol::{MetricsLine, RunOrigin, RunSpec};
+use everstep_worker::store_work::ClusterIdentity;
 
 use super::error::ClusterError;
 use super::{Cluster, ClusterOptions, Directory, Progress, Report, leaving};
+use crate::failure::Failure;
 
 /// What the store of a run's checkpoints tells.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,19 +24,22 @@ pub struct StoredHistory {
     pub lines: Vec<MetricsLine>,
 }
 
-/// Goes on with `run` on a new local cluster, as [`super::train`] trains a new one.
+/// Goes on with `run` on a new local cluster, as [`super::train`] trains a new one. `read` claims
+/// the store for the cluster, and reads what it has from then on: before, an earlier cluster may
+/// still write there, and delete.
 ///
 /// # Errors
 /// [`ClusterError`], in words for the user.
 pub fn resume_stored(
     run: &RunSpec,
-    history: StoredHistory,
+    read: impl FnOnce(&ClusterIdentity) -> Result<StoredHistory, Failure> + Send + 'static,
     directory: Directory,
     options: &ClusterOptions,
     watch: impl FnMut(&Progress),
 ) -> Result<Report, ClusterError> {
     let begin = async {
         let mut cluster = Cluster::start(directory, options).await?;
+        let history = cluster.read_store(read).await?;
         cluster.resume_stored(run, history).await?;
         Ok(cluster)
     };
@@ -39,6 +47,20 @@ pub fn resume_stored(
 }
 
 impl Cluster {
+    /// Reads a store on a thread of its own, since stores block.
+    async fn read_store(
+        &self,
+        read: impl FnOnce(&ClusterIdentity) -> Result<StoredHistory, Failure> + Send + 'static,
+    ) -> Result<StoredHistory, ClusterError> {
+        let credentials = Credentials::load(&self.coordinators.credentials());
+        let credentials =
+            credentials.map_err(|error| ClusterError::Coordinator(error.to_string()))?;
+        let identity = ClusterIdentity::of(&credentials);
+        let read = tokio::task::spawn_blocking(move || read(&identity)).await;
+        let read = read.map_err(|error| ClusterError::Runtime(io::Error::other(error)))?;
+        read.map_err(|failure| ClusterError::Store(Box::new(failure)))
+    }
+
     /// Submits a run that goes on from a checkpoint in its store. It begins when its workers have
     /// registered.
     ///

@@ -8,7 +8,7 @@
 mod coordinator_process;
 
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use everstep_transport::identity::TokenId;
@@ -101,6 +101,11 @@ impl Coordinators {
     /// The directory of the first coordinator.
     pub(super) fn home(&self) -> &Path {
         self.processes[0].home()
+    }
+
+    /// The folder with an operator's credentials.
+    pub(super) fn credentials(&self) -> PathBuf {
+        self.home().join(CREDENTIALS)
     }
 
     /// The address of the first coordinator's HTTP API, if it has one.

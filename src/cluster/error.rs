@@ -94,6 +94,9 @@ pub enum ClusterError {
     /// The coordinators cannot be reached, or do not answer.
     #[error("the coordinators cannot be asked: {0}")]
     Coordinator(String),
+    /// The store of the run's checkpoints cannot be claimed or read.
+    #[error("{0}")]
+    Store(Box<Failure>),
     /// The user pressed Ctrl-C.
     #[error("interrupted")]
     Interrupted,
@@ -191,6 +194,7 @@ impl From<ClusterError> for Failure {
             ClusterError::Refused(reason) => {
                 Failure::new(Exit::Failed, "the coordinators refuse it").because(reason)
             }
+            ClusterError::Store(failure) => *failure,
             ClusterError::Interrupted => Failure::new(Exit::Interrupted, "interrupted"),
             ClusterError::Terminated => Failure::new(Exit::Terminated, "terminated"),
             _ => failed.because(words),

@@ -4,6 +4,7 @@
 //! leaves no directory.
 
 use everstep_checkpoint::choose::PassedOver;
+use everstep_checkpoint::claims::{self, Claim, Standing};
 use everstep_checkpoint::digest::Digest;
 use everstep_checkpoint::history;
 use everstep_checkpoint::manifest::{MAX_MANIFEST_BYTES, Manifest};
@@ -11,6 +12,7 @@ use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::store::{Place, Store, StoredObject};
 use everstep_transport::protocol::{CheckpointId, MetricsLine, RunSpec, Step};
 use everstep_worker::registry::Registry;
+use everstep_worker::store_work::ClusterIdentity;
 
 use super::stored_run::{self, StoredRun};
 use super::{check, notes};
@@ -29,7 +31,7 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     let store = checkpoint::open(place)?;
     let listing = store.list().map_err(store_failure)?;
     let stored = read_stored(&*store, &listing, flags.step)?;
-    let StoredRun { mut run, origin, manifest, passed_over } = stored;
+    let StoredRun { mut run, manifest, passed_over, .. } = stored;
     passed_over.iter().for_each(pass_over);
     go_on_here(&mut run, flags, place)?;
     let script = script::of_kept_run(&run, &flags.from, &flags.script)?;
@@ -47,10 +49,45 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     let step = manifest.step;
     output::say(format_args!("goes on from the checkpoint of step {step} in {place}"));
     run.start_workers = workers.max(run.min_workers);
-    let lines = lines(&*store, &listing, &manifest)?;
-    let history = StoredHistory { origin, lines };
+    let stored =
+        ClaimedRun { place: place.clone(), step: flags.step, run: manifest.run, known: step };
     let options = ClusterOptions { script, ..train::options(&flags.local, workers, registry) };
-    train_on(flags, (&run, &options), history, registry)
+    train_on(flags, (&run, &options), stored, registry)
+}
+
+/// A run in a store that a cluster is to claim.
+struct ClaimedRun {
+    place: Place,
+    /// The step that the user asked for.
+    step: Option<u64>,
+    /// The identity of the run.
+    run: String,
+    /// The step of the newest checkpoint before the claim, or the one that was asked for.
+    known: Step,
+}
+
+impl ClaimedRun {
+    /// Claims the store for a cluster, so that a cluster which had it before writes nothing any
+    /// more, and reads where the run goes on.
+    fn read(self, cluster: &ClusterIdentity) -> Result<StoredHistory, Failure> {
+        let store = checkpoint::open(&self.place)?;
+        let ClusterIdentity { nonce, words } = cluster.clone();
+        let claim = Claim { run: self.run, nonce, cluster: words };
+        let claims = store.list_claims().map_err(store_failure)?;
+        let standing = claims::hold(&*store, &claims, &claim, None).map_err(store_failure)?;
+        if let Standing::Outdone(why) = standing {
+            let failure = Failure::new(Exit::Usage, "the run cannot go on from its store");
+            return Err(failure.at(&self.place).because(why));
+        }
+        let listing = store.list().map_err(store_failure)?;
+        let StoredRun { origin, manifest, .. } = read_stored(&*store, &listing, self.step)?;
+        if manifest.step != self.known {
+            let step = manifest.step;
+            output::say(format_args!("note: the store has changed: goes on from step {step}"));
+        }
+        let lines = lines(&*store, &listing, &manifest)?;
+        Ok(StoredHistory { origin, lines })
+    }
 }
 
 /// Opens a store, and reads the run in it. The user hears of checkpoints that are passed over.
@@ -175,17 +212,18 @@ fn short(digest: Digest) -> String {
 fn train_on(
     flags: &ResumeFlags,
     (run, options): (&RunSpec, &ClusterOptions),
-    history: StoredHistory,
+    stored: ClaimedRun,
     registry: &Registry,
 ) -> Result<(), Failure> {
     let (directory, report_file) = train::claim(&flags.local, run)?;
     if let Some(script) = &options.script {
         script::keep(&directory, script)?;
     }
-    let (step, home) = (history.origin.step(), directory.path().to_path_buf());
+    let (step, home) = (stored.known, directory.path().to_path_buf());
     let mut display = progress::Display::new(run, options.workers, &home);
     let mut reached = step;
-    let report = cluster::resume_stored(run, history, directory, options, |progress| {
+    let read = move |cluster: &ClusterIdentity| stored.read(cluster);
+    let report = cluster::resume_stored(run, read, directory, options, |progress| {
         reached = progress.step();
         display.show(progress);
     });

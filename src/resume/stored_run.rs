@@ -4,22 +4,14 @@
 //! is damaged, as far as listing and manifests show it, is passed over, and the user hears of it.
 //! If a step was asked for, damage is an error. Shards are not read here: the workers do that.
 
-use std::collections::BTreeSet;
-
-use everstep_checkpoint::choose::{self, Choice, ChooseError, PassedOver, ReadManifest, Wanted};
+use everstep_checkpoint::choose::{self, Choice, PassedOver, ReadManifest, Wanted};
 use everstep_checkpoint::manifest::{Manifest, ManifestError};
-use everstep_checkpoint::names::ObjectName;
+use everstep_checkpoint::origin;
 use everstep_checkpoint::store::StoredObject;
-use everstep_transport::protocol::{
-    CheckpointId, Commit, Decision, Generation, ListedCheckpoint, LossScale, MetricsLine,
-    RunOrigin, RunSpec, Step,
-};
+use everstep_transport::protocol::{RunOrigin, RunSpec, Step};
 
-use crate::checkpoint::choose_failure;
+use crate::checkpoint::{choose_failure, store_failure};
 use crate::failure::{Exit, Failure};
-
-/// Most checkpoints that a run knows when it goes on. Older ones stay in the store.
-const MAX_LISTED: usize = 1_000;
 
 /// What a store has of a run.
 #[derive(Debug, PartialEq)]
@@ -49,43 +41,13 @@ pub(super) fn read(
             Choice { manifest: Some(manifest), passed_over: Vec::new() }
         }
     };
-    let newest = manifest.as_ref().and_then(|manifest| Some((manifest, listed(manifest)?)));
-    let Some((manifest, newest)) = newest else { return Err(nothing(place, &passed_over)) };
-    let run = manifest.run_spec().map_err(|error| unreadable(place, manifest, error))?;
-    let mut checkpoints = older(listing, manifest, manifests)?;
-    checkpoints.push(newest);
-    let undone = undone(listing, manifest.step, manifests);
-    let of_parts = listing.iter().filter_map(generation);
-    let of_manifests = checkpoints.iter().map(|listed| listed.commit.generation);
-    let of_undone = undone.iter().map(|id| id.generation);
-    let generation = of_parts.chain(of_manifests).chain(of_undone).max().unwrap_or_default();
-    let manifest = manifest.clone();
-    let origin = RunOrigin { checkpoints, undone, generation, falls_back: step.is_none() };
+    let Some(manifest) = manifest else { return Err(nothing(place, &passed_over)) };
+    let origin = origin::of(listing, &manifest, step.is_none(), manifests);
+    let Some(origin) = origin.map_err(store_failure)? else {
+        return Err(nothing(place, &passed_over));
+    };
+    let run = manifest.run_spec().map_err(|error| unreadable(place, &manifest, error))?;
     Ok(StoredRun { run, origin, manifest, passed_over })
-}
-
-/// The usable checkpoints of the run before this one, ascending by step.
-fn older(
-    listing: &[StoredObject],
-    newest: &Manifest,
-    manifests: &mut ReadManifest<'_>,
-) -> Result<Vec<ListedCheckpoint>, Failure> {
-    let (run, mut below, mut found) = (Some(newest.run.as_str()), newest.step, Vec::new());
-    while found.len() < MAX_LISTED {
-        let wanted = Wanted { run, below: Some(below) };
-        let manifest = match choose::newest_of(listing, wanted, manifests) {
-            Err(ChooseError::Store(error)) => return Err(choose_failure(error.into())),
-            // Another version wrote it. The run does not go on from it, and leaves it alone.
-            Err(_) => None,
-            Ok(choice) => choice.manifest,
-        };
-        let listed = manifest.as_ref().and_then(listed);
-        let Some(listed) = listed else { break };
-        below = listed.commit.step;
-        found.push(listed);
-    }
-    found.reverse();
-    Ok(found)
 }
 
 fn nothing(place: &str, passed_over: &[PassedOver]) -> Failure {
@@ -111,62 +73,16 @@ fn unreadable(place: &str, manifest: &Manifest, error: ManifestError) -> Failure
         .next(format!("resume it with Everstep {}, or a newer version", manifest.everstep))
 }
 
-/// What the names of an object tell of the generation that wrote it.
-fn generation(object: &StoredObject) -> Option<Generation> {
-    match &object.name {
-        ObjectName::Part(_, part) => Some(part.generation),
-        ObjectName::Lines(id) | ObjectName::Events(id) => Some(id.generation),
-        _ => None,
-    }
-}
-
-/// What is in the store of later steps. A manifest that cannot be read counts for generation 0.
-fn undone(
-    listing: &[StoredObject],
-    after: Step,
-    manifests: &mut ReadManifest<'_>,
-) -> Vec<CheckpointId> {
-    let mut undone = BTreeSet::new();
-    for object in listing {
-        let Some(step) = object.name.step().filter(|step| *step > after) else { continue };
-        let generation = match &object.name {
-            ObjectName::Manifest(_) => manifests(step)
-                .ok()
-                .and_then(|bytes| Manifest::parse(&bytes).ok())
-                .map_or(Generation(0), |manifest| manifest.generation),
-            _ => generation(object).unwrap_or_default(),
-        };
-        undone.insert(CheckpointId { step, generation });
-    }
-    undone.into_iter().collect()
-}
-
-/// A checkpoint as the log lists it. None for step 0, which needs none.
-fn listed(manifest: &Manifest) -> Option<ListedCheckpoint> {
-    let Manifest { step, generation, .. } = *manifest;
-    let said = manifest.commit?;
-    let decision = if said.applied { Decision::Apply } else { Decision::Skip };
-    let (loss, norm) = (said.loss, said.norm);
-    let loss_scale = LossScale { exponent: said.loss_scale_exponent, good: said.loss_scale_good };
-    // The manifest has no line: this is what is known of it.
-    let line =
-        MetricsLine { step, generation, loss, grad_norm: norm, decision, ..MetricsLine::default() };
-    let (updates, hold) = (said.updates, false);
-    let commit = Commit { step, generation, norm, loss, decision, updates, loss_scale, hold, line };
-    let (bytes, state_hash) = (manifest.bytes(), manifest.state_hash.0);
-    Some(ListedCheckpoint { commit, bytes, write_ms: 0, state_hash, damage: None })
-}
-
 #[cfg(test)]
 mod tests {
     use everstep_checkpoint::digest::Digest;
     use everstep_checkpoint::manifest::{CommitRecord, Facts};
-    use everstep_checkpoint::names::PartName;
+    use everstep_checkpoint::names::{ObjectName, PartName};
     use everstep_checkpoint::part::PartSummary;
     use everstep_checkpoint::slots::Slots;
     use everstep_kernels::layout::{Init, Layout};
     use everstep_transport::protocol::message::Fingerprint;
-    use everstep_transport::protocol::{Shard, WorkerId, exemplars};
+    use everstep_transport::protocol::{CheckpointId, Generation, Shard, WorkerId, exemplars};
 
     use super::*;
 
