@@ -37,7 +37,8 @@ use std::time::Duration;
 
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::{
-    Commit, CoordinatorId, Decision, Generation, Record, RunSpec, Shard, Step, WorkerId,
+    CheckpointId, Commit, CoordinatorId, Decision, Generation, Record, RunSpec, Shard, Step,
+    WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -132,6 +133,8 @@ pub struct InvariantChecks {
     lines: Lines,
     durable: Durable,
     rests: Rests,
+    /// Checkpoints that a fault has damaged: the run goes back behind them.
+    torn: BTreeSet<CheckpointId>,
     requests: RequestHistory,
 }
 
@@ -159,8 +162,23 @@ impl InvariantChecks {
             lines: Lines::default(),
             durable: Durable::of(run),
             rests: Rests::new(run.steps),
+            torn: BTreeSet::new(),
             requests: RequestHistory::default(),
         }
+    }
+
+    /// Another cluster has trained the first steps of the run, and these checkers have watched it.
+    pub fn follow(&mut self, before: &Self) {
+        self.samples.follow(&before.samples);
+        self.torn.clone_from(&before.torn);
+    }
+
+    /// The run goes on after the step that this commit has made.
+    pub fn begin_after(&mut self, commit: &Commit) {
+        self.samples.begin_after(commit.step);
+        self.commits.begin_after(commit.step);
+        self.lines.begin_after(commit.step);
+        self.resumes.begin_after(commit);
     }
 
     /// An interceptor changes messages from now on, so a refusal is no fault.
@@ -212,7 +230,7 @@ impl InvariantChecks {
             Observation::Committed(worker, commit) => self.committed(worker, commit),
             Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
             Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
-            Observation::Checkpoint(id, missing) => checkpoints::listed(id, missing, &self.commits),
+            Observation::Checkpoint(id) => checkpoints::listed(id, &self.commits),
             Observation::Asked(client, call) => {
                 self.requests.asked(client, call);
                 Ok(())
@@ -303,6 +321,14 @@ impl InvariantChecks {
                 self.durable.written(place);
                 Ok(())
             }
+            Observation::Outdone => {
+                self.durable.outdone();
+                Ok(())
+            }
+            Observation::Torn(id) => {
+                self.torn.insert(id);
+                Ok(())
+            }
             _ => Ok(()),
         }
     }
@@ -322,7 +348,10 @@ impl InvariantChecks {
         let settled = self.commits.newest_settled(history);
         match lost.zip(before) {
             Some((lost, before)) => {
-                rollbacks::rolled_back(before, lost, (record.resume, settled))?;
+                let restored = before.restores();
+                if !restored.is_some_and(|id| self.torn.contains(&id)) {
+                    rollbacks::rolled_back(before, lost, (record.resume, settled))?;
+                }
             }
             None => self.resumes.recorded(record, before, settled)?,
         }

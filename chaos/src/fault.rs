@@ -258,6 +258,14 @@ pub enum Fault {
         /// How long the store is full.
         span: Duration,
     },
+    /// The power of the store's machine fails, mostly in the middle of a write. What is not synced
+    /// may be lost or torn.
+    CutStore,
+    /// A disk of the store tears a part of the newest listed checkpoint, if an older one would do.
+    TearCheckpoint,
+    /// All processes end, and the disks of all coordinators are lost. Another cluster goes on from
+    /// the store, if that has a checkpoint.
+    LoseCluster,
     /// A bit flips in the memory of a worker's device. The device finds that before its next
     /// update.
     Flip {
@@ -337,6 +345,9 @@ impl Fault {
             Self::Reorder { .. } => "reorder",
             Self::Hang { .. } => "hang of a device",
             Self::FullStore { .. } => "full store",
+            Self::CutStore => "power cut of the store",
+            Self::TearCheckpoint => "torn checkpoint",
+            Self::LoseCluster => "loss of the cluster",
             Self::Flip { .. } => "flipped bit",
             Self::Garble { .. } => "garbled gradient",
             Self::Mistake { .. } => "mistake",
@@ -356,7 +367,10 @@ impl Fault {
             | Self::Isolation { .. }
             | Self::DrainAll { .. }
             | Self::Rest { .. }
-            | Self::Save => {}
+            | Self::Save
+            | Self::CutStore
+            | Self::TearCheckpoint
+            | Self::LoseCluster => {}
             Self::CrashTogether { side, .. }
             | Self::PauseTogether { side, .. }
             | Self::Partition { side, .. }

@@ -7,7 +7,7 @@
 //! has runs that take milliseconds.
 //!
 //! [`storm`] is many workers without devices, for decisions of the coordinator alone. [`disk`] is a
-//! disk that loses unsynced writes.
+//! disk that loses unsynced writes, and [`files`] is a file system that does.
 //!
 //! The caller gives a scenario. The simulation returns the end of the run, or the first broken
 //! invariant. The same scenario gives the same trace. Nothing here knows sockets, threads or a
@@ -16,6 +16,7 @@
 pub mod check;
 pub mod disk;
 pub mod fault;
+pub mod files;
 mod random;
 mod shrink;
 pub mod simulate;

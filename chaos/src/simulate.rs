@@ -59,6 +59,10 @@ pub struct Simulated {
 
 /// Far more virtual time than the run needs without faults.
 const FAULTLESS_TIME_LIMIT: Duration = Duration::from_secs(3_600);
+/// A second cluster begins this long after the first one, and up to twice as long, milliseconds.
+const CONTENDED_AFTER_MS: u64 = 2_000;
+/// Far more virtual time than two clusters need.
+const CONTENTION_TIME_LIMIT: Duration = Duration::from_secs(300);
 /// A seed's run has from 1 to this many owners of each parameter shard.
 const MOST_COPIES: u64 = 3;
 /// A run waits below 1 to this many members, or below the number of workers at first.
@@ -134,6 +138,25 @@ impl Simulation {
     /// Simulates a seed with its faults, and records a line for every event.
     pub fn record(&self, seed: u64) -> Simulated {
         self.simulate_with(seed, &self.schedule(seed), true)
+    }
+
+    /// Lets a second cluster go on with the run of a seed from its store, or begin it `anew` in the
+    /// same directory, while the first one lives on. No other fault happens. Both must end with the
+    /// reference's bits. Returns false if the store had no checkpoint to go on from.
+    ///
+    /// # Errors
+    /// [`Failure`] of the cluster that has one.
+    pub fn contend(&self, seed: u64, anew: bool) -> Result<bool, Failure> {
+        let mut first = self.world(seed)?;
+        let before = Duration::from_millis(CONTENDED_AFTER_MS + mix(seed) % CONTENDED_AFTER_MS);
+        first.run_for(before)?;
+        let Some(mut second) = first.successor(anew)? else { return Ok(false) };
+        let done = World::contend(&mut first, &mut second, CONTENTION_TIME_LIMIT)?;
+        let expected = self.reference(seed).state_hash;
+        match done.iter().all(|finished| finished.state_hash == expected) {
+            true => Ok(true),
+            false => Err(Failure::Run("a cluster ends with other bits".into())),
+        }
     }
 
     /// Fewer of a failing seed's faults that still break the same promise. The search takes bounded

@@ -35,6 +35,7 @@ mod reconnect;
 mod road;
 mod sim_device;
 mod store;
+mod successor;
 mod types;
 mod upgrade;
 mod wire;
@@ -48,7 +49,7 @@ use everstep_coordinator::core as coordination;
 use everstep_coordinator::core::ShellInput;
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult, state_hash};
 use everstep_transport::protocol::reason::LossReason;
-use everstep_transport::protocol::{Message, OperatorCommand, WorkerId, codec};
+use everstep_transport::protocol::{Message, WorkerId, codec};
 use everstep_transport::time::Time;
 use everstep_worker::registry::RegistryError;
 use everstep_worker::step::event::{Input, LinkId};
@@ -65,6 +66,7 @@ use network::Network;
 use operator::SimOperator;
 use queue::Queue;
 use store::SimStore;
+use successor::Continuation;
 use types::{Event, Orphan};
 use workers::Workers;
 
@@ -122,13 +124,13 @@ impl World {
             operator: SimOperator::default(),
             clients: Vec::new(),
             workers: Workers::default(),
-            store: SimStore::of(&scenario.run),
+            store: SimStore::of(&scenario.run, scenario.seed, scenario.prepare.sync_flaws),
             faults: ActiveFaults::new(),
             checkers: Checkers::new(&scenario.run, samples, scenario.reference.clone()),
             trace: Trace::default(),
             scenario,
         };
-        world.begin().expect("nothing has happened yet");
+        world.begin(None).expect("nothing has happened yet");
         Ok(world)
     }
 
@@ -204,20 +206,21 @@ impl World {
 
     // The cluster.
 
-    /// Starts all processes. They know nothing of each other yet.
-    fn begin(&mut self) -> Result<(), Violation> {
+    /// Starts all processes. They know nothing of each other yet. The run goes on from a store, or
+    /// begins.
+    fn begin(&mut self, from: Option<Continuation>) -> Result<(), Violation> {
         let Scenario { run, reference, .. } = &self.scenario;
-        self.checkers.begin_anew(self.now, run, reference.clone());
+        let commit = from.as_ref().and_then(Continuation::commit);
+        self.checkers.begin_anew(self.now, run, (reference.clone(), commit));
         if self.network.is_intercepted() {
             self.checkers.invariants.expect_refusals();
         }
         self.network.begin_anew();
         self.faults.on_cluster_restart();
         (self.operator, self.workers) = Default::default();
-        self.store = SimStore::of(&self.scenario.run);
         let members = self.scenario.coordinators as usize;
         self.coordinators = coordinator::machines(members, SPARE_COORDINATORS as usize);
-        self.operator.command(OperatorCommand::Submit(self.scenario.run.clone().into()));
+        self.operator.submit(self.scenario.run.clone(), from);
         for place in 0..self.coordinators.len() {
             if place < members {
                 self.start_coordinator(place)?;
@@ -264,6 +267,7 @@ impl World {
             Event::Store { place, builds, was_away, job } => {
                 return self.on_store_job(place, (builds, was_away), *job);
             }
+            Event::StoreAgain(place, builds) => return self.work_in_store(place, builds),
             Event::Watch(link) => self.watch(link),
             Event::Ask { client, attempt } => return self.ask(client, attempt),
             Event::Operator(message) => self.tell_leader(*message),

@@ -23,7 +23,13 @@ const ALLOWED: [(&str, &[&str]); 9] = [
     ),
     (
         "everstep-chaos",
-        &["everstep-transport", "everstep-kernels", "everstep-coordinator", "everstep-worker"],
+        &[
+            "everstep-transport",
+            "everstep-kernels",
+            "everstep-checkpoint",
+            "everstep-coordinator",
+            "everstep-worker",
+        ],
     ),
     (
         "everstep",

@@ -41,6 +41,11 @@ impl Commits {
         }
     }
 
+    /// Another cluster has trained the steps up to this one.
+    pub(super) fn begin_after(&mut self, step: Step) {
+        self.settle(0, step);
+    }
+
     /// A record carries its commit. So no fault can undo that commit any more.
     pub(super) fn recorded(&mut self, history: usize, resume: Step) {
         self.settle(history, resume);

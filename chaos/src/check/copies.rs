@@ -75,9 +75,11 @@ impl Copies {
 
     /// A device was given the state of a shard, with the digest that it must have.
     pub(super) fn offered(&self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
-        let first = self.first.get(&(copy.version, copy.shard));
-        match first.zip(copy.digest) {
-            Some(((_, first), digest)) if *first != digest && self.corrupted.is_empty() => {
+        let key = (copy.version, copy.shard);
+        let reference = self.reference.as_ref().and_then(|run| run.digests.get(&key).copied());
+        let known = reference.or_else(|| self.first.get(&key).map(|(_, first)| *first));
+        match known.zip(copy.digest) {
+            Some((first, digest)) if first != digest && self.corrupted.is_empty() => {
                 let ShardCopy { version, shard, .. } = copy;
                 let seen = format!(
                     "worker {worker} takes on shard {shard} at version {version} with \

@@ -30,6 +30,11 @@ impl Durable {
         }
     }
 
+    /// Another cluster writes into the store: the model stays with a worker.
+    pub(super) fn outdone(&mut self) {
+        self.in_store = None;
+    }
+
     /// A watcher has heard of an event.
     pub(super) fn told(&self, event: &Event) -> Result<(), Found> {
         let EventKind::Complete { model, .. } = &event.kind else { return Ok(()) };

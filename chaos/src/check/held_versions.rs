@@ -63,8 +63,9 @@ impl HeldVersions {
         copies: u32,
     ) -> Result<(), Found> {
         let resume = record.resume;
-        if resume == Step(0) || record.cause == Cause::Rollback {
-            return Ok(()); // The state follows from the seed, or is in a checkpoint.
+        // The state follows from the seed, or is in a checkpoint.
+        if resume == Step(0) || record.cause == Cause::Rollback || before.is_none() {
+            return Ok(());
         }
         for shard in (0..record.shards()).map(Shard) {
             let owners: Vec<WorkerId> = owners(record, shard).collect();

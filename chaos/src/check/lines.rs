@@ -17,6 +17,11 @@ pub(super) struct Lines {
 }
 
 impl Lines {
+    /// Another cluster has written the lines up to this step.
+    pub(super) fn begin_after(&mut self, step: Step) {
+        self.last = step;
+    }
+
     /// A watcher has heard of an event. A rollback takes back the lines after its step.
     pub(super) fn told(&mut self, event: &Event) -> Result<(), Found> {
         let last = std::mem::replace(&mut self.event, event.number);

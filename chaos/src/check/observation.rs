@@ -56,8 +56,12 @@ pub enum Observation<'a> {
     Shown(WorkerId, &'a Commit),
     /// A member of this generation takes this step, and all before, for settled.
     Settled(WorkerId, (Generation, Step)),
-    /// The log lists a checkpoint, and the store lacks so many of its shards.
-    Checkpoint(CheckpointId, u32),
+    /// The log lists a checkpoint.
+    Checkpoint(CheckpointId),
+    /// A fault has damaged a checkpoint in the store.
+    Torn(CheckpointId),
+    /// Another cluster has claimed the store of the run.
+    Outdone,
     /// A device has entered a generation that resumes at this step, and owns these shards.
     Holds(WorkerId, &'a [(Shard, Step, u64)], Step),
     /// A device has a job to make a version of a shard.

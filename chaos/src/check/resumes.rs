@@ -13,9 +13,17 @@ use super::{Found, Invariant, Verdict};
 pub(super) struct Resumes {
     /// All commits, by generation and step.
     decided: BTreeMap<(Generation, Step), Commit>,
+    /// The step after which the run goes on that another cluster has begun.
+    begun_after: Step,
 }
 
 impl Resumes {
+    /// Another cluster has made this commit, and the run goes on after it.
+    pub(super) fn begin_after(&mut self, commit: &Commit) {
+        self.begun_after = commit.step;
+        self.decided.insert((commit.generation, commit.step), commit.clone());
+    }
+
     /// A member commits. All members that commit a step in one generation have the same words of
     /// it. Returns true for the first of them.
     pub(super) fn committed(&mut self, commit: &Commit) -> Result<bool, Found> {
@@ -49,7 +57,7 @@ impl Resumes {
         let (number, resume) = (record.number, record.resume);
         let broken = |what: String| Err((Invariant::I17, format!("generation {number} {what}")));
         let Some(before) = before else {
-            return if resume == Step(0) {
+            return if resume == self.begun_after {
                 Ok(())
             } else {
                 broken(format!("is the first, and resumes at step {resume}"))

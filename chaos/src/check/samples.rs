@@ -31,6 +31,16 @@ impl Samples {
         Self { sampler, count, recorded: BTreeMap::new(), used: BTreeMap::new() }
     }
 
+    /// What another cluster has used counts as well.
+    pub(super) fn follow(&mut self, before: &Self) {
+        self.used.clone_from(&before.used);
+    }
+
+    /// The steps after this one are trained again.
+    pub(super) fn begin_after(&mut self, step: Step) {
+        self.used.retain(|used, _| *used <= step);
+    }
+
     pub(super) fn computed(
         &mut self,
         worker: WorkerId,

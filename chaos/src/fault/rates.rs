@@ -84,6 +84,12 @@ pub struct Rates {
     pub hangs: f64,
     /// Stores that take no model for a while.
     pub full_stores: f64,
+    /// Power failures of the store's machine.
+    pub store_cuts: f64,
+    /// Checkpoints that a disk of the store tears.
+    pub torn_checkpoints: f64,
+    /// Losses of all processes and of the coordinators' disks.
+    pub lost_clusters: f64,
     /// Flipped bits that their device finds.
     pub flips: f64,
     /// Garbled gradients that their device finds.
@@ -142,6 +148,9 @@ impl Default for Rates {
             reorders: 4.0,
             hangs: 0.3,
             full_stores: 2.0,
+            store_cuts: 2.0,
+            torn_checkpoints: 0.5,
+            lost_clusters: 0.4,
             flips: 0.5,
             garbles: 0.5,
             mistakes: 0.0,
@@ -182,6 +191,9 @@ impl Rates {
             standstills: 0.0,
             hangs: 0.0,
             full_stores: 0.0,
+            store_cuts: 0.0,
+            torn_checkpoints: 0.0,
+            lost_clusters: 0.0,
             flips: 0.0,
             garbles: 0.0,
             long: 0.0,

@@ -69,7 +69,8 @@ impl Draw<'_> {
         let all = self.of_processes_and_ways().into_iter().chain(self.of_coordinators());
         let full: Make = |draw| Fault::FullStore { node: draw.worker(), span: draw.outage() };
         let all = all.chain([(self.rates.hangs, hang), (self.rates.full_stores, full)]);
-        all.chain(self.of_evidence()).chain(self.of_operators()).collect()
+        let all = all.chain(self.of_evidence()).chain(self.of_operators());
+        all.chain(self.of_the_store()).collect()
     }
 
     fn of_processes_and_ways(&self) -> [(f64, Make); 23] {
@@ -157,6 +158,16 @@ impl Draw<'_> {
             (rates.joint_drains, |draw| Fault::DrainAll { restart: draw.outage() }),
             (rates.rests, rest),
             (rates.saves, |_| Fault::Save),
+        ]
+    }
+
+    /// What befalls the store, and what needs it.
+    fn of_the_store(&self) -> [(f64, Make); 3] {
+        let rates = self.rates;
+        [
+            (rates.store_cuts, |_| Fault::CutStore),
+            (rates.torn_checkpoints, |_| Fault::TearCheckpoint),
+            (rates.lost_clusters, |_| Fault::LoseCluster),
         ]
     }
 

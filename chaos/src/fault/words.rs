@@ -38,6 +38,7 @@ impl fmt::Display for Fault {
             | Self::FullDisk { .. }
             | Self::Remove { .. } => self.tell_of_a_coordinator(f),
             Self::DrainAll { .. } | Self::Rest { .. } | Self::Save => self.tell_of_a_run(f),
+            Self::CutStore | Self::TearCheckpoint | Self::LoseCluster => self.tell_of_a_run(f),
             Self::Drain { .. } | Self::Pause { .. } | Self::Stall { .. } => {
                 self.tell_of_a_machine(f)
             }
@@ -52,9 +53,6 @@ impl fmt::Display for Fault {
             }
             Self::Clog { from, to, span } => write!(f, "{from} to {to} is clogged for {span:?}"),
             Self::Partition { side, span } => write!(f, "{} cut off for {span:?}", all(side)),
-            Self::Isolation { span } => {
-                write!(f, "no coordinator reaches any worker for {span:?}")
-            }
             Self::OneWay { side, span } => write!(f, "{} not heard for {span:?}", all(side)),
             Self::Bridge { ends: (a, b), span } => {
                 write!(f, "{a} and {b} do not reach each other for {span:?}")
@@ -66,6 +64,7 @@ impl fmt::Display for Fault {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
             Self::Refuse { .. }
+            | Self::Isolation { .. }
             | Self::Deafen { .. }
             | Self::Misstate { .. }
             | Self::Drift { .. }
@@ -79,7 +78,7 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Describes a fault of a clock, or of a worker's device, store or memory.
+    /// Describes a fault of a clock, of a worker's device, store or memory, or of its roads.
     fn tell_of_a_machine(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Drift { node, permille } => {
@@ -97,6 +96,9 @@ impl Fault {
             Self::Refuse { node, span } => {
                 write!(f, "a firewall refuses {node} to the coordinators for {span:?}")
             }
+            Self::Isolation { span } => {
+                write!(f, "no coordinator reaches any worker for {span:?}")
+            }
             Self::Deafen { node, span } => write!(f, "no worker reaches {node} for {span:?}"),
             Self::Pause { node, span } => write!(f, "{node} is paused for {span:?}"),
             Self::Stall { node, span } => write!(f, "the disk of {node} stalls for {span:?}"),
@@ -110,7 +112,7 @@ impl Fault {
         }
     }
 
-    /// Describes what all workers are asked, or an operator's word.
+    /// Describes what all workers are asked, an operator's word, or what befalls the store.
     fn tell_of_a_run(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DrainAll { restart } => {
@@ -118,6 +120,11 @@ impl Fault {
             }
             Self::Rest { span } => write!(f, "the operator pauses the run for {span:?}"),
             Self::Save => f.write_str("the operator asks for a checkpoint"),
+            Self::CutStore => f.write_str("the power of the store's machine fails in a write"),
+            Self::TearCheckpoint => f.write_str("a disk tears the newest checkpoint"),
+            Self::LoseCluster => f.write_str(
+                "the cluster and its disks are lost; another one goes on from the store",
+            ),
             other => f.write_str(other.kind()),
         }
     }

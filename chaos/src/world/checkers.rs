@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::{Commit, RunSpec};
 use everstep_transport::time::Time;
 
 use super::leadership::LeadershipTrace;
@@ -33,9 +33,25 @@ impl Checkers {
         }
     }
 
-    /// Another cluster begins at `now`. The faults so far may still explain its losses.
-    pub fn begin_anew(&mut self, now: Time, run: &RunSpec, reference: Option<Arc<RunHistory>>) {
-        self.invariants = InvariantChecks::new(run, self.samples, reference);
+    /// How many samples the data set has.
+    pub fn samples(&self) -> u64 {
+        self.samples
+    }
+
+    /// Another cluster begins at `now`, perhaps after the step that this commit made. The faults so
+    /// far may still explain its losses.
+    pub fn begin_anew(
+        &mut self,
+        now: Time,
+        run: &RunSpec,
+        (reference, from): (Option<Arc<RunHistory>>, Option<&Commit>),
+    ) {
+        let anew = InvariantChecks::new(run, self.samples, reference);
+        let before = std::mem::replace(&mut self.invariants, anew);
+        if let Some(commit) = from {
+            self.invariants.follow(&before);
+            self.invariants.begin_after(commit);
+        }
         self.leadership = LeadershipTrace::default();
         self.liveness.begin_anew(now);
     }

@@ -7,6 +7,7 @@ use everstep_transport::protocol::{Generation, MachineId, ModelPlace, RunSpec, Z
 use everstep_transport::time::Time;
 use everstep_worker::device::build::{BuildContext, build};
 use everstep_worker::step::event::{Input, Job, Report};
+use everstep_worker::store_work::StoreWork;
 
 use super::sim_device::{DeviceOutput, SimDevice};
 use super::types::Event;
@@ -65,6 +66,11 @@ impl World {
         let built = build(&self.scenario.registry, run, &own, worker.pool().clone());
         let built = built.map(|(mut device, mut built)| {
             (self.scenario.prepare.device)(&mut device);
+            if let Some(facts) = device.checkpoint_facts(&built.registration.fingerprint) {
+                let mut work = StoreWork::new(facts, &self.store.cluster);
+                (self.scenario.prepare.store)(&mut work);
+                self.store.begin_thread((place, builds), work);
+            }
             let shards = built.registration.fingerprint.shards;
             let full_until = self.faults.store_full_until(worker.slot());
             worker.sim_device = Some(SimDevice::new(device, shards, full_until));

@@ -12,6 +12,7 @@ use everstep_transport::protocol::outcome::{Outcome, WorkerResult};
 use everstep_transport::time::Time;
 
 use super::liveness::Tally;
+use super::store::SimStore;
 use super::types::{Event, Failure};
 use super::{Node, World};
 use crate::check::{Invariant, Violation};
@@ -27,7 +28,7 @@ pub const MAX_STANDSTILL: Duration = Duration::from_millis(42_000);
 /// beginning.
 pub const MAX_RECOVERY: Duration = Duration::from_secs(75);
 /// How soon a cluster that has ended starts again.
-const CLUSTER_RESTART_DELAY: Duration = Duration::from_millis(200);
+pub(super) const CLUSTER_RESTART_DELAY: Duration = Duration::from_millis(200);
 
 /// The results of a schedule of faults.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -130,7 +131,9 @@ impl World {
         self.note(format_args!("the cluster is started again"));
         self.queue.retain(Event::is_fate);
         self.now = self.now + CLUSTER_RESTART_DELAY;
-        self.begin()
+        self.store =
+            SimStore::of(&self.scenario.run, self.scenario.seed, self.scenario.prepare.sync_flaws);
+        self.begin(None)
     }
 
     /// Whether every worker has ended. A worker without a link to the leader, or one that stands

@@ -92,7 +92,7 @@ impl World {
             Fault::Flip { node } => self.flip(*node),
             Fault::Garble { node: Node::Worker(slot) } => self.faults.armed.garble(*slot),
             Fault::Mistake { node: Node::Worker(slot) } => self.faults.armed.mistake(*slot),
-            fault => self.mislead(fault, &all, until),
+            fault => return self.mislead(fault, &all, until),
         }
         Ok(())
     }
@@ -103,6 +103,7 @@ impl World {
         self.note(format_args!("no more faults"));
         self.checkers.liveness.calm(self.now);
         self.network.roads.clear();
+        self.store.files.cut_after(None);
         self.faults.calm_down();
         self.review_all();
         let first = (0..self.scenario.workers as usize).map(Node::Worker);
@@ -292,17 +293,21 @@ impl World {
         self.shut(&workers, &others, until);
     }
 
-    /// Inflicts a fault that looks like the end of a worker, but is none, or asks all workers or
-    /// the coordinators for something.
-    fn mislead(&mut self, fault: &Fault, all: &[Node], until: Time) {
+    /// Inflicts a fault that looks like the end of a worker, but is none, or one of the store, or
+    /// asks all workers or the coordinators for something.
+    fn mislead(&mut self, fault: &Fault, all: &[Node], until: Time) -> Result<(), Violation> {
         match fault {
             Fault::Deafen { node, .. } => self.deafen(*node, all, until),
             Fault::Refuse { node, .. } => self.firewall(*node, all, until),
             Fault::Misstate { node, of } => self.faults.misstate(*node, *of),
             Fault::DrainAll { restart } => self.drain_all(*restart),
             Fault::Rest { .. } | Fault::Save => self.direct(fault),
+            Fault::CutStore => return self.cut_store(),
+            Fault::TearCheckpoint => return self.tear_checkpoint(),
+            Fault::LoseCluster => return self.lose_cluster(),
             _ => {} // of machines that have no such process
         }
+        Ok(())
     }
 
     /// Shuts the roads between one coordinator and the workers.

@@ -145,6 +145,9 @@ impl World {
         let is_first_report = !self.checkers.invariants.is_reported(reported.index);
         self.observe(Observation::Brought(reported))?;
         let entry = self.coordinators[place].disk().entry(reported.index).cloned();
+        if is_first_report {
+            self.witness_listed(place);
+        }
         let Some(entry) = entry.filter(|_| is_first_report) else { return Ok(()) };
         let term = entry.position.term;
         let brings = |wanted: fn(&EventKind) -> bool| {

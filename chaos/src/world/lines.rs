@@ -40,12 +40,11 @@ impl LineFiles {
     fn open(&mut self, history: &LineHistory) -> LinesFound {
         self.open = history.lineage;
         let records = &mut self.files.entry(history.lineage.run).or_default().records;
-        let undone = |record: &Option<LineRecord>| {
-            record
-                .as_ref()
-                .is_some_and(|LineRecord { line, .. }| !history.admits(line.step, line.generation))
+        let is_undone = |(record, step): (&Option<LineRecord>, u64)| match record {
+            Some(LineRecord { line, .. }) => !history.admits(line.step, line.generation),
+            None => history.gap_at(Step(step)).is_none(),
         };
-        if let Some(first) = records.iter().position(undone) {
+        if let Some(first) = records.iter().zip(1..).position(is_undone) {
             records.truncate(first);
         }
         let begin = records.len().saturating_sub(RECENT);
@@ -243,7 +242,7 @@ impl World {
 
 #[cfg(test)]
 mod tests {
-    use everstep_coordinator::state::Undone;
+    use everstep_coordinator::state::{Gap, Undone};
     use everstep_transport::protocol::Generation;
 
     use super::*;
@@ -273,6 +272,17 @@ mod tests {
             found.insert(files.open(&history(0)).reach.0);
         }
         assert_eq!(found.into_iter().collect::<Vec<_>>(), [3, 4, 5]);
+    }
+
+    /// Another cluster has the lines of the first three steps. The run goes back behind them.
+    #[test]
+    fn i13_a_rollback_cuts_the_place_of_lines_that_another_cluster_has() {
+        let gaps = |to| vec![Gap { from: Step(1), to: Step(to) }];
+        let mut files = LineFiles::default();
+        files.open(&LineHistory { undone: vec![], gaps: gaps(3), ..history(0) });
+        files.current_mut().records = vec![None, None, None, record(4, 1)];
+        let found = files.open(&LineHistory { gaps: gaps(2), ..history(2) });
+        assert_eq!(found.reach, Step(2));
     }
 
     #[test]

@@ -123,6 +123,8 @@ pub struct Tally {
     pub rollbacks: u64,
     /// Returns to a checkpoint.
     pub restores: u64,
+    /// Clusters that went on from the store of one that was lost.
+    pub continued: u64,
     /// Checkpoints that the log has listed.
     pub checkpoints: u64,
     /// Snapshots that a leader sent to a coordinator that lacked the entries behind them.
@@ -154,6 +156,7 @@ impl AddAssign for Tally {
         self.redone += more.redone;
         self.rollbacks += more.rollbacks;
         self.restores += more.restores;
+        self.continued += more.continued;
         self.checkpoints += more.checkpoints;
         self.installed += more.installed;
         self.pages += more.pages;

@@ -13,10 +13,11 @@ use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
     CoordinatorId, Message, MetricsLine, NodeName, OperatorCommand, Question, RequestId, RunId,
-    Step, Term,
+    RunSpec, Step, Term,
 };
 use everstep_transport::time::Time;
 
+use super::successor::Continuation;
 use super::types::Event;
 use super::{Exits, Node, World};
 use crate::check::{Invariant, Observation, Violation};
@@ -105,6 +106,18 @@ impl SimOperator {
     /// Notes that a launcher has seen the end of a process.
     pub fn exited(&mut self, name: NodeName, how: String) {
         self.exits.push((name, how));
+    }
+
+    /// Submits the run, or lets it go on from its store.
+    pub fn submit(&mut self, run: RunSpec, from: Option<Continuation>) {
+        let run = Box::new(run);
+        match from {
+            None => self.command(OperatorCommand::Submit(run)),
+            Some(Continuation { origin, lines }) => {
+                self.lines = lines;
+                self.command(OperatorCommand::Continue { run, origin: Box::new(origin) });
+            }
+        }
     }
 
     /// Adds a command at the end of the queue.
@@ -266,7 +279,8 @@ impl World {
         if id.number != *number {
             return Ok(());
         }
-        let submission = matches!(command, OperatorCommand::Submit(_));
+        let submission =
+            matches!(command, OperatorCommand::Submit(_) | OperatorCommand::Continue { .. });
         let removal = if let OperatorCommand::Remove(id) = command { Some(*id) } else { None };
         let (paused, resumed) = match command {
             OperatorCommand::Pause(run) => (Some(*run), false),
@@ -321,8 +335,8 @@ impl World {
             }
         }
         self.operator.event += update.events.len() as u64;
-        if let Some(Step(to)) = back {
-            self.operator.lines.truncate(to as usize);
+        if let Some(to) = back {
+            self.operator.lines.retain(|line| line.step <= to);
         } else {
             for line in update.lines {
                 self.observe(Observation::Written(&line))?;

@@ -44,6 +44,18 @@ impl<T> Queue<T> {
         None
     }
 
+    /// When the next event is due.
+    pub fn next_at(&mut self) -> Option<Time> {
+        while let Some(Reverse((at, _, seat))) = self.order.peek().copied() {
+            if self.seats[seat as usize].is_some() {
+                return Some(at);
+            }
+            self.order.pop();
+            self.free.push(seat);
+        }
+        None
+    }
+
     /// Removes all events that `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         for seat in &mut self.seats {

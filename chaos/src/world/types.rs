@@ -14,11 +14,13 @@ use everstep_worker::device::Device;
 use everstep_worker::registry::Registry;
 use everstep_worker::step::core::Core;
 use everstep_worker::step::event::{Input, Lane, Report, StoreJob, StreamItem};
+use everstep_worker::store_work::StoreWork;
 
 use super::sim_device::DeviceOutput;
 use super::wire::StreamId;
 use crate::check::{Invariant, RunHistory, Violation};
 use crate::fault::Fault;
+use crate::files::SyncFlaws;
 
 /// A cluster and a run to simulate.
 #[derive(Clone, Debug)]
@@ -63,6 +65,8 @@ pub struct Prepare {
     pub worker: fn(&mut Core),
     /// Changes a worker's device.
     pub device: fn(&mut Device),
+    /// Changes what a worker does in the store of its run.
+    pub store: fn(&mut StoreWork),
     /// Makes a coordinator: see [`node::Node::new`].
     pub coordinator:
         fn(Time, node::NodeOptions, DurableState, HistoryCache) -> Result<node::Node, NodeError>,
@@ -71,6 +75,8 @@ pub struct Prepare {
     /// When true, a coordinator does not make its history durable before a snapshot replaces the
     /// entries.
     pub forgets_history: bool,
+    /// What the file system of the store leaves out.
+    pub sync_flaws: SyncFlaws,
     /// When true, every process of a coordinator but its machine's first is of a later build.
     pub upgrades: bool,
 }
@@ -81,9 +87,11 @@ impl Default for Prepare {
         Self {
             worker: |_| {},
             device: |_| {},
+            store: |_| {},
             coordinator: node::Node::new,
             skips_fsync: false,
             forgets_history: false,
+            sync_flaws: SyncFlaws::default(),
             upgrades: false,
         }
     }
@@ -264,6 +272,9 @@ pub enum Event {
         /// The job that takes effect.
         job: Box<StoreJob>,
     },
+    /// The thread of a worker tries again what the store has failed to do: the place of the worker,
+    /// and the number of the build that the thread is for.
+    StoreAgain(usize, u64),
     /// The operator asks for news, on the link of this number.
     Watch(u64),
     /// The header of a stream's next item has arrived for admission.
@@ -353,6 +364,7 @@ impl Event {
             | Self::Worker(place, _)
             | Self::Device(place, ..)
             | Self::Store { place, .. }
+            | Self::StoreAgain(place, _)
             | Self::Free(place, _)
             | Self::WorkerTick(place) => Some(Node::Worker(*place)),
             Self::Connect(node, _) => Some(*node),
@@ -409,6 +421,7 @@ impl Event {
             Self::Removed(place) => [19, *place as u64, 2],
             Self::Device(place, build, done) => [20 + build, *place as u64, report_word(done)],
             Self::Store { place, builds, .. } => [26, *builds, *place as u64],
+            Self::StoreAgain(place, builds) => [27, *builds, *place as u64],
             Self::Operator(_) => [6, 0, 1],
             Self::Ask { client, .. } => [6, *client as u64, 3],
             Self::Check => [6, 0, 2],

@@ -10,6 +10,7 @@ mod regressions;
 mod scaled;
 mod simulated;
 mod skipped;
+mod stores;
 mod support;
 mod trained;
 mod upgraded;

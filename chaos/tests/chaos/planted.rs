@@ -4,8 +4,7 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{
-    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I12, I13, I15, I16, I17, I18, I19, I21,
-    I22, I26,
+    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19, I21, I22, I26,
 };
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
@@ -193,26 +192,11 @@ fn i22_a_run_that_ends_before_its_store_has_the_model_is_found() {
     find(plant!(coordinator FinishUnstored), Rates::default(), &[I22]);
 }
 
-#[test]
-fn i12_a_part_that_is_deleted_though_a_manifest_refers_to_it_is_found() {
-    find(plant!(coordinator SweepAhead), Rates::default(), &[I12]);
-}
-
-#[test]
-fn i12_a_checkpoint_of_an_unsettled_step_is_found() {
-    find(plant!(coordinator ListUnsettled), Rates::default(), &[I12]);
-}
-
 /// The run is paused often, and for long.
 #[test]
 fn i26_a_pause_that_its_leader_forgets_is_found() {
     let rates = Rates { rests: 6.0, ..Rates::default() };
     find(plant!(coordinator ForgetPause), rates, &[I26]);
-}
-
-#[test]
-fn i12_a_checkpoint_that_lacks_a_part_is_found() {
-    find(plant!(coordinator ListWithoutPart), Rates::default(), &[I12]);
 }
 
 #[test]
