@@ -59,11 +59,12 @@ async fn train(run: &RunSpec) -> anyhow::Result<()> {
     println!("workers     processes {:?}", cluster.worker_pids());
     cluster.submit(run).await?;
 
-    let (mut events, mut lines) = (0, 0);
+    // The newest thousands of lines and events are in memory: the newest ones are told by number.
+    let (mut event_number, mut step) = (0, 0);
     loop {
         let complete = cluster.advance().await?;
         let progress = cluster.progress();
-        for event in &progress.events[events..] {
+        for event in progress.events.iter().filter(|event| event.number > event_number) {
             if let EventKind::Generation { generation, cause, workers, at_step, .. } = &event.kind {
                 let members = workers.len();
                 println!(
@@ -71,10 +72,12 @@ async fn train(run: &RunSpec) -> anyhow::Result<()> {
                 );
             }
         }
-        for line in progress.lines[lines..].iter().filter(|line| line.step.0 % PACE == 0) {
+        let new = progress.lines.iter().filter(|line| line.step.0 > step);
+        for line in new.filter(|line| line.step.0 % PACE == 0) {
             println!("step        {}: loss {:.3} nats", line.step, line.loss);
         }
-        (events, lines) = (progress.events.len(), progress.lines.len());
+        event_number = progress.events.last().map_or(event_number, |event| event.number);
+        step = progress.step().0;
         if complete {
             break;
         }

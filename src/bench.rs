@@ -56,7 +56,8 @@ fn train_in(
 ) -> Result<(Report, Vec<MetricsLine>), Failure> {
     let mut waiting = Waiting::new(run, options.workers);
     let mut lines = Vec::new();
-    let report = cluster::train(run, directory, options, |progress| {
+    let options = ClusterOptions { keeps_history: true, ..options.clone() };
+    let report = cluster::train(run, directory, &options, |progress| {
         waiting.sentences(progress).iter().for_each(output::say);
         lines.extend_from_slice(&progress.lines[lines.len()..]);
     })?;

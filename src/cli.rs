@@ -39,7 +39,7 @@ pub(crate) use demo::duration;
 pub use demo::{Chances, DemoFlags};
 pub use http::HttpFlags;
 pub use launch::{LaunchFlags, WorkerCount};
-pub use local::LocalFlags;
+pub use local::{LocalFlags, StartFlags};
 pub use operator::{OperatorTask, RevokeOperatorFlags};
 pub use resume::ResumeFlags;
 pub use run::{RollbackFlags, RunTask, SubmitFlags};

@@ -14,14 +14,18 @@ mod coordinators;
 mod directory;
 mod earlier;
 mod error;
+mod event_sums;
 mod files;
 mod join;
 mod launch;
 mod leaving;
+mod line_sums;
+mod marks;
 mod naming;
 mod options;
 mod process;
 mod progress;
+mod recent;
 mod reopen;
 mod report;
 mod signals;
@@ -34,7 +38,6 @@ use std::time::{Duration, Instant};
 pub use everstep_coordinator::history::{GenerationReport, Lapse, Protection};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, Waiting, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
-use serde_json::json;
 
 pub(crate) use conclusion::{add_bigram, ended};
 pub use continuation::{StoredHistory, resume_stored};
@@ -47,8 +50,8 @@ pub use launch::launch;
 pub(crate) use naming::Naming;
 pub use options::{ClusterOptions, Program, Script};
 pub use progress::Progress;
+pub use recent::Recent;
 pub use reopen::resume;
-pub(crate) use report::generations;
 pub use report::{LapseReport, LossReport, Report, RollbackReport, WorkerReport};
 
 use conclusion::Ending;
@@ -73,13 +76,13 @@ pub struct Cluster {
     waits_since: Option<Instant>,
     /// When the launcher last repeated to the leader which processes have ended.
     reminded_at: Option<Instant>,
-    /// Whether the files of lines stay as an earlier launcher has left them: until this one has
-    /// heard all of the run's history.
-    holds_lines: bool,
     /// Whether the end of the run is on record.
     is_concluded: bool,
 }
 
+/// The file of metrics lines, and that of events.
+const LINES: &str = "metrics.jsonl";
+const EVENTS: &str = "events.jsonl";
 /// How often the launcher asks the coordinators for news.
 const CLUSTER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// How often the launcher repeats to the leader which processes have ended.
@@ -133,6 +136,7 @@ impl Cluster {
             Coordinators::found(&directory, daemons.clone(), count, options.wait).await?;
         let workers = Workers::new(coordinators.addresses(), daemons, options);
         let mut cluster = Self::of(directory, coordinators, workers, (options.wait, began))?;
+        cluster.progress.keeps_history = options.keeps_history;
         cluster.start_workers(options.workers).await?;
         Ok(cluster)
     }
@@ -158,7 +162,6 @@ impl Cluster {
             submitted: None,
             waits_since: None,
             reminded_at: None,
-            holds_lines: false,
             is_concluded: false,
         })
     }
@@ -300,13 +303,15 @@ impl Cluster {
         self.is_concluded = true;
         let report = self.report(&run);
         let text = conclusion::text(&self.directory, &run, &self.progress, &report, ending);
-        let events = self.progress.events.iter().map(|event| json!(event));
-        let events: Vec<_> = events.chain(ending.event(&self.progress)).collect();
         let Self { coordinators, workers, progress, directory, files, .. } = self;
         let view = view::of_ended(coordinators, workers, progress, ending.state());
         files.insist();
-        files.append(directory, "metrics.jsonl", &progress.lines);
-        files.append(directory, "events.jsonl", &events);
+        files.append(directory, LINES, &progress.lines);
+        files.append(directory, EVENTS, &progress.events);
+        files.complete(directory);
+        if let Some(event) = ending.event(progress) {
+            files.close(directory, EVENTS, &event);
+        }
         files.write(directory, "cluster.json", view);
         files.write(directory, conclusion::REPORT, text);
         files.settle(directory);
@@ -329,7 +334,7 @@ impl Cluster {
     /// Takes all news.
     async fn poll(&mut self) -> Result<Outcome, ClusterError> {
         loop {
-            let event = self.progress.events.last().map_or(0, |event| event.number);
+            let event = self.progress.events.newest();
             let step = self.progress.step();
             let update = self.coordinators.watch(&self.directory, step, event).await?;
             let (lines, events) = (update.lines.len(), update.events.len());
@@ -339,9 +344,27 @@ impl Cluster {
             if lines == 0 && events == 0 {
                 self.remind();
                 self.write_files();
-                return Ok(outcome);
+                if !self.refetch() {
+                    self.files.complete(&self.directory);
+                    return Ok(outcome);
+                }
             }
         }
+    }
+
+    /// Has lines and events come again that a file has lost, and that are gone from memory. Returns
+    /// whether there are any.
+    fn refetch(&mut self) -> bool {
+        let Self { progress, directory, files, .. } = self;
+        let (lines, events) = (files.lacks(LINES), files.lacks(EVENTS));
+        if let Some(after) = lines {
+            files.refetch(directory, LINES, progress.rewind_lines(after));
+        }
+        if let Some(after) = events {
+            progress.events.rewind(after);
+            files.refetch(directory, EVENTS, after);
+        }
+        lines.is_some() || events.is_some()
     }
 
     /// Takes an update, and writes it down.
@@ -356,9 +379,10 @@ impl Cluster {
         }
         let wanted = self.submitted.as_ref().map_or(1, |run| run.min_workers);
         if self.progress.take(update, wanted) == Lines::TakenBack {
-            self.files.rewrite("metrics.jsonl");
+            self.files.cut(&self.directory, LINES, &self.progress.lines);
         }
         self.write_files();
+        self.progress.trim();
     }
 
     /// Repeats to the leader which processes have ended, until it has recorded that. A new leader
@@ -383,10 +407,8 @@ impl Cluster {
     /// Writes the news, as far as the disk takes them.
     fn write_files(&mut self) {
         let Self { coordinators, workers, progress, directory, files, .. } = self;
-        if !self.holds_lines {
-            files.append(directory, "events.jsonl", &progress.events);
-            files.append(directory, "metrics.jsonl", &progress.lines);
-        }
+        files.append(directory, EVENTS, &progress.events);
+        files.append(directory, LINES, &progress.lines);
         files.write(directory, "cluster.json", view::text(coordinators, workers, progress));
         files.settle(directory);
     }

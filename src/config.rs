@@ -149,6 +149,8 @@ fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
         precision: keys.read("model.precision")?.unwrap_or_default(),
         recompute: keys.read("model.recompute")?.unwrap_or_default(),
         init: keys.read::<String>("model.init")?.map(InitSpec::unread),
+        unit: keys.read("model.unit")?.unwrap_or_default(),
+        loss_unit: keys.read("model.loss_unit")?.unwrap_or_default(),
         options: keys.read_options("model.options")?,
     })
 }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 
-use crate::cli::{DemoFlags, LocalFlags, Overrides};
+use crate::cli::{DemoFlags, Overrides, StartFlags};
 use crate::cluster::{self, Cluster, ClusterError, ClusterOptions, Directory, Report};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
@@ -57,8 +57,8 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
         // The other half is for the undisturbed run.
         resolved.run.steps = steps_within(duration / 2, &resolved, &text)?;
     }
-    let local = LocalFlags { dir: flags.dir.clone(), ..LocalFlags::default() };
-    let (directory, _) = train::claim_directory(&local, &mut resolved.run, &text)?;
+    let start = StartFlags { dir: flags.dir.clone(), ..StartFlags::default() };
+    let (directory, _) = train::claim_directory(&start, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
     let end = perform(flags, &resolved, directory);
     let told = |failure| train::interrupted(failure, &home, &resolved.run);
@@ -84,7 +84,9 @@ pub(crate) fn steps_within(
     run.data = text.listed_in(folder.path(), &run.data)?;
     let mut seconds = Vec::new();
     let directory = Directory::claim_new(folder.path(), &run)?;
-    cluster::train(&run, directory, &ClusterOptions::new(resolved.workers), |progress| {
+    let options = ClusterOptions::new(resolved.workers);
+    let options = ClusterOptions { keeps_history: true, ..options };
+    cluster::train(&run, directory, &options, |progress| {
         seconds = progress.lines.iter().map(|line| line.seconds).collect();
     })?;
     let mut seconds = seconds.split_off(WARM_UP);
@@ -107,7 +109,8 @@ fn perform(
     let Resolved { run, workers, .. } = resolved;
     let wait = Duration::from_secs(flags.wait.into());
     let respawn = flags.respawn || flags.chaos.is_some();
-    let options = ClusterOptions { wait, respawn, ..ClusterOptions::new(*workers) };
+    let options =
+        ClusterOptions { wait, respawn, keeps_history: true, ..ClusterOptions::new(*workers) };
     let chaos = flags.chaos.map(|chances| Strikes::new(chances, run.seed));
     cluster::block_on(async {
         let cluster = Cluster::start(directory, &options).await?;

@@ -23,9 +23,7 @@ pub(crate) fn run(flags: &DevicesFlags, registry: &Registry) -> Result<(), Failu
             Err(why) => missing.push(why),
         }
     }
-    if registry.devices().providers().next().is_none() {
-        missing.push("this program was built without CUDA (the feature `cuda`)".into());
-    }
+    missing.extend(registry.devices().left_out().map(str::to_string));
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     if flags.json {
         let listed: Vec<_> = found.iter().map(described).collect();
@@ -52,7 +50,7 @@ fn described((name, gpu): &Named) -> serde_json::Value {
         "device": name, "name": gpu.map(|gpu| &gpu.name),
         "architecture": gpu.map(|gpu| &gpu.architecture),
         "memory_bytes": gpu.map(|gpu| gpu.memory_bytes),
-        "multiprocessors": gpu.map(|gpu| gpu.multiprocessors),
+        "multiprocessors": gpu.and_then(|gpu| gpu.multiprocessors),
         "usable": gpu.is_some_and(|gpu| gpu.is_usable), "error": error,
     })
 }

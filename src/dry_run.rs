@@ -65,8 +65,9 @@ pub(crate) fn run(
     lines.push(megabytes("together, about", memory.total()));
     lines.push("memory          on top of that, for a while and at most:".into());
     lines.extend(memory.passing().map(|(what, bytes)| megabytes(what, bytes)));
-    if !on_gpu.is_empty() {
-        lines.push(format!("on its GPU      in {precision}, without what CUDA itself takes:"));
+    if let Some(provider) = provider.filter(|_| !on_gpu.is_empty()) {
+        let driver = provider.driver();
+        lines.push(format!("on its GPU      in {precision}, without what {driver} itself takes:"));
         lines.extend(on_gpu.iter().map(|(what, bytes)| megabytes(what, *bytes as u64)));
         let together: usize = on_gpu.iter().map(|(_, bytes)| bytes).sum();
         lines.push(megabytes("together", together as u64));

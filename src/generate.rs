@@ -10,7 +10,7 @@ use everstep_kernels::layout::Tensor;
 use everstep_kernels::random::Philox;
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::{
-    BatchSpec, InitSpec, ModelSpec, OptionMap, Precision, SpecError,
+    BatchSpec, InitSpec, LossUnit, ModelSpec, OptionMap, Precision, SpecError, TargetUnit,
 };
 use everstep_worker::device::model_file::MODEL_KEY;
 use everstep_worker::registry::{Registry, RegistryError};
@@ -157,6 +157,10 @@ struct ModelFields {
     recompute: bool,
     #[serde(skip)]
     init: Option<InitSpec>,
+    #[serde(default)]
+    unit: TargetUnit,
+    #[serde(default)]
+    loss_unit: LossUnit,
     #[serde(default)]
     options: OptionMap,
 }

@@ -9,7 +9,6 @@
 use std::cell::RefCell;
 use std::io::BufRead;
 use std::path::Path;
-use std::time::Duration;
 
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
@@ -21,7 +20,7 @@ use crate::config::{self, LaunchSettings};
 use crate::failure::{Exit, Failure};
 use crate::progress::Display;
 use crate::text::RunText;
-use crate::train::{self, ReportFile, Trained, check_coordinators};
+use crate::train::{self, ReportFile, Trained, check_coordinators, start_options};
 use crate::{announce, logging, output, supervision};
 
 /// What stands for the script of a run that is attached to a process without one, such as that of a
@@ -30,21 +29,16 @@ const NO_SCRIPT: &str = "SCRIPT";
 
 pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
-    check_coordinators(flags.coordinators)?;
+    check_coordinators(flags.start.coordinators)?;
     let settings = config::read_launch(flags.config.as_deref(), flags.checkpoint_every)?;
     let stated = if flags.attached { Some(stated_by_parent()?) } else { None };
     let script = script(flags)?;
-    let report_file = flags.report.as_deref().map(ReportFile::open).transpose()?;
+    let report_file = flags.start.report.as_deref().map(ReportFile::open).transpose()?;
     let directory = claim(flags, &settings, &script)?;
     let home = directory.path().to_path_buf();
     let workers = if flags.attached { 0 } else { flags.workers() };
-    let options = ClusterOptions {
-        coordinators: flags.coordinators,
-        wait: Duration::from_secs(flags.wait.into()),
-        respawn: flags.respawn,
-        script: Some(script),
-        ..ClusterOptions::new(workers)
-    };
+    let started = start_options(&flags.start, workers);
+    let options = ClusterOptions { script: Some(script), ..started };
     let shown: RefCell<Option<(RunSpec, Display)>> = RefCell::default();
     let begin = |stated: &RunSpec| {
         let run = settings.complete(stated, workers.max(1));
@@ -96,7 +90,7 @@ fn claim(
     settings: &LaunchSettings,
     script: &Script,
 ) -> Result<Directory, Failure> {
-    let directory = match &flags.dir {
+    let directory = match &flags.start.dir {
         Some(path) => Directory::claim_empty(path)?,
         None => Directory::claim_new_empty(Path::new("runs"), &name(flags))?,
     };

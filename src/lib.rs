@@ -1,10 +1,10 @@
 //! The program: one command line for the daemons, for local clusters of them, and for the results
 //! that they leave.
 //!
-//! A user's program registers its models, data sets and optimizers and passes them to [`program`].
-//! The binary `everstep` does so with those that come with Everstep. Each verb has its file.
-//! [`cli`] defines their arguments, [`config`] the settings of a run, [`failure`] their errors. The
-//! `coordinator` and `worker` crates train a run: nothing here takes part in training.
+//! A user's program registers its models, data sets, optimizers and devices, and passes them to
+//! [`program`]. The binary `everstep` does so with those that come with Everstep. Each verb has its
+//! file. [`cli`] defines their arguments, [`config`] the settings of a run, [`failure`] their
+//! errors. The `coordinator` and `worker` crates train a run: nothing here takes part in training.
 
 use std::ffi::OsString;
 use std::io::Write;
@@ -55,7 +55,7 @@ pub use checkpoint::{StoredState, read_state};
 #[doc(inline)]
 pub use everstep_kernels::{
     compute::{Batch, Compute, Evaluation, HostModel, OnHost},
-    device::{ChosenDevice, DeviceChoice},
+    device::{ChosenDevice, DeviceChoice, DeviceInfo, DeviceProvider, OpenedDevice, PeakFlops},
     layout::{Init, Layout},
     optimizer::{UpdateBlock, UpdateInputs, UpdateRule},
     random::Philox,

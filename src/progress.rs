@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use everstep_transport::protocol::run::Precision;
+use everstep_transport::protocol::run::{Precision, Units};
 use everstep_transport::protocol::{Cause, RunSpec};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
@@ -22,14 +22,16 @@ pub(crate) struct Display {
     bar: Option<ProgressBar>,
     waiting: Waiting,
     steps: u64,
+    units: Units,
     shown: u64,
     shown_at: Instant,
-    events: usize,
-    /// Whether the user was told how others join.
-    told_join: bool,
-    /// Whether the user was told that the workers leave.
-    told_leave: bool,
-    /// Whether the first news are those of an earlier launcher, which has told them.
+    /// The number of the newest event that the user has heard of.
+    event: u64,
+    /// Whether the user has seen how others join.
+    has_shown_join: bool,
+    /// Whether the user has seen that the workers leave.
+    has_shown_leave: bool,
+    /// Whether the first news are those of an earlier launcher, which has shown them.
     is_resumed: bool,
 }
 
@@ -59,11 +61,12 @@ impl Display {
             bar,
             waiting,
             steps: run.steps,
+            units: run.model.units(),
             shown: 0,
             shown_at,
-            events: 0,
-            told_join: false,
-            told_leave: false,
+            event: 0,
+            has_shown_join: false,
+            has_shown_leave: false,
             is_resumed: false,
         }
     }
@@ -75,25 +78,26 @@ impl Display {
 
     /// Shows the news.
     pub(crate) fn show(&mut self, progress: &Progress) {
-        if !std::mem::replace(&mut self.told_join, true) {
+        if !std::mem::replace(&mut self.has_shown_join, true) {
             self.tell(&format!("another worker joins with: {}", progress.join));
             if let Some(api) = &progress.api {
                 self.tell(&format!("HTTP API: {api} (see {api}/api/v1/status)"));
             }
         }
+        let newest = progress.events.last().map_or(self.event, |event| event.number);
         if std::mem::take(&mut self.is_resumed) {
-            self.events = progress.events.len();
+            self.event = newest;
         }
-        if progress.is_leaving && !std::mem::replace(&mut self.told_leave, true) {
+        if progress.is_leaving && !std::mem::replace(&mut self.has_shown_leave, true) {
             self.tell(LEAVE);
         }
-        for event in &progress.events[self.events..] {
+        for event in progress.events.iter().filter(|event| event.number > self.event) {
             tracing::debug!(?event, "event");
             if let Some(sentence) = sentence(event, progress) {
                 self.tell(&sentence);
             }
         }
-        self.events = progress.events.len();
+        self.event = newest;
         for sentence in self.waiting.sentences(progress) {
             self.tell(&sentence);
         }
@@ -124,9 +128,9 @@ impl Display {
         let tokens: u64 = lines.iter().map(|line| line.tokens).sum();
         let left = (self.steps - progress.step().0) as f64 * seconds / lines.len() as f64;
         let loss = lines.last().map_or(f64::NAN, |line| line.loss);
-        let rate = tokens as f64 / seconds;
+        let rate = self.units.throughput(tokens as f64 / seconds);
         let lacking = lacking(progress).map_or(String::new(), |words| format!("  {words}"));
-        format!("loss {}  {rate:.0} tokens/s  ETA {}{lacking}", nats(loss), clock(left))
+        format!("loss {}  {rate}  ETA {}{lacking}", shown_loss(loss), clock(left))
     }
 
     /// Prints a sentence, above the bar if there is one.
@@ -170,18 +174,21 @@ fn opening(run: &RunSpec, workers: u32) -> String {
 
 /// The results, for the user.
 pub(crate) fn summary(run: &RunSpec, report: &Report, dir: &Path) -> String {
-    let loss = &report.loss;
+    let (loss, units) = (&report.loss, report.units);
+    let last = units.loss(shown_loss(loss.last));
     let mut lines = vec![
         format!("trained {} steps in {}", report.steps, clock(report.wall_seconds)),
-        format!("  loss        {} -> {} nats", nats(loss.first), nats(loss.last)),
+        format!("  loss        {} -> {last}", shown_loss(loss.first)),
     ];
     if let Some(validation) = loss.validation {
-        let beside = loss.bigram.map(|bigram| format!(" (a bigram model: {})", nats(bigram)));
+        let beside = loss.bigram.map(|bigram| format!(" (a bigram model: {})", shown_loss(bigram)));
         let beside = beside.unwrap_or_default();
-        lines.push(format!("  validation  {} nats{beside}", nats(validation)));
+        let validation = units.loss(shown_loss(validation));
+        lines.push(format!("  validation  {validation}{beside}"));
     }
     lines.extend(report.metric.map(|metric| format!("  metric      {metric:.4}")));
-    lines.push(format!("  throughput  {:.0} tokens/s{}", report.tokens_per_second, used(report)));
+    let throughput = units.throughput(report.tokens_per_second);
+    lines.push(format!("  throughput  {throughput}{}", used(report)));
     lines.extend(faults(report).map(|faults| format!("  survived    {faults}")));
     lines.extend(warnings(run, report));
     // Without a hash the run is not complete, and there is no model.
@@ -285,8 +292,8 @@ fn advice(precision: Precision) -> &'static str {
     }
 }
 
-/// A loss as a person reads it.
-pub(crate) fn nats(loss: f64) -> String {
+/// A loss as a person reads it, without its unit.
+pub(crate) fn shown_loss(loss: f64) -> String {
     match loss.abs() {
         ..1e4 => format!("{loss:.3}"),
         1e4..f64::INFINITY => format!("{loss:.1e}"),
@@ -327,7 +334,7 @@ mod tests {
             (f64::NAN, "not finite"),
             (f64::NEG_INFINITY, "not finite"),
         ] {
-            assert_eq!(nats(loss), text);
+            assert_eq!(shown_loss(loss), text);
         }
     }
 

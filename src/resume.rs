@@ -51,7 +51,7 @@ fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure>
     for note in notes(workers, &run) {
         output::say(format_args!("note: {note}"));
     }
-    let report_file = flags.local.report.as_deref().map(ReportFile::open).transpose()?;
+    let report_file = flags.local.start.report.as_deref().map(ReportFile::open).transpose()?;
     let home = directory.path().to_path_buf();
     if let Some(script) = &script
         && !script::is_kept(directory.path())
@@ -113,7 +113,7 @@ fn refused(dir: &Path, step: u64, reason: String) -> Failure {
 
 /// Notes on flags that a run in its own directory has no use for.
 fn unused(flags: &ResumeFlags) -> impl Iterator<Item = &'static str> {
-    let dir = flags.local.dir.as_ref();
+    let dir = flags.local.start.dir.as_ref();
     let elsewhere = dir.filter(|dir| **dir != flags.from);
     let elsewhere = elsewhere.map(|_| "--dir is not used: the run goes on in its own directory");
     let data = flags.data.as_ref().map(|_| "--data is not used: the run's directory names them");

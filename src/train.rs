@@ -10,7 +10,7 @@ use everstep_transport::protocol::{CheckpointSpec, RunSpec};
 use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
 
-use crate::cli::{LocalFlags, TrainFlags};
+use crate::cli::{LocalFlags, StartFlags, TrainFlags};
 use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Report, resume_command};
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
@@ -21,7 +21,7 @@ use crate::{dry_run, logging, output, progress, scratch};
 
 pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
-    check_coordinators(flags.local.coordinators)?;
+    check_coordinators(flags.local.start.coordinators)?;
     let mut resolved = config::read(flags.config.as_deref(), &flags.overrides, registry)?;
     for note in &resolved.notes {
         output::say(format_args!("note: {note}"));
@@ -40,7 +40,7 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
         return with_listed_text(&resolved, &text, estimate);
     }
     with_listed_text(&resolved, &text, |resolved| check_model_and_data(resolved, registry))?;
-    let (directory, report_file) = claim_directory(&flags.local, &mut resolved.run, &text)?;
+    let (directory, report_file) = claim_directory(&flags.local.start, &mut resolved.run, &text)?;
     let home = directory.path().to_path_buf();
     let report = train(flags, &resolved, directory, registry);
     let trained = Trained { run: &resolved.run, home: &home, text: &text };
@@ -116,7 +116,7 @@ fn check_dry_run(
     if flags.local.device == DeviceChoice::Cpu {
         check_device(&flags.local.device, resolved, registry)?;
     }
-    flags.local.dir.as_deref().map_or(Ok(()), Directory::check)?;
+    flags.local.start.dir.as_deref().map_or(Ok(()), Directory::check)?;
     let stated = resolved.run.checkpoint.as_ref();
     // A folder in the run's directory is not there before the run.
     match stated.filter(|spec| config::is_elsewhere(spec).is_none()) {
@@ -176,7 +176,7 @@ pub(crate) fn check_model_and_data(
 /// Makes the places of the run's files, and names the data in `run` as the workers will find them.
 /// A directory in which no run can begin is not kept.
 pub(crate) fn claim_directory(
-    flags: &LocalFlags,
+    flags: &StartFlags,
     run: &mut RunSpec,
     text: &RunText,
 ) -> Result<(Directory, Option<ReportFile>), Failure> {
@@ -206,7 +206,7 @@ pub(crate) fn with_usable_store(
 
 /// Makes the places of a run's files.
 pub(crate) fn claim(
-    flags: &LocalFlags,
+    flags: &StartFlags,
     run: &RunSpec,
 ) -> Result<(Directory, Option<ReportFile>), Failure> {
     let directory = match &flags.dir {
@@ -226,12 +226,19 @@ pub(crate) fn claim(
 /// The settings of a local cluster with so many workers.
 pub(crate) fn options(flags: &LocalFlags, workers: u32, registry: &Registry) -> ClusterOptions {
     ClusterOptions {
-        coordinators: flags.coordinators,
-        wait: Duration::from_secs(flags.wait.into()),
-        respawn: flags.respawn,
         trace: flags.traces,
         device: flags.device.clone(),
         devices: registry.devices().clone(),
+        ..start_options(&flags.start, workers)
+    }
+}
+
+/// The settings of a local cluster with so many workers, which compute on the CPU.
+pub(crate) fn start_options(flags: &StartFlags, workers: u32) -> ClusterOptions {
+    ClusterOptions {
+        coordinators: flags.coordinators,
+        wait: Duration::from_secs(flags.wait.into()),
+        respawn: flags.respawn,
         ..ClusterOptions::new(workers)
     }
 }
@@ -413,7 +420,7 @@ mod tests {
         let told = told.expect_err("it says its path").to_string();
         assert!(told.contains("cannot build the data set \"rings\": rings://7"), "{told}");
 
-        let flags = LocalFlags { dir: Some(folder.path().join("run")), ..LocalFlags::default() };
+        let flags = StartFlags { dir: Some(folder.path().join("run")), ..StartFlags::default() };
         let (directory, _) =
             claim_directory(&flags, &mut resolved.run, &text).expect("a directory");
         assert_eq!(resolved.run.data.path, "rings://7");

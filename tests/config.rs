@@ -6,7 +6,9 @@ use std::process::{Command, Output};
 use everstep::cli::Overrides;
 use everstep::config::{ConfigError, Resolved, ValueSource, read, resolve};
 use everstep_transport::protocol::checkpoint::OnFailure;
-use everstep_transport::protocol::run::{OptionValue, Precision, ScheduleKind, TokenType};
+use everstep_transport::protocol::run::{
+    LossUnit, OptionValue, Precision, ScheduleKind, TargetUnit, TokenType,
+};
 use everstep_transport::protocol::{Encoding, Rounding};
 use everstep_worker::builtin;
 use everstep_worker::registry::Registry;
@@ -26,6 +28,8 @@ heads = 2
 width = 96
 context = 16
 vocabulary = 50257
+unit = "sample"
+loss_unit = "none"
 [data]
 kind = "tokens"
 path = "tokens/"
@@ -106,6 +110,7 @@ fn every_key_of_the_file_is_read() {
     let model = run.model;
     assert_eq!((model.kind.as_str(), model.layers, model.heads), ("mlp", 3, 2));
     assert_eq!((model.width, model.context, model.vocabulary), (96, 16, 50_257));
+    assert_eq!((model.unit, model.loss_unit), (TargetUnit::Sample, LossUnit::None));
     assert_eq!((run.data.path.as_str(), run.data.validation), ("tokens/", 0.1));
     assert_eq!((run.data.kind.as_str(), run.data.dtype), ("tokens", Some(TokenType::U16)));
     let batch = run.batch;

@@ -52,7 +52,7 @@ fn an_option_of_the_own_model_changes_what_is_trained_and_others_are_refused_wit
     let refused = train("leek = 0.01");
     let told = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{told}");
-    assert!(told.contains("rings.toml:12"), "{told}");
+    assert!(told.contains("rings.toml:14"), "{told}");
     assert!(told.contains("leek is no option here; the options are leak"), "{told}");
 }
 
@@ -88,6 +88,37 @@ fn the_own_optimizer_refuses_what_it_does_not_know_before_anything_starts() {
             assert!(told.contains("signum.toml:") && told.contains(words), "{told}");
         }
     }
+}
+
+#[test]
+fn a_device_of_ones_own_trains_the_built_in_models_with_the_same_bits_on_one_worker_and_on_three() {
+    let directory = TempDir::new().unwrap();
+    std::fs::write(directory.path().join("text"), "any text will do\n".repeat(100)).unwrap();
+    let config = "[model]\nlayers = 1\nwidth = 16\ncontext = 16\n[batch]\nmicro_batch = 1\n";
+    std::fs::write(directory.path().join("run.toml"), config).unwrap();
+    let train = |device: &str, workers: &str| {
+        let arguments = ["train", "--config", "run.toml", "--data", "text", "--steps", "3"];
+        let more = ["--device", device, "--workers", workers, "--report", "report.json"];
+        stdout(&example("own_device", &[&arguments[..], &more].concat(), &directory));
+        let report = std::fs::read(directory.path().join("report.json")).unwrap();
+        serde_json::from_slice::<serde_json::Value>(&report).unwrap()
+    };
+    let [one, three, on_cpu] = [train("f64:0", "1"), train("f64", "3"), train("cpu", "1")];
+    assert_eq!(one["state_hash"], three["state_hash"]);
+    assert_ne!(one["state_hash"], on_cpu["state_hash"], "f64 rounds elsewhere");
+    let device = &three["workers"][2]["device"];
+    assert_eq!(
+        (&device["name"], &device["precision"]),
+        (&"Double precision".into(), &"f32".into())
+    );
+    assert_eq!((&device["gpu"]["kind"], &device["gpu"]["number"]), (&"f64".into(), &0.into()));
+    assert!(three["model_flops_utilization"].as_f64().is_some_and(|share| share > 0.0));
+    let listed = stdout(&example("own_device", &["devices"], &directory));
+    assert!(listed.contains("f64:0") && listed.contains("Double precision"), "{listed}");
+    let refused = example("own_device", &["train", "--device", "f64:1"], &directory);
+    let words = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(2), "{words}");
+    assert!(words.contains("the only one is f64:0"), "{words}");
 }
 
 #[test]

@@ -7,7 +7,8 @@ use std::sync::{Arc, LazyLock};
 use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, Precision, RunSpec, ScheduleKind,
+    BatchSpec, DataSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, Precision, RunSpec,
+    ScheduleKind, TargetUnit,
 };
 use everstep_transport::protocol::{Encoding, Rounding};
 use everstep_worker::builtin;
@@ -54,6 +55,8 @@ pub fn run() -> RunSpec {
             precision: Precision::F32,
             recompute: false,
             init: None,
+            unit: TargetUnit::default(),
+            loss_unit: LossUnit::default(),
             options: OptionMap::default(),
         },
         data: DataSpec { kind: DATASET.into(), path: "none".into(), validation: 0.05, dtype: None },

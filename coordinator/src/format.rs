@@ -9,6 +9,8 @@
 //! in the tests fail if the bytes change without that. A file's format says nothing about the
 //! formats of other files, of the log's entries, or of messages.
 
+use everstep_transport::protocol::DeviceName;
+
 /// The digest of the message layouts of format 1, in all files but the log.
 const LAYOUT_1: u64 = 0xbff5_2c02_7448_12bf;
 
@@ -69,6 +71,11 @@ impl FileFormat {
             _ => Err(UnknownFormat::Unnumbered { stated }),
         }
     }
+}
+
+/// The capability of a device, which format 1 has as two numbers.
+pub(crate) fn capability((major, minor): (u32, u32)) -> DeviceName {
+    DeviceName::of(&format!("{major}.{minor}"))
 }
 
 #[cfg(test)]

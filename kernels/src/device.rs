@@ -2,9 +2,10 @@
 //!
 //! A [`DeviceChoice`] is what a user asks for. [`Devices`] has a [`DeviceProvider`] for each kind
 //! beside the CPU, and makes a model on the chosen device. The data sheet of a device says how fast
-//! it could be ([`peak_flops`]), and [`telemetry`] how it does.
+//! it could be ([`PeakFlops`]), and [`telemetry`] how it does.
 //!
-//! No kind of device is known here. `cuda` is a provider like that of any other crate.
+//! No kind of device is known here, but for the list in [`Devices::default`]. `cuda` is a provider
+//! like that of any other crate.
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,18 +20,19 @@ use crate::precision::Precision;
 mod choice;
 #[cfg(feature = "cuda")]
 mod cuda;
-#[cfg(feature = "cuda")]
-mod nvml;
-mod peak;
 pub mod telemetry;
 
 pub use choice::DeviceChoice;
-pub use peak::peak_flops;
 
 /// A kind of device beside the CPU: which devices of it this machine has, and how to open one.
 pub trait DeviceProvider: Send + Sync {
-    /// The name of the kind, lower-case letters and digits: `cuda` in `--device cuda:1`.
+    /// The name of the kind, 1 to 16 lower-case letters and digits: `cuda` in `--device cuda:1`.
     fn kind(&self) -> &str;
+
+    /// The name of the software that drives the devices, for people.
+    fn driver(&self) -> &str {
+        self.kind()
+    }
 
     /// All devices of the kind in the order of their numbers, or why there are none. For a sick
     /// device, its error. In words for the user.
@@ -79,22 +81,46 @@ pub struct OpenedDevice {
 /// A device beside the CPU, as its driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
+    /// The kind of device, as its provider names it.
+    pub kind: String,
     /// The device's number within its kind, from 0.
     pub index: usize,
     /// The name that its maker gave it.
     pub name: String,
     /// Its architecture, as in `sm_90a`.
     pub architecture: String,
-    /// The version of its architecture in numbers: (9, 0).
-    pub capability: (u32, u32),
+    /// The version of its architecture, as its maker writes it: `9.0`.
+    pub capability: String,
     /// The UUID, which no other device has.
     pub uuid: [u8; 16],
     /// The device's memory, bytes.
     pub memory_bytes: usize,
-    /// How many multiprocessors it has.
-    pub multiprocessors: u32,
+    /// What its data sheet says of its speed.
+    pub peak_flops: PeakFlops,
+    /// How many multiprocessors it has, if it has such.
+    pub multiprocessors: Option<u32>,
     /// Whether its backend is written for it. It may be too old.
     pub is_usable: bool,
+}
+
+/// The most floating-point operations a second of a device, as its maker states it. A figure that
+/// is not known for sure is missing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeakFlops {
+    /// In f32.
+    pub single: Option<u64>,
+    /// In 16 bits, with sums in f32.
+    pub half: Option<u64>,
+}
+
+impl PeakFlops {
+    /// The figure of a model of this precision.
+    pub fn of(self, precision: Precision) -> Option<u64> {
+        match precision {
+            Precision::F32 => self.single,
+            Precision::Bf16 | Precision::Fp16 => self.half,
+        }
+    }
 }
 
 /// Why the requested device cannot have the model.
@@ -124,6 +150,15 @@ pub enum OpenError {
 #[derive(Clone)]
 pub struct Devices {
     providers: Vec<Arc<dyn DeviceProvider>>,
+    left_out: Vec<LeftOut>,
+}
+
+/// A kind of device that the program was built without.
+#[derive(Clone, Copy)]
+struct LeftOut {
+    kind: &'static str,
+    /// What was left out of the program, in words for the user.
+    reason: &'static str,
 }
 
 impl fmt::Debug for Devices {
@@ -141,6 +176,13 @@ impl Default for Devices {
                 #[cfg(feature = "cuda")]
                 Arc::new(cuda::CudaProvider),
             ],
+            left_out: vec![
+                #[cfg(not(feature = "cuda"))]
+                LeftOut {
+                    kind: "cuda",
+                    reason: "this program was built without CUDA (the feature `cuda`)",
+                },
+            ],
         }
     }
 }
@@ -149,7 +191,13 @@ impl Devices {
     /// Adds a kind of device. A provider of the same kind is replaced.
     pub fn add(&mut self, provider: Arc<dyn DeviceProvider>) {
         self.providers.retain(|known| known.kind() != provider.kind());
+        self.left_out.retain(|left_out| left_out.kind != provider.kind());
         self.providers.push(provider);
+    }
+
+    /// Why the program lacks kinds of devices that it could have, in words for the user.
+    pub fn left_out(&self) -> impl Iterator<Item = &'static str> {
+        self.left_out.iter().map(|left_out| left_out.reason)
     }
 
     /// The kinds beside the CPU.
@@ -179,9 +227,8 @@ impl Devices {
     }
 
     fn unknown(&self, kind: &str) -> OpenError {
-        if kind == "cuda" {
-            let words = "this program was built without CUDA (the feature `cuda`): use the CPU";
-            return OpenError::Device(words.into());
+        if let Some(left_out) = self.left_out.iter().find(|left_out| left_out.kind == kind) {
+            return OpenError::Device(format!("{}: use the CPU", left_out.reason));
         }
         let known: Vec<_> = self.providers().map(DeviceProvider::kind).collect();
         let known = [&["cpu"], &known[..]].concat().join(", ");
@@ -205,9 +252,9 @@ impl Devices {
         provider.check(index.unwrap_or(0), precision).map_err(OpenError::Device)
     }
 
-    /// The source of the figures of the device with this UUID.
-    pub fn monitor(&self, uuid: [u8; 16]) -> Option<telemetry::Monitor> {
-        self.providers().find_map(|provider| provider.monitor(uuid))
+    /// The source of the figures of the device of this kind with this UUID.
+    pub fn monitor(&self, kind: &str, uuid: [u8; 16]) -> Option<telemetry::Monitor> {
+        self.providers().find(|provider| provider.kind() == kind)?.monitor(uuid)
     }
 }
 
@@ -340,13 +387,15 @@ mod tests {
     impl Twin {
         fn info(&self) -> DeviceInfo {
             DeviceInfo {
+                kind: "twin".into(),
                 index: 0,
                 name: "Twin".into(),
                 architecture: "host".into(),
-                capability: (1, 0),
+                capability: "1.0".into(),
                 uuid: [7; 16],
                 memory_bytes: 1 << 30,
-                multiprocessors: 1,
+                peak_flops: PeakFlops { single: Some(1_000), half: None },
+                multiprocessors: None,
                 is_usable: self.is_usable,
             }
         }
@@ -365,7 +414,7 @@ mod tests {
 
     #[test]
     fn a_kind_of_ones_own_is_chosen_by_its_name_and_by_auto() {
-        let mut devices = Devices { providers: Vec::new() };
+        let mut devices = Devices { providers: Vec::new(), left_out: Vec::new() };
         devices.add(Arc::new(Twin { is_usable: true }));
         let twin = Ok(Some("Twin".to_string()));
         for choice in ["twin", "twin:0", "auto", "auto:0"] {
@@ -380,14 +429,15 @@ mod tests {
 
     #[test]
     fn what_the_program_does_not_have_is_refused_with_what_it_has() {
-        let mut devices = Devices { providers: Vec::new() };
+        let mut devices = Devices { providers: Vec::new(), left_out: Vec::new() };
         devices.add(Arc::new(Twin { is_usable: false }));
         devices.add(Arc::new(Twin { is_usable: false }));
-        let told = opened(&devices, "npu").expect_err("there is none");
+        let refused = opened(&devices, "npu").expect_err("there is none");
         let words = "this program has no device of the kind \"npu\": choose auto, cpu, twin";
-        assert_eq!(told, words, "a kind is there once");
-        let told = opened(&devices, "cuda").expect_err("it was left out");
-        assert!(told.contains("built without CUDA"), "{told}");
+        assert_eq!(refused, words, "a kind is there once");
+        devices.left_out.push(LeftOut { kind: "npu", reason: "it was built without NPUs" });
+        let refused = opened(&devices, "npu").expect_err("it was left out");
+        assert_eq!(refused, "it was built without NPUs: use the CPU");
         assert_eq!(devices.usable(&"twin".parse().expect("a kind")), []);
     }
 

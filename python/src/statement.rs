@@ -8,8 +8,8 @@ use everstep::script::{HANG_AFTER_MS, KIND, THREADS};
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::chunk::Encoding;
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, InitSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision,
-    Rounding, ScheduleKind,
+    BatchSpec, DataSpec, InitSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, OptionValue,
+    Precision, Rounding, ScheduleKind, TargetUnit,
 };
 use serde::Deserialize;
 
@@ -88,6 +88,8 @@ impl Settings {
                 precision: Precision::F32,
                 recompute: false,
                 init: Some(InitSpec { path: KIND.into(), digest: weights }),
+                unit: TargetUnit::Sample,
+                loss_unit: LossUnit::None,
                 options: OptionMap(model_options.into()),
             },
             data: DataSpec { kind: KIND.into(), path: KIND.into(), validation: 0.0, dtype: None },

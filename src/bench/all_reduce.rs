@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, Precision, ScheduleKind,
+    BatchSpec, DataSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, Precision, ScheduleKind,
+    TargetUnit,
 };
 use everstep_transport::protocol::{Encoding, MetricsLine, Rounding, RunSpec};
 use serde_json::json;
@@ -123,6 +124,8 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
             precision: Precision::F32,
             recompute: false,
             init: None,
+            unit: TargetUnit::default(),
+            loss_unit: LossUnit::default(),
             options: OptionMap::default(),
         },
         data: DataSpec { kind: NAME.into(), path: String::new(), validation: 0.0, dtype: None },

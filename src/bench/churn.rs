@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{quantile, sorted};
 use crate::cli::{ChurnFlags, Overrides};
-use crate::cluster::{self, Cluster, ClusterOptions, Directory, Progress, Report, generations};
+use crate::cluster::{self, Cluster, ClusterOptions, Directory, Progress, Report};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::text::RunText;
@@ -76,7 +76,8 @@ pub(super) fn run_for<T>(
     let text = RunText::find(&resolved)?;
     resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
     let patience = Duration::from_secs(flags.wait.into());
-    let options = ClusterOptions { workers: flags.workers, wait: patience, ..options };
+    let (workers, wait) = (flags.workers, patience);
+    let options = ClusterOptions { workers, wait, keeps_history: true, ..options };
     let directory = Directory::claim_new(folder.path(), &resolved.run)?;
     cluster::block_on(async {
         let mut cluster = Cluster::start(directory, &options).await?;
@@ -272,7 +273,7 @@ pub(super) fn signal(process: u32, signal: Signal) -> Result<(), Failure> {
 
 /// How long training stood still for a generation, as the report counts it, milliseconds.
 pub(super) fn stall_ms(progress: &Progress, number: Generation) -> Option<f64> {
-    generations(progress).iter().find(|report| report.number == number)?.stall_ms
+    progress.generations().iter().find(|report| report.number == number)?.stall_ms
 }
 
 /// The median step, milliseconds.

@@ -107,7 +107,7 @@ fn noticed_at(progress: &Progress, victim: WorkerId) -> Option<f64> {
 impl KillCosts {
     /// The losses of the whole run, including undone steps.
     fn of(progress: &Progress) -> Self {
-        let lines = || progress.undone.iter().chain(&progress.lines);
+        let lines = || progress.undone.iter().chain(progress.lines.iter());
         let is_rollback = |kind: &EventKind| matches!(kind, EventKind::Rollback { .. });
         Self {
             steps: progress.step().0 - progress.lines.len() as u64,

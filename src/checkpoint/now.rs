@@ -38,7 +38,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
 
 /// What the events tell of the checkpoint that was asked for.
 #[derive(Default)]
-struct Told {
+struct RequestedCheckpoint {
     /// The newest event before the request.
     event: u64,
     /// The step that is saved.
@@ -47,7 +47,7 @@ struct Told {
     failed: Option<String>,
 }
 
-impl Told {
+impl RequestedCheckpoint {
     fn take(&mut self, update: &Update) {
         for event in &update.events {
             self.event = event.number;
@@ -67,13 +67,14 @@ impl Told {
 async fn save(cluster: &ClusterHandle, operator: &mut Operator) -> Result<CheckpointView, Failure> {
     let ask = |error: OperatorError| cluster.failure(error);
     let run = operator.runs().await.map_err(ask)?.last().map_or(0, |run| run.id);
-    let mut told = Told { event: newest_event(operator).await.map_err(ask)?, ..Told::default() };
+    let event = newest_event(operator).await.map_err(ask)?;
+    let mut requested = RequestedCheckpoint { event, ..RequestedCheckpoint::default() };
     operator.command(OperatorCommand::Checkpoint(run)).await.map_err(ask)?;
     let mut heard = Instant::now();
     loop {
-        match look(operator, &mut told).await {
+        match look(operator, &mut requested).await {
             Ok(Some(saved)) => return Ok(saved),
-            Ok(None) if told.failed.is_some() => return Err(not_saved(&told)),
+            Ok(None) if requested.failed.is_some() => return Err(not_saved(&requested)),
             Ok(None) => heard = Instant::now(),
             Err(OperatorError::Refused(why)) => return Err(ask(OperatorError::Refused(why))),
             Err(error) if heard.elapsed() > CHECKPOINT_UNREACHABLE_TIMEOUT => {
@@ -100,27 +101,27 @@ async fn newest_event(operator: &mut Operator) -> Result<u64, OperatorError> {
 /// Takes the news. Returns the checkpoint once it is listed.
 async fn look(
     operator: &mut Operator,
-    told: &mut Told,
+    requested: &mut RequestedCheckpoint,
 ) -> Result<Option<CheckpointView>, OperatorError> {
-    let update = operator.watch(Step(NEWEST), told.event).await?;
-    told.take(&update);
+    let update = operator.watch(Step(NEWEST), requested.event).await?;
+    requested.take(&update);
     let is_over = update.outcome != Outcome::Running;
-    if is_over && told.failed.is_none() && told.step.is_none() {
+    if is_over && requested.failed.is_none() && requested.step.is_none() {
         return Err(OperatorError::Refused("the run ended before it saved a checkpoint".into()));
     }
-    let Some(step) = told.step else { return Ok(None) };
+    let Some(step) = requested.step else { return Ok(None) };
     let listed = operator.checkpoints().await?;
     let saved = listed.into_iter().find(|view| view.step == step && view.complete);
-    if saved.is_none() && is_over && told.failed.is_none() {
+    if saved.is_none() && is_over && requested.failed.is_none() {
         return Err(OperatorError::Refused("the run ended before the checkpoint was saved".into()));
     }
     Ok(saved)
 }
 
-fn not_saved(told: &Told) -> Failure {
-    let step = told.step.unwrap_or_default();
+fn not_saved(requested: &RequestedCheckpoint) -> Failure {
+    let step = requested.step.unwrap_or_default();
     Failure::new(Exit::Failed, format!("the checkpoint of step {step} was not saved"))
-        .because(told.failed.as_deref().unwrap_or_default())
+        .because(requested.failed.as_deref().unwrap_or_default())
         .next("mend what it names, and ask again")
 }
 
@@ -145,11 +146,11 @@ mod tests {
         let kinds = [failed(7), EventKind::CheckpointRequested { step: Step(7) }, failed(5)];
         let event = |(number, kind)| Event { number, unix_ms: 1, kind };
         update.events = (4..).zip(kinds).map(event).collect();
-        let mut told = Told::default();
-        told.take(&update);
-        assert_eq!((told.event, told.step, &told.failed), (6, Some(Step(7)), &None));
+        let mut requested = RequestedCheckpoint::default();
+        requested.take(&update);
+        assert_eq!((requested.event, requested.step, &requested.failed), (6, Some(Step(7)), &None));
         update.events = vec![event((7, failed(7)))];
-        told.take(&update);
-        assert_eq!(told.failed.as_deref(), Some("no worker saved a part of it"));
+        requested.take(&update);
+        assert_eq!(requested.failed.as_deref(), Some("no worker saved a part of it"));
     }
 }

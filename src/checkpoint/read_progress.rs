@@ -14,7 +14,7 @@ pub(crate) struct ReadProgress {
     what: String,
     total: u64,
     done: u64,
-    told_at: Instant,
+    printed_at: Instant,
     /// Hidden where stderr is no terminal.
     bar: ProgressBar,
 }
@@ -25,7 +25,7 @@ impl ReadProgress {
         let bar = ProgressBar::new(total).with_message(what.clone());
         let style = "{msg} {bar:30} {percent} %, {eta} left";
         bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
-        Self { what, total, done: 0, told_at: Instant::now(), bar }
+        Self { what, total, done: 0, printed_at: Instant::now(), bar }
     }
 
     /// So many units more are read.
@@ -37,8 +37,8 @@ impl ReadProgress {
     pub(crate) fn reach(&mut self, units: u64) {
         self.done = units;
         self.bar.set_position(units);
-        if self.bar.is_hidden() && self.told_at.elapsed() >= READ_PROGRESS_INTERVAL {
-            self.told_at = Instant::now();
+        if self.bar.is_hidden() && self.printed_at.elapsed() >= READ_PROGRESS_INTERVAL {
+            self.printed_at = Instant::now();
             output::say(format_args!("{}: {} %", self.what, percent(self.done, self.total)));
         }
     }

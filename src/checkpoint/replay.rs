@@ -24,8 +24,10 @@ use serde_json::{Value, json};
 use super::read_progress::ReadProgress;
 use super::source::Source;
 use super::{choose_failure, store_failure};
-use crate::cli::{LocalFlags, VerifyFlags};
-use crate::cluster::{self, Cluster, ClusterError, Directory, Progress, StoredHistory};
+use crate::cli::{LocalFlags, StartFlags, VerifyFlags};
+use crate::cluster::{
+    self, Cluster, ClusterError, ClusterOptions, Directory, Progress, StoredHistory,
+};
 use crate::failure::{Exit, Failure};
 use crate::resume::{check_stored, read_stored};
 use crate::{output, scratch, train};
@@ -127,7 +129,8 @@ fn replay(
     let stored = read_stored(&copied, &found, Some(manifest.step.0))?;
     let run = alone(stored.run, &place);
     check_stored(&run, manifest, registry)?;
-    let options = train::options(&LocalFlags { coordinators: 1, ..flags() }, 1, registry);
+    let options = train::options(&flags(), 1, registry);
+    let options = ClusterOptions { keeps_history: true, ..options };
     let directory = Directory::claim(&folder.path().join("run"), &run)?;
     let history = StoredHistory { origin: stored.origin, lines: Vec::new() };
     let mut progress =
@@ -149,7 +152,8 @@ fn replay(
 }
 
 fn flags() -> LocalFlags {
-    LocalFlags { wait: 600, ..LocalFlags::default() }
+    let start = StartFlags { coordinators: 1, wait: 600, ..StartFlags::default() };
+    LocalFlags { start, ..LocalFlags::default() }
 }
 
 /// The run on one worker, with its checkpoints in this place.

@@ -7,7 +7,8 @@ use std::str::FromStr;
 use std::thread::available_parallelism;
 
 use clap::Args;
-use clap::builder::BoolishValueParser;
+
+use super::StartFlags;
 
 /// How many workers to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,12 +66,6 @@ pub struct LaunchFlags {
     /// this machine compute for, with --threads each
     #[arg(long, value_name = "N|auto", env = "EVERSTEP_WORKERS", default_value_t)]
     pub workers: WorkerCount,
-    /// How many coordinators to start: of 3 one may die, of 5 two
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub coordinators: u32,
-    /// Start a new worker for every one that dies once the run has begun
-    #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
-    pub respawn: bool,
     /// Compute threads of each worker. The bits of PyTorch depend on their number, so all workers
     /// of a run have the same
     #[arg(long, value_name = "K", env = "EVERSTEP_THREADS", default_value_t = 1,
@@ -82,17 +77,9 @@ pub struct LaunchFlags {
     /// Write a checkpoint every so many steps, and one at the end. 0: none
     #[arg(long, value_name = "STEPS", env = "EVERSTEP_CHECKPOINT_EVERY")]
     pub checkpoint_every: Option<u64>,
-    /// Where the run's files go [default: a new directory under `runs`]
-    #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
-    pub dir: Option<PathBuf>,
-    /// Write a report of the run to this file, as JSON
-    #[arg(long, value_name = "FILE", env = "EVERSTEP_REPORT")]
-    pub report: Option<PathBuf>,
-    /// How long to wait for workers that the run needs, before it begins or when too few are left.
-    /// After that time the exit code is 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
+    /// How the cluster starts.
+    #[command(flatten)]
+    pub start: StartFlags,
     /// The parent process states its run on stdin, and joins as a worker: no other one starts here
     #[arg(long, hide = true)]
     pub attached: bool,

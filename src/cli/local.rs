@@ -1,5 +1,5 @@
-//! The flags of the verbs that train a run on a local cluster: `everstep train` and `everstep
-//! resume`.
+//! The flags of the verbs that start a local cluster: `everstep train`, `everstep resume` and
+//! `everstep launch`.
 
 use std::path::PathBuf;
 
@@ -7,9 +7,9 @@ use clap::Args;
 use clap::builder::BoolishValueParser;
 use everstep_kernels::device::DeviceChoice;
 
-/// How a local cluster trains a run.
+/// How a local cluster starts, and where the files of its run go.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
-pub struct LocalFlags {
+pub struct StartFlags {
     /// How many coordinators to start: of 3 one may die, of 5 two. A run that goes on in its
     /// directory has those of before
     #[arg(long, value_name = "N", default_value_t = 1)]
@@ -25,13 +25,21 @@ pub struct LocalFlags {
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub wait: u32,
+    /// Start a new worker for every one that dies once the run has begun
+    #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
+    pub respawn: bool,
+}
+
+/// How a local cluster trains a run.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct LocalFlags {
+    /// How the cluster starts.
+    #[command(flatten)]
+    pub start: StartFlags,
     /// Where the workers compute: cpu, cuda (a GPU for each), cuda:N (the GPU of that number), or
     /// auto (a GPU if there is one)
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
-    /// Start a new worker for every one that dies once the run has begun
-    #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
-    pub respawn: bool,
     /// Write the begin and the duration of each stage of each step, worker by worker, to
     /// DIR/traces, for Perfetto (ui.perfetto.dev) or chrome://tracing
     #[arg(long, env = "EVERSTEP_TRACES", value_parser = BoolishValueParser::new())]

@@ -15,8 +15,8 @@ pub enum RunTask {
     Ls(AskFlags),
     /// Print how the newest run does and what it waits for, or how it ended
     Status(AskFlags),
-    /// Follow the newest run to its end: loss, tokens/s, ETA and trouble, as they come. Exits with
-    /// 0 when the run is complete, and with 1 when it has failed
+    /// Follow the newest run to its end: loss, throughput, ETA and trouble, as they come. Exits
+    /// with 0 when the run is complete, and with 1 when it has failed
     Watch(AskFlags),
     /// End the run under way: it counts as failed, and its workers wait for the next run
     Cancel(AskFlags),

@@ -49,11 +49,10 @@ impl Ending {
     /// The line of `events.jsonl` for the end, if the coordinators have not told of it: they end
     /// with the launcher.
     pub(super) fn event(&self, progress: &Progress) -> Option<Value> {
-        let told = progress.events.last().map(|event| json!(event)["event"].clone());
-        if told.is_some_and(|kind| kind == "complete" || kind == "failed") {
+        if progress.event_sums.has_ended {
             return None;
         }
-        let number = progress.events.last().map_or(0, |event| event.number) + 1;
+        let number = progress.event_sums.newest() + 1;
         let (reason, step) = (self.reason(), progress.step());
         Some(json!({
             "number": number, "unix_ms": now_unix_ms(), "event": self.state(),
@@ -82,7 +81,7 @@ pub(super) fn text(
     let own = own.is_file().then(|| own.display().to_string());
     let place = progress.model();
     let stalls = report.generations.iter().filter_map(|generation| generation.stall_ms);
-    let submitted = progress.events.first().map(|event| event.unix_ms);
+    let submitted = progress.event_sums.submitted_unix_ms;
     let more = json!({
         "name": run.name,
         "state": ending.state(),
@@ -142,7 +141,10 @@ mod tests {
     fn progress(kind: EventKind) -> Progress {
         let line = MetricsLine { step: Step(3), ..MetricsLine::default() };
         let event = Event { number: 7, unix_ms: 5, kind };
-        Progress { lines: vec![line], events: vec![event], ..Progress::default() }
+        let mut progress = Progress::default();
+        progress.settle(line);
+        progress.hear(event);
+        progress
     }
 
     #[test]

@@ -11,6 +11,7 @@ use everstep_transport::protocol::{MetricsLine, RunOrigin, RunSpec};
 use everstep_worker::store_work::ClusterIdentity;
 
 use super::error::ClusterError;
+use super::recent::ROOM;
 use super::{Cluster, ClusterOptions, Directory, Progress, Report, leaving};
 use crate::failure::Failure;
 
@@ -72,7 +73,15 @@ impl Cluster {
         history: StoredHistory,
     ) -> Result<(), ClusterError> {
         let run = self.attach(run)?;
-        self.progress.lines = history.lines;
+        for line in history.lines {
+            self.progress.settle(line);
+            if self.progress.lines.len() == 2 * ROOM {
+                self.write_files();
+                self.progress.trim();
+            }
+        }
+        self.write_files();
+        self.progress.begin_here();
         self.coordinators.resume_stored(&self.directory, &run, &history.origin).await
     }
 }

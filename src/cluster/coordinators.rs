@@ -31,7 +31,7 @@ pub(super) struct Coordinators {
     operator: Operator,
     daemons: Daemons,
     /// The term in which the leader last heard which processes have ended.
-    told_in: Term,
+    reported_in: Term,
     /// How long a coordinator waits for room on a full disk.
     wait: Duration,
 }
@@ -72,7 +72,7 @@ impl Coordinators {
         }
         let addresses: Vec<_> = processes.iter().map(CoordinatorProcess::address).collect();
         let operator = Operator::new(&processes[0].home().join(CREDENTIALS), &addresses)?;
-        let mut coordinators = Self { processes, operator, daemons, told_in: Term(0), wait };
+        let mut coordinators = Self { processes, operator, daemons, reported_in: Term(0), wait };
         coordinators.until_all_vote(directory).await?;
         Ok(coordinators)
     }
@@ -87,7 +87,7 @@ impl Coordinators {
         let processes = CoordinatorProcess::reopen(directory, &daemons)?;
         let addresses: Vec<_> = processes.iter().map(CoordinatorProcess::address).collect();
         let operator = Operator::new(&processes[0].home().join(CREDENTIALS), &addresses)?;
-        let mut coordinators = Self { processes, operator, daemons, told_in: Term(0), wait };
+        let mut coordinators = Self { processes, operator, daemons, reported_in: Term(0), wait };
         while !coordinators.processes.iter().all(CoordinatorProcess::is_settled) {
             let Self { processes, daemons, wait, .. } = &mut coordinators;
             for process in processes {
@@ -174,7 +174,7 @@ impl Coordinators {
     /// Whether the term has changed since the last call.
     pub(super) fn has_changed(&mut self) -> bool {
         let term = self.operator.term();
-        std::mem::replace(&mut self.told_in, term) != term
+        std::mem::replace(&mut self.reported_in, term) != term
     }
 
     /// Submits a run. Returns when it is accepted.

@@ -207,6 +207,23 @@ impl Directory {
         append().map_err(|source| at(&path, source))
     }
 
+    /// Cuts a file to this length. Returns whether that was done.
+    pub(super) fn truncate(&self, name: &str, length: u64) -> bool {
+        let file = File::options().write(true).open(self.path.join(name));
+        file.and_then(|file| file.set_len(length)).is_ok()
+    }
+
+    /// Puts a file in the place of another one.
+    pub(super) fn replace(&self, name: &str, by: &str) -> Result<(), ClusterError> {
+        let path = self.path.join(name);
+        fs::rename(self.path.join(by), &path).map_err(|source| at(&path, source))
+    }
+
+    /// Removes a file, if it is there.
+    pub(super) fn remove(&self, name: &str) {
+        let _ = fs::remove_file(self.path.join(name)); // an error shows when it is written
+    }
+
     /// Copies the coordinator's join token to the place where another worker finds it.
     pub fn copy_token(&self, home: &Path) -> Result<(), ClusterError> {
         let (from, to) = (home.join("join.token"), self.path.join("join.token"));

@@ -1,9 +1,10 @@
 //! The files of a run as the launcher keeps them. It owes them what a disk has not taken yet.
 //!
-//! In: whole texts, and lists of lines that grow at their end. Out: the same on the disk, sooner or
-//! later. An error of the place (a full disk, a read-only file system, a missing folder) ends no
-//! run. The caller states the lines again, so memory holds nothing twice. The user hears when the
-//! trouble begins and when it ends. A missing folder or file is made again, whole.
+//! In: whole texts, and lists of records that grow at their end. Out: the same on the disk, sooner
+//! or later. An error of the place (a full disk, a read-only file system, a missing folder) ends no
+//! run. The caller states texts and records again, so memory holds nothing twice. A file may need
+//! records that the caller no longer has ([`Files::lacks`]): the coordinators have them. The user
+//! hears when the trouble begins and when it ends. A missing folder or file is made again, whole.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,11 +16,15 @@ use serde::Serialize;
 use super::Directory;
 use super::directory::text_of;
 use super::error::ClusterError;
+use super::marks::Marks;
+use super::recent::{Numbered, Recent};
 
 /// How often the launcher tries a troubled disk again.
 const DISK_RETRY_INTERVAL: Duration = Duration::from_millis(250);
 /// How often the launcher checks that all files are still there.
 const FILES_CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often a file on a troubled disk may ask for records that the caller no longer has.
+const REFETCH_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The files of a run: see the module.
 #[derive(Debug, Default)]
@@ -30,6 +35,7 @@ pub(super) struct Files {
     trouble: Vec<io::ErrorKind>,
     tried_at: Option<Instant>,
     looked_at: Option<Instant>,
+    refetched_at: Option<Instant>,
 }
 
 /// A file that is replaced as a whole.
@@ -42,57 +48,159 @@ struct ReplacedFile {
 /// What is in a file of lines.
 #[derive(Debug, Default)]
 struct LineFile {
-    lines: usize,
+    /// The number of the newest record in the file. 0 before the first.
+    newest: u64,
     bytes: u64,
+    /// The file's length after some of its records.
+    marks: Marks<u64>,
     /// The file is not a beginning of what it should be.
     is_stale: bool,
-    /// The file lacks stated lines.
+    /// The file lacks records.
     is_owed: bool,
+    /// The records come from the first on, into a file beside the old one. That stays as it is
+    /// until the new one has all of them.
+    is_rebuilt: bool,
+    /// The number after which records are missing that the caller no longer has.
+    lacks_after: Option<u64>,
 }
 
 impl LineFile {
-    /// Appends the lines of `all` that the file lacks. If the file has changed since the last
-    /// write, writes all of it again. Returns its new length in bytes.
-    fn bring<T: Serialize>(
-        &self,
+    /// Brings the file up to date, as far as the records that it lacks are there.
+    fn bring<T: Serialize + Numbered>(
+        &mut self,
         directory: &Directory,
         name: &str,
-        all: &[T],
-    ) -> Result<u64, ClusterError> {
-        if let Some(new) = all.get(self.lines..).filter(|_| !self.is_stale) {
-            let new = text_of(new);
-            if directory.append_text(name, &new, self.bytes)? {
-                return Ok(self.bytes + new.len() as u64);
+        all: &Recent<T>,
+    ) -> Result<(), ClusterError> {
+        if !self.is_stale {
+            let Some(new) = all.after(self.newest) else {
+                self.lacks_after = Some(self.newest);
+                return Ok(());
+            };
+            let text = text_of(new);
+            if directory.append_text(&self.path(name), &text, self.bytes)? {
+                self.bytes += text.len() as u64;
+                self.newest = all.newest();
+                self.marks.push(self.newest, self.bytes);
+                self.is_owed = false;
+                return Ok(());
             }
+            self.is_stale = true;
         }
-        let whole = text_of(all);
-        directory.write(name, whole.as_bytes()).map(|()| whole.len() as u64)
+        if !all.is_whole() {
+            self.lacks_after = Some(0);
+            return Ok(());
+        }
+        let text = text_of(all);
+        directory.write(&self.path(name), text.as_bytes())?;
+        let (newest, bytes) = (all.newest(), text.len() as u64);
+        *self = Self { newest, bytes, is_rebuilt: self.is_rebuilt, ..Self::default() };
+        self.marks.push(newest, bytes);
+        Ok(())
+    }
+
+    /// Where the records go.
+    fn path(&self, name: &str) -> String {
+        if self.is_rebuilt { rebuilt(name) } else { name.into() }
     }
 }
 
+/// The file beside `name` that is to replace it.
+fn rebuilt(name: &str) -> String {
+    format!("{name}.rebuilt")
+}
+
 impl Files {
-    /// Brings a file of lines of JSON up to date. `all` has the lines of the last call first.
-    pub(super) fn append<T: Serialize>(
+    /// Brings a file of lines of JSON up to date.
+    pub(super) fn append<T: Serialize + Numbered>(
         &mut self,
         directory: &Directory,
         name: &'static str,
-        all: &[T],
+        all: &Recent<T>,
     ) {
         let rests = self.rests();
-        let written = self.lines.entry(name).or_default();
-        written.is_owed = written.lines != all.len() || written.is_stale;
-        if !written.is_owed || rests {
+        let file = self.lines.entry(name).or_default();
+        file.is_owed = file.newest < all.newest() || file.is_stale;
+        if !file.is_owed || rests {
             return;
         }
-        match written.bring(directory, name, all) {
-            Ok(bytes) => *written = LineFile { lines: all.len(), bytes, ..LineFile::default() },
+        if let Err(error) = file.bring(directory, name, all) {
+            self.note(directory, &error);
+        }
+    }
+
+    /// Adds a last record, which is in no list, to a file that has all others.
+    pub(super) fn close(
+        &mut self,
+        directory: &Directory,
+        name: &'static str,
+        record: &impl Serialize,
+    ) {
+        let file = self.lines.entry(name).or_default();
+        let text = text_of(std::slice::from_ref(record));
+        match directory.append_text(&file.path(name), &text, file.bytes) {
+            Ok(true) => file.bytes += text.len() as u64,
+            Ok(false) => file.is_stale = true,
             Err(error) => self.note(directory, &error),
         }
     }
 
-    /// The lines of this file have changed: the next write replaces the whole file.
-    pub(super) fn rewrite(&mut self, name: &'static str) {
-        self.lines.entry(name).or_default().is_stale = true;
+    /// The last records of a list were taken back: `all` ends with those that are left. The file
+    /// loses them, and some before them, which come again.
+    pub(super) fn cut<T: Numbered>(
+        &mut self,
+        directory: &Directory,
+        name: &'static str,
+        all: &Recent<T>,
+    ) {
+        let file = self.lines.entry(name).or_default();
+        if file.newest <= all.newest() {
+            return;
+        }
+        let (newest, bytes) = file.marks.back_to(all.newest()).unwrap_or_default();
+        // A list that is whole replaces its file at once.
+        if all.is_whole() || !directory.truncate(&file.path(name), bytes) {
+            file.is_stale = true;
+        } else {
+            (file.newest, file.bytes) = (newest, bytes);
+        }
+    }
+
+    /// Writes this file anew from the first record on.
+    pub(super) fn rebuild(&mut self, directory: &Directory, name: &'static str) {
+        directory.remove(&rebuilt(name));
+        self.lines.insert(name, LineFile { is_rebuilt: true, ..LineFile::default() });
+    }
+
+    /// The number after which this file needs records that the caller has not stated.
+    pub(super) fn lacks(&mut self, name: &'static str) -> Option<u64> {
+        let waits = !self.trouble.is_empty()
+            && self.refetched_at.is_some_and(|at| at.elapsed() < REFETCH_INTERVAL);
+        let file = self.lines.get_mut(name).filter(|_| !waits)?;
+        let after = file.lacks_after.take()?;
+        self.refetched_at = Some(Instant::now());
+        Some(after)
+    }
+
+    /// The records after this number come next, since the file lacks some of them.
+    pub(super) fn refetch(&mut self, directory: &Directory, name: &'static str, after: u64) {
+        if self.lines.get(name).is_some_and(|file| file.is_stale) {
+            self.rebuild(directory, name);
+        }
+        let file = self.lines.entry(name).or_default();
+        file.newest = file.newest.max(after);
+    }
+
+    /// All records of all lists were stated: rebuilt files that have them replace the old ones.
+    pub(super) fn complete(&mut self, directory: &Directory) {
+        let is_whole = |file: &LineFile| file.is_rebuilt && file.bytes > 0 && !file.is_owed;
+        let mut whole = self.lines.iter_mut().filter(|(_, file)| is_whole(file));
+        let replaced = whole.try_for_each(|(name, file)| {
+            directory.replace(name, &rebuilt(name)).map(|()| file.is_rebuilt = false)
+        });
+        if let Err(error) = replaced {
+            self.note(directory, &error);
+        }
     }
 
     /// Writes a whole file, atomically.
@@ -108,14 +216,14 @@ impl Files {
     }
 
     /// Checks that all files are there, and writes what is owed if a disk takes it by now. The
-    /// caller states all lines first.
+    /// caller states all records first.
     pub(super) fn settle(&mut self, directory: &Directory) {
         if self.rests() {
             return;
         }
         self.look(directory);
         self.write_wholes(directory);
-        let owes_lines = self.lines.values().any(|written| written.is_owed);
+        let owes_lines = self.lines.values().any(|file| file.is_owed);
         let owes = owes_lines || self.wholes.values().any(|whole| !whole.is_written);
         if !owes && !self.trouble.is_empty() {
             self.trouble.clear();
@@ -131,7 +239,7 @@ impl Files {
 
     /// Whether all stated content is written.
     pub(super) fn is_settled(&self) -> bool {
-        self.trouble.is_empty()
+        self.trouble.is_empty() && !self.lines.values().any(|file| file.is_owed)
     }
 
     fn write_wholes(&mut self, directory: &Directory) {
@@ -159,9 +267,9 @@ impl Files {
         for (name, whole) in &mut self.wholes {
             whole.is_written &= length(name) == whole.text.len() as u64;
         }
-        for (name, written) in &mut self.lines {
-            written.is_stale |= length(name) != written.bytes;
-            written.is_owed |= written.is_stale;
+        for (name, file) in &mut self.lines {
+            file.is_stale |= length(&file.path(name)) != file.bytes;
+            file.is_owed |= file.is_stale;
         }
     }
 
@@ -231,6 +339,7 @@ mod tests {
     use everstep_transport::protocol::exemplars;
 
     use super::*;
+    use crate::cluster::recent::tests::recent;
 
     fn directory(path: &Path) -> Directory {
         Directory::claim(path, &exemplars::run()).expect("a directory")
@@ -245,16 +354,16 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let path = folder.path().join("run");
         let (directory, mut files) = (directory(&path), Files::default());
-        files.append(&directory, "metrics.jsonl", &[1]);
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1]));
         assert_eq!(text(&path, "metrics.jsonl"), "1\n");
         // A folder in the place of a file is a good example of an error of the place.
         for name in ["metrics.jsonl", "cluster.json"] {
             let _ = fs::remove_file(path.join(name));
             fs::create_dir(path.join(name)).expect("made");
         }
-        files.append(&directory, "metrics.jsonl", &[1, 2]);
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2]));
         assert!(!files.is_settled(), "it is owed");
-        files.append(&directory, "metrics.jsonl", &[1, 2, 3, 4]);
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2, 3, 4]));
         files.write(&directory, "cluster.json", "old".into());
         files.write(&directory, "cluster.json", "new".into());
         files.insist();
@@ -264,7 +373,7 @@ mod tests {
             fs::remove_dir(path.join(name)).expect("removed");
         }
         files.insist();
-        files.append(&directory, "metrics.jsonl", &[1, 2, 3, 4]);
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2, 3, 4]));
         files.settle(&directory);
         let both = ["metrics.jsonl", "cluster.json"].map(|name| text(&path, name));
         assert_eq!((both, files.is_settled()), (["1\n2\n3\n4\n".into(), "new".into()], true));
@@ -275,11 +384,11 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (path, away) = (folder.path().join("run"), folder.path().join("away"));
         let (directory, mut files) = (directory(&path), Files::default());
-        files.append(&directory, "metrics.jsonl", &[1, 2]);
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2]));
         files.write(&directory, "cluster.json", "view".into());
         fs::rename(&path, &away).expect("moved away");
         for _ in 0..3 {
-            files.append(&directory, "metrics.jsonl", &[1, 2, 3]);
+            files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2, 3]));
             files.settle(&directory);
             files.insist();
         }
@@ -289,7 +398,7 @@ mod tests {
         // The old folder comes back. It lacks the later lines.
         fs::remove_dir_all(&path).expect("removed");
         fs::rename(&away, &path).expect("moved back");
-        files.append(&directory, "metrics.jsonl", &[1, 2, 3, 4]);
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2, 3, 4]));
         assert_eq!(text(&path, "metrics.jsonl"), "1\n2\n3\n4\n");
     }
 
@@ -297,10 +406,52 @@ mod tests {
     fn lines_that_a_rollback_has_replaced_are_written_as_a_whole() {
         let folder = tempfile::tempdir().expect("a folder");
         let (directory, mut files) = (directory(folder.path()), Files::default());
-        files.append(&directory, "metrics.jsonl", &[1, 2, 3]);
-        files.rewrite("metrics.jsonl");
-        files.append(&directory, "metrics.jsonl", &[1, 7, 8, 9]);
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2, 3]));
+        files.cut(&directory, "metrics.jsonl", &recent(0, &[1]));
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 7, 8, 9]));
         assert_eq!(text(folder.path(), "metrics.jsonl"), "1\n7\n8\n9\n");
+    }
+
+    #[test]
+    fn a_file_that_lost_records_which_are_gone_from_memory_is_made_again_beside_what_is_left() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path();
+        let (directory, mut files) = (directory(path), Files::default());
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2, 3]));
+        fs::write(path.join("metrics.jsonl"), "1\n").expect("a user cuts it");
+        files.append(&directory, "metrics.jsonl", &recent(2, &[3, 4]));
+        assert_eq!(files.lacks("metrics.jsonl"), Some(0));
+        files.refetch(&directory, "metrics.jsonl", 0);
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2]));
+        files.append(&directory, "metrics.jsonl", &recent(1, &[2, 3, 4]));
+        assert_eq!(text(path, "metrics.jsonl"), "1\n", "as long as the other one lacks records");
+        files.complete(&directory);
+        assert_eq!(
+            (text(path, "metrics.jsonl"), files.is_settled()),
+            ("1\n2\n3\n4\n".into(), true)
+        );
+        files.append(&directory, "metrics.jsonl", &recent(9, &[10]));
+        assert_eq!(files.lacks("metrics.jsonl"), Some(4));
+        files.refetch(&directory, "metrics.jsonl", 3);
+        files.append(&directory, "metrics.jsonl", &recent(3, &[4, 5]));
+        assert_eq!(text(path, "metrics.jsonl"), "1\n2\n3\n4\n5\n");
+        assert!(!path.join("metrics.jsonl.rebuilt").exists());
+    }
+
+    #[test]
+    fn lines_that_a_rollback_took_back_leave_the_file_with_some_before_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (directory, mut files) = (directory(folder.path()), Files::default());
+        files.append(&directory, "metrics.jsonl", &recent(0, &[1, 2]));
+        files.append(&directory, "metrics.jsonl", &recent(1, &[2, 3, 4]));
+        files.cut(&directory, "metrics.jsonl", &recent(3, &[]));
+        assert_eq!(text(folder.path(), "metrics.jsonl"), "1\n2\n");
+        files.append(&directory, "metrics.jsonl", &recent(3, &[7]));
+        assert_eq!(files.lacks("metrics.jsonl"), Some(2), "3 has to come again");
+        files.refetch(&directory, "metrics.jsonl", 2);
+        files.append(&directory, "metrics.jsonl", &recent(2, &[3, 7]));
+        files.close(&directory, "metrics.jsonl", &9);
+        assert_eq!(text(folder.path(), "metrics.jsonl"), "1\n2\n3\n7\n9\n");
     }
 
     #[test]

@@ -59,7 +59,7 @@ impl Cluster {
         mut signals: Signals,
     ) -> Result<Report, ClusterError> {
         // A run that goes on has a history.
-        if !self.progress.events.is_empty() {
+        if self.progress.event_sums.newest() > 0 {
             watch(self.progress());
         }
         let mut leaving: Option<(Signal, Instant)> = None;

@@ -35,6 +35,9 @@ pub struct ClusterOptions {
     pub overlap: bool,
     /// Have every worker write a trace of its stages.
     pub trace: bool,
+    /// Keep all lines and events in memory, for a program that looks at the whole history of a
+    /// short run. Otherwise the newest thousands stay.
+    pub keeps_history: bool,
     /// The program of the daemons. None: that of this process.
     pub program: Option<Program>,
     /// The script of the workers. None: workers are daemons, too.
@@ -112,6 +115,7 @@ impl ClusterOptions {
             devices: Devices::default(),
             overlap: true,
             trace: false,
+            keeps_history: false,
             program: None,
             script: None,
         }

@@ -1,9 +1,10 @@
 //! The known state of a run under way: lines, events, workers, from the coordinator's updates.
 //!
-//! In: updates, in order. Out: one history. A rollback takes lines back. They are kept apart, since
-//! the run spent time on them. This module writes no files.
+//! In: updates, in order. Out: one history. A rollback takes lines back. The newest lines and
+//! events stay in memory, and sums over all of them. The coordinators have the others, and tell
+//! them again where a file of the run has lost them. This module writes no files.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use everstep_transport::protocol::outcome::{
     Event, EventKind, OwnersAwaited, RunPause, Update, Waiting, WorkerResult, WorkerState,
@@ -13,17 +14,19 @@ use everstep_transport::protocol::{
     Device, MetricsLine, ModelAwaited, ModelPlace, NodeName, Step, WorkerId,
 };
 
-use super::Protection;
+use super::event_sums::EventSums;
+use super::line_sums::LineSums;
+use super::{GenerationReport, Protection, Recent};
 
 /// The known state of a run under way.
 #[derive(Clone, Debug, Default)]
 pub struct Progress {
-    /// The lines of all settled steps, in order.
-    pub lines: Vec<MetricsLine>,
-    /// Lines that rollbacks took back, in the order of their commits.
+    /// The newest lines of settled steps, in order: thousands.
+    pub lines: Recent<MetricsLine>,
+    /// Lines that rollbacks took back, in the order of their commits, if all history is kept.
     pub undone: Vec<MetricsLine>,
-    /// All events, in order.
-    pub events: Vec<Event>,
+    /// The newest events, in order: thousands.
+    pub events: Recent<Event>,
     /// The workers, by id, and the newest of those that are gone.
     pub workers: Vec<WorkerView>,
     /// The device of each worker that the coordinators have ever told of.
@@ -59,6 +62,10 @@ pub struct Progress {
     pub join: String,
     /// The address of the first coordinator's HTTP API, if it has one.
     pub api: Option<String>,
+    /// Whether all lines and events stay in memory.
+    pub(crate) keeps_history: bool,
+    pub(crate) line_sums: LineSums,
+    pub(crate) event_sums: EventSums,
 }
 
 /// The effect of an update on the lines.
@@ -66,25 +73,25 @@ pub struct Progress {
 pub(super) enum Lines {
     /// This many new lines at the end.
     Came(usize),
-    /// The update took lines back. All lines must be written again.
+    /// The update took lines back.
     TakenBack,
 }
 
 impl Progress {
     /// How many workers have registered for a run that has not begun. None once it has.
     pub fn registered(&self) -> Option<usize> {
-        let begins = |event: &Event| matches!(event.kind, EventKind::Generation { .. });
         let there = self.workers.iter().filter(|view| lives(view)).count();
-        (!self.events.iter().any(begins)).then_some(there)
+        self.event_sums.members.is_none().then_some(there)
     }
 
     /// The members of the current generation, in rank order. Empty before the first.
     pub fn members(&self) -> &[WorkerId] {
-        let members = self.events.iter().rev().find_map(|event| match &event.kind {
-            EventKind::Generation { workers, .. } => Some(workers.as_slice()),
-            _ => None,
-        });
-        members.unwrap_or_default()
+        self.event_sums.members.as_deref().unwrap_or_default()
+    }
+
+    /// All generations, including the first.
+    pub fn generations(&self) -> &[GenerationReport] {
+        self.line_sums.generations()
     }
 
     /// The user's name for a worker: the label of its process if this launcher started it, else its
@@ -95,34 +102,17 @@ impl Progress {
 
     /// The last settled step.
     pub fn step(&self) -> Step {
-        self.lines.last().map_or(Step(0), |line| line.step)
+        Step(self.lines.newest())
     }
 
     /// The step of the newest checkpoint that can be restored.
     pub fn checkpoint(&self) -> Option<Step> {
-        let mut known = BTreeSet::new();
-        for event in &self.events {
-            match &event.kind {
-                EventKind::Checkpoint { step, .. } | EventKind::Continued { step } => {
-                    known.insert(*step);
-                }
-                EventKind::CheckpointDamaged { step, .. } => {
-                    known.remove(step);
-                }
-                EventKind::Rollback { to, .. } => known.retain(|step| step <= to),
-                _ => {}
-            }
-        }
-        known.last().copied()
+        self.event_sums.checkpoint()
     }
 
     /// The place where the model of a complete run is durable.
     pub fn model(&self) -> Option<&ModelPlace> {
-        let model = self.events.iter().rev().find_map(|event| match &event.kind {
-            EventKind::Complete { model, .. } => Some(model.as_ref()),
-            _ => None,
-        });
-        model.flatten()
+        self.event_sums.model.as_ref()
     }
 
     /// Takes an update of a run that needs `min_workers`.
@@ -135,21 +125,12 @@ impl Progress {
             // Lines that come with events may belong to a history that one of these events began.
             // The launcher asks for them again once it knows all events.
             change = Lines::Came(lines.len());
-            self.lines.extend(lines);
+            lines.into_iter().for_each(|line| self.settle(line));
         }
         for event in events {
-            match &event.kind {
-                EventKind::Generation { under_protected, .. } => {
-                    self.protection.begin(under_protected, event.unix_ms);
-                }
-                EventKind::Rollback { to, .. } => {
-                    let kept = self.lines.partition_point(|line| line.step <= *to);
-                    self.undone.extend(self.lines.drain(kept..));
-                    change = Lines::TakenBack;
-                }
-                _ => {}
+            if self.hear(event) {
+                change = Lines::TakenBack;
             }
-            self.events.push(event);
         }
         for view in &workers {
             self.devices.entry(view.worker).or_insert_with(|| view.device.clone());
@@ -161,13 +142,73 @@ impl Progress {
         change
     }
 
+    /// Takes the line of the next settled step.
+    pub(super) fn settle(&mut self, line: MetricsLine) {
+        self.line_sums.line(&line);
+        self.lines.push(line);
+    }
+
+    /// Takes the next event. Returns whether it took lines back.
+    pub(crate) fn hear(&mut self, event: Event) -> bool {
+        let is_new = self.event_sums.event(&event);
+        let mut takes_back = false;
+        if is_new {
+            self.line_sums.event(&event.kind);
+            match &event.kind {
+                EventKind::Generation { under_protected, .. } => {
+                    self.protection.begin(under_protected, event.unix_ms);
+                }
+                EventKind::Rollback { to, .. } => {
+                    self.take_back(*to);
+                    takes_back = true;
+                }
+                _ => {}
+            }
+        }
+        self.events.push(event);
+        takes_back
+    }
+
+    /// The steps after this one are undone.
+    fn take_back(&mut self, to: Step) {
+        let undone = self.lines.cut(to.0);
+        if self.keeps_history {
+            self.undone.extend(undone);
+        }
+        let summed = self.line_sums.back_to(to.0);
+        match self.lines.after(summed).map(<[_]>::to_vec) {
+            Some(again) => again.iter().for_each(|line| self.line_sums.line(line)),
+            None => self.lines.rewind(summed),
+        }
+    }
+
+    /// The coordinators have only lines that come after those so far, which a store had.
+    pub(super) fn begin_here(&mut self) {
+        self.line_sums.begin_here(self.lines.newest());
+    }
+
+    /// Forgets the lines after this step, or after an earlier one, which it returns. The
+    /// coordinators tell them again. They do not have lines that came from a store.
+    pub(super) fn rewind_lines(&mut self, step: u64) -> u64 {
+        let from = self.line_sums.back_to(step.max(self.line_sums.base()));
+        self.lines.rewind(from);
+        from
+    }
+
+    /// Drops the oldest lines and events from memory, if there are many.
+    pub(super) fn trim(&mut self) {
+        if !self.keeps_history {
+            self.lines.trim();
+            self.events.trim();
+        }
+    }
+
     /// A run under way without a living worker. The coordinator may still hope for one.
     fn deserted(&self, wanted: u32) -> Option<Waiting> {
         if self.registered().is_some() || self.workers.iter().any(lives) {
             return None;
         }
-        let since_unix_ms = self.events.last()?.unix_ms;
-        Some(Waiting { members: 0, wanted, since_unix_ms })
+        Some(Waiting { members: 0, wanted, since_unix_ms: self.event_sums.newest_unix_ms })
     }
 }
 
@@ -185,14 +226,20 @@ mod tests {
     use everstep_transport::protocol::reason::RollbackReason;
 
     fn update(steps: std::ops::Range<u64>, kinds: Vec<EventKind>) -> Update {
+        update_after(0, steps, kinds)
+    }
+
+    /// An update with events after the one of this number.
+    fn update_after(event: u64, steps: std::ops::Range<u64>, kinds: Vec<EventKind>) -> Update {
+        let numbers = event + 1..;
         let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
-        let event = |(number, kind)| Event { number, unix_ms: 10 * number, kind };
+        let numbered = |(number, kind)| Event { number, unix_ms: 10 * number, kind };
         Update {
             run: None,
             step: Step(0),
-            event: 0,
+            event,
             lines: steps.map(line).collect(),
-            events: (1..).zip(kinds).map(event).collect(),
+            events: numbers.zip(kinds).map(numbered).collect(),
             workers: Vec::new(),
             forgotten: Vec::new(),
             idle: Vec::new(),
@@ -225,12 +272,12 @@ mod tests {
 
     #[test]
     fn a_rollback_takes_lines_back_and_those_that_come_with_it_are_asked_for_again() {
-        let mut progress = Progress::default();
+        let mut progress = Progress { keeps_history: true, ..Progress::default() };
         assert_eq!(progress.take(update(1..4, vec![generation(vec![])]), 1), Lines::Came(0));
         assert_eq!(progress.take(update(1..6, vec![]), 1), Lines::Came(5));
         let reason = RollbackReason::Asked;
         let rollback = EventKind::Rollback { from: Step(5), to: Step(2), reason };
-        assert_eq!(progress.take(update(6..10, vec![rollback]), 1), Lines::TakenBack);
+        assert_eq!(progress.take(update_after(1, 6..10, vec![rollback]), 1), Lines::TakenBack);
         assert_eq!((steps(&progress.lines), steps(&progress.undone)), (vec![1, 2], vec![3, 4, 5]));
         assert_eq!(progress.take(update(3..5, vec![]), 1), Lines::Came(2));
         assert_eq!(progress.step(), Step(4));
@@ -239,8 +286,10 @@ mod tests {
     #[test]
     fn a_checkpoint_counts_until_it_is_damaged_or_a_rollback_passes_it() {
         let mut progress = Progress::default();
+        let mut number = 0;
         let mut newest = |kind| {
-            progress.events.push(Event { number: 1, unix_ms: 0, kind });
+            number += 1;
+            progress.hear(Event { number, unix_ms: 0, kind });
             progress.checkpoint().map(|step| step.0)
         };
         let saved = |step| EventKind::Checkpoint {
@@ -261,6 +310,54 @@ mod tests {
             EventKind::CheckpointDamaged { step: Step(10), reason: String::new(), is_last: false };
         assert_eq!(newest(damage), Some(5));
         assert_eq!(newest(back(0)), None);
+    }
+
+    #[test]
+    fn a_rollback_past_the_lines_in_memory_has_those_before_it_asked_for_again() {
+        let mut progress = Progress::default();
+        progress.take(update(1..1, vec![generation(vec![])]), 1);
+        for page in 0..40 {
+            progress.take(update(1_000 * page + 1..1_000 * page + 1_001, vec![]), 1);
+            progress.trim();
+        }
+        let reason = RollbackReason::Asked;
+        let rollback = EventKind::Rollback { from: Step(40_000), to: Step(9_999), reason };
+        progress.take(update_after(1, 1..1, vec![rollback]), 1);
+        let from = progress.step().0;
+        assert!(from <= 9_999 && from > 9_900, "{from}");
+        assert_eq!(progress.line_sums.settled().steps, from);
+        progress.take(update(from + 1..10_000, vec![]), 1);
+        assert_eq!(progress.line_sums.settled().steps, 9_999);
+        assert_eq!(progress.rewind_lines(0), 0, "a file has lost them all");
+        assert_eq!((progress.step(), progress.lines.is_whole()), (Step(0), true));
+    }
+
+    /// Bytes of this process in memory.
+    fn resident() -> u64 {
+        let status = std::fs::read_to_string("/proc/self/status").expect("Linux");
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kibibytes = line.and_then(|line| line.trim().strip_suffix("kB")?.trim().parse().ok());
+        kibibytes.map(|number: u64| number << 10).expect("a number of kB")
+    }
+
+    #[test]
+    fn ten_million_steps_take_no_more_memory_than_the_first_thousands() {
+        let mut progress = Progress::default();
+        progress.take(update(1..1, vec![generation(vec![])]), 1);
+        let mut page = |number: u64| {
+            let first = 1_000 * number + 1;
+            progress.take(update(first..first + 1_000, vec![]), 1);
+            let saved = EventKind::Continued { step: Step(first) };
+            progress.take(update_after(number + 1, 1..1, vec![saved]), 1);
+            progress.trim();
+        };
+        (0..20).for_each(&mut page);
+        let before = resident();
+        (20..10_000).for_each(&mut page);
+        let grown = resident().saturating_sub(before);
+        assert!(grown < 16 << 20, "{grown} bytes more");
+        assert_eq!(progress.line_sums.settled().steps, 10_000_000);
+        assert_eq!(progress.checkpoint(), Some(Step(9_999_001)));
     }
 
     #[test]

@@ -17,7 +17,9 @@ use super::coordinators::Coordinators;
 use super::earlier::Earlier;
 use super::error::ClusterError;
 use super::workers::Workers;
-use super::{Cluster, ClusterOptions, Daemons, Directory, Progress, Report, leaving};
+use super::{
+    Cluster, ClusterOptions, Daemons, Directory, EVENTS, LINES, Progress, Report, leaving,
+};
 
 /// Goes on with `run` in its `directory`, as [`super::train`] trains a new one. The number of
 /// coordinators is that of the directory. The first call of `watch` has the history so far. With
@@ -55,7 +57,10 @@ impl Cluster {
         let workers = Workers::new(coordinators.addresses(), daemons, options);
         let workers = workers.after(earlier.into_workers());
         let mut cluster = Self::of(directory, coordinators, workers, (options.wait, began))?;
-        cluster.holds_lines = true;
+        cluster.progress.keeps_history = options.keeps_history;
+        for name in [LINES, EVENTS] {
+            cluster.files.rebuild(&cluster.directory, name);
+        }
         cluster.start_workers(options.workers).await?;
         cluster.go_on_with(run, from).await?;
         Ok(cluster)
@@ -72,7 +77,6 @@ impl Cluster {
             }
             self.poll().await?;
         }
-        self.holds_lines = false;
         let _ = fs::remove_file(self.directory.path().join(REPORT)); // it may have no report
         let run = self.attach(run)?;
         if known.is_none() {

@@ -1,19 +1,16 @@
 //! The report of a run, as `--report` writes it. Later versions only add keys.
 
-mod generations;
 mod utilization;
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use everstep_transport::protocol::figures::validation;
-use everstep_transport::protocol::outcome::{Event, EventKind, WorkerResult, state_hash};
-use everstep_transport::protocol::step::Decision;
+use everstep_transport::protocol::outcome::{WorkerResult, state_hash};
+use everstep_transport::protocol::run::Units;
 use everstep_transport::protocol::{Device, RunSpec, Shard, Step, WorkerId};
 use serde::Serialize;
 
 use super::{GenerationReport, Progress};
-pub(crate) use generations::generations;
 
 /// The report of a complete run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -37,6 +34,9 @@ pub struct Report {
     pub loss: LossReport,
     /// The model's own metric over the held-out samples, if it has one.
     pub metric: Option<f64>,
+    /// The units of the losses and of `tokens_per_second`.
+    #[serde(flatten)]
+    pub units: Units,
     /// Targets trained on, over the time from the first generation to the last commit.
     pub tokens_per_second: f64,
     /// The share of the GPUs' peak performance that the model's own operations took. Null if a
@@ -68,7 +68,7 @@ pub struct Report {
     pub wall_seconds: f64,
 }
 
-/// Losses, nats a target.
+/// Mean losses of a target.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LossReport {
     /// The loss of the first step.
@@ -143,33 +143,31 @@ pub struct WorkerReport {
 impl Report {
     pub(super) fn new(run: &RunSpec, progress: &Progress, wall: Duration) -> Self {
         let results = progress.results.as_deref().unwrap_or_default();
-        let lines = &progress.lines;
+        let (settled, generations) = (progress.line_sums.settled(), progress.generations());
         let hash = state_hash(run.steps, results);
         // The time of steps that a rollback took back counts too.
-        let seconds: f64 = lines.iter().chain(&progress.undone).map(|line| line.seconds).sum();
-        let generations = generations(progress);
-        let tokens: u64 = lines.iter().map(|line| line.tokens).sum();
+        let seconds: f64 = progress.line_sums.seconds().values().sum();
         let (validation, metric) = validation(results);
         Self {
             state_hash: hash.map(hex).unwrap_or_default(),
-            steps: lines.len() as u64,
+            steps: settled.steps,
             steps_redone: generations.iter().filter(|generation| generation.redone).count() as u64,
             steps_lost: steps_lost(run, progress),
-            steps_skipped: lines.iter().filter(|line| line.decision == Decision::Skip).count()
-                as u64,
-            samples_lost: lines.iter().map(|line| line.samples_lost).sum(),
-            samples_repeated: lines.iter().map(|line| line.samples_repeated).sum(),
+            steps_skipped: settled.skipped,
+            samples_lost: settled.samples_lost,
+            samples_repeated: settled.samples_repeated,
             loss: LossReport {
-                first: lines.first().map_or(f64::NAN, |line| line.loss),
-                last: lines.last().map_or(f64::NAN, |line| line.loss),
+                first: settled.first_loss.unwrap_or(f64::NAN),
+                last: settled.last_loss.unwrap_or(f64::NAN),
                 validation,
                 bigram: None,
             },
             metric,
-            tokens_per_second: tokens as f64 / seconds,
+            units: run.model.units(),
+            tokens_per_second: settled.tokens as f64 / seconds,
             model_flops_utilization: utilization::of_run(run, progress),
-            generations,
-            rollbacks: progress.events.iter().filter_map(rollback).collect(),
+            generations: generations.to_vec(),
+            rollbacks: progress.event_sums.rollbacks.clone(),
             under_protected: lapses(progress),
             respawned: progress.respawned,
             coordinator_restarts: progress.coordinator_restarts,
@@ -188,19 +186,12 @@ impl Report {
 
 /// How many of the trained steps have no line. All steps of a complete run were trained.
 fn steps_lost(run: &RunSpec, progress: &Progress) -> u64 {
-    let told: BTreeSet<_> = progress.lines.iter().map(|line| line.step.0).collect();
     let trained = progress.results.as_ref().map_or(progress.step().0, |_| run.steps);
-    trained - told.range(1..=trained).count() as u64
-}
-
-fn rollback(event: &Event) -> Option<RollbackReport> {
-    let EventKind::Rollback { from, to, reason } = &event.kind else { return None };
-    let (from, to, reason) = (*from, *to, reason.to_string());
-    Some(RollbackReport { from, to, reason, unix_ms: event.unix_ms })
+    trained.saturating_sub(progress.line_sums.settled().steps)
 }
 
 fn lapses(progress: &Progress) -> Vec<LapseReport> {
-    let end = progress.events.last().map_or(0, |event| event.unix_ms);
+    let end = progress.event_sums.newest_unix_ms;
     let lapses = progress.protection.lapses().into_iter().map(|lapse| LapseReport {
         first: lapse.first,
         count: lapse.count,

@@ -22,7 +22,7 @@ pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Pr
         |process: &&Process| progress.workers.iter().any(|v| v.name == process.naming().name);
     let starting = workers.living().iter().filter(|p| !is_known(p)).map(starting);
     // Before the launcher has heard of a resumed run, it repeats what an earlier one has written.
-    let earlier = workers.gone().iter().filter(|_| progress.events.is_empty());
+    let earlier = workers.gone().iter().filter(|_| progress.event_sums.newest() == 0);
     let earlier = earlier.map(ended);
     let listed: Vec<Value> = known.chain(starting).chain(earlier).collect();
     let cluster = json!({

@@ -5,7 +5,8 @@
 
 use everstep_transport::protocol::checkpoint::OnFailure;
 use everstep_transport::protocol::run::{
-    MAX_VOCABULARY, ModelSpec, OptionValue, Precision, ScheduleKind, TokenType,
+    LossUnit, MAX_VOCABULARY, ModelSpec, OptionValue, Precision, ScheduleKind, TargetUnit,
+    TokenType,
 };
 use everstep_transport::protocol::{Encoding, Rounding, RunSpec};
 use toml::de::DeValue;
@@ -192,6 +193,8 @@ names!(ScheduleKind: "\"constant\", \"cosine\" or \"linear\"",
     "constant" => Constant, "cosine" => Cosine, "linear" => Linear);
 names!(Precision: "\"f32\", \"bf16\" or \"fp16\"",
     "f32" => F32, "bf16" => Bf16, "fp16" => F16);
+names!(TargetUnit: "\"token\" or \"sample\"", "token" => Token, "sample" => Sample);
+names!(LossUnit: "\"nats\" or \"none\"", "nats" => Nats, "none" => None);
 names!(OnFailure: "\"continue\" or \"pause\"", "continue" => Continue, "pause" => Pause);
 names!(Encoding: "\"f32\" or \"bf16\"", "f32" => F32, "bf16" => Bf16);
 names!(Rounding: "\"nearest\" or \"stochastic\"", "nearest" => Nearest, "stochastic" => Stochastic);

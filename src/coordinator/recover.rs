@@ -25,7 +25,11 @@ pub(super) fn run(flags: &RecoverFlags) -> Result<(), Failure> {
             "log_before": before,
         }));
     }
-    output::say(format_args!("{}; the log as it was is kept in {}", told(&plan), before.display()));
+    output::say(format_args!(
+        "{}; the log as it was is kept in {}",
+        described(&plan),
+        before.display()
+    ));
     output::say(
         "destroy the disks of the lost coordinators; start this one as ever, where it listened \
          before, then `everstep coordinator add` for each that is to replace a lost one",
@@ -34,7 +38,7 @@ pub(super) fn run(flags: &RecoverFlags) -> Result<(), Failure> {
 }
 
 /// The content of the directory, and the parts that are lost.
-fn told(plan: &RecoveryPlan) -> String {
+fn described(plan: &RecoveryPlan) -> String {
     let lost: Vec<String> = plan.lost.iter().map(|view| view.id.to_string()).collect();
     let RecoveryPlan { last, agreed, .. } = plan;
     format!(
@@ -53,7 +57,7 @@ fn failure(error: RecoverError) -> Failure {
             .because(format_args!(
                 "{}; entries that the others agreed on since are lost: settled steps are missing \
                  in the history, and changes of workers, runs and tokens are undone",
-                told(plan)
+                described(plan)
             ))
             .next(
                 "use the directory with the newest log; if the others are lost for good, pass \

@@ -9,7 +9,7 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{NodeName, Rank, RunSpec, WorkerId};
 
-use crate::cluster::{Cluster, GenerationReport, Naming, Progress, generations};
+use crate::cluster::{Cluster, GenerationReport, Naming, Progress};
 use crate::progress::{apart, lacking, paused};
 
 /// The content of the view.
@@ -94,7 +94,7 @@ impl Model {
             tokens_per_second: tokens_per_second(progress),
             chosen: chosen.unwrap_or_default(),
             lanes,
-            generations: generations(progress),
+            generations: progress.generations().to_vec(),
             names: progress.names.clone(),
             warnings: warnings(progress),
             ..Self::default()

@@ -34,8 +34,8 @@ pub(super) struct Show<'a> {
     /// The worker that the keys act on.
     chosen: Option<NodeName>,
     story: Vec<String>,
-    /// How many events were told.
-    told: usize,
+    /// The number of the newest event that the user has heard of.
+    event: u64,
     began: Instant,
     /// Since when chance may strike.
     exposed: Option<Instant>,
@@ -60,7 +60,7 @@ impl<'a> Show<'a> {
             paused: BTreeSet::new(),
             chosen: None,
             story: Vec::new(),
-            told: 0,
+            event: 0,
             began: Instant::now(),
             exposed: None,
         })
@@ -105,9 +105,9 @@ impl<'a> Show<'a> {
 
     fn tell_news(&mut self) {
         let progress = self.cluster.progress();
-        let events = progress.events[self.told..].iter();
+        let events = progress.events.iter().filter(|event| event.number > self.event);
         let mut news: Vec<String> = events.filter_map(|event| sentence(event, progress)).collect();
-        self.told = progress.events.len();
+        self.event = progress.events.last().map_or(self.event, |event| event.number);
         // The view itself shows that a run waits.
         if matches!(self.screen, Screen::Plain { .. }) {
             news.extend(self.waiting.sentences(progress));

@@ -9,7 +9,7 @@ use ratatui::widgets::{Block, Gauge, Paragraph, Row, Sparkline, Table, Wrap};
 use super::keys::LEGEND;
 use super::model::{Lane, LaneState, Model};
 use crate::cluster::GenerationReport;
-use crate::progress::{clock, nats};
+use crate::progress::{clock, shown_loss};
 use everstep_transport::protocol::Cause;
 use everstep_transport::protocol::outcome::WorkerState;
 
@@ -67,7 +67,7 @@ pub(super) fn line(model: &Model) -> String {
         format!("{training} of {} workers take part", model.lanes.len()),
         format!("generation {generation}"),
     ];
-    parts.extend(model.losses.last().map(|loss| format!("loss {}", nats(*loss))));
+    parts.extend(model.losses.last().map(|loss| format!("loss {}", shown_loss(*loss))));
     parts.extend(model.tokens_per_second.map(|rate| format!("{rate:.0} tokens/s")));
     parts.extend(model.warnings.iter().cloned());
     parts.join("  ")
@@ -75,7 +75,7 @@ pub(super) fn line(model: &Model) -> String {
 
 fn headline(model: &Model) -> String {
     let mut parts = vec![format!("everstep demo: {}", model.run)];
-    parts.extend(model.losses.last().map(|loss| format!("loss {} nats", nats(*loss))));
+    parts.extend(model.losses.last().map(|loss| format!("loss {} nats", shown_loss(*loss))));
     parts.extend(model.tokens_per_second.map(|rate| format!("{rate:.0} tokens/s")));
     parts.push(clock(model.elapsed.as_secs_f64()));
     parts.join("   ")
@@ -146,8 +146,8 @@ fn draw_losses(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let Some((low, high)) = range(&bars) else { return };
     let mut labels = vec![Line::default(); usize::from(axis.height)];
     if let [first, .., last] = &mut labels[..] {
-        *first = Line::from(format!("{:>7}", nats(high)));
-        *last = Line::from(format!("{:>7}", nats(low)));
+        *first = Line::from(format!("{:>7}", shown_loss(high)));
+        *last = Line::from(format!("{:>7}", shown_loss(low)));
     }
     frame.render_widget(Paragraph::new(labels), axis);
     let style = Style::new().fg(Color::Cyan);

@@ -93,7 +93,7 @@ mod tests {
             waiting: false,
             under_protected: vec![],
         };
-        progress.events.push(Event { number: 1, unix_ms: 0, kind });
+        progress.hear(Event { number: 1, unix_ms: 0, kind });
     }
 
     #[test]

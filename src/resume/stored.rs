@@ -27,7 +27,7 @@ use crate::train::{self, Trained};
 use crate::{output, progress, script};
 
 pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Result<(), Failure> {
-    train::check_coordinators(flags.local.coordinators)?;
+    train::check_coordinators(flags.local.start.coordinators)?;
     let store = checkpoint::open(place)?;
     let listing = store.list().map_err(store_failure)?;
     let stored = read_stored(&*store, &listing, flags.step)?;
@@ -215,7 +215,7 @@ fn train_on(
     stored: ClaimedRun,
     registry: &Registry,
 ) -> Result<(), Failure> {
-    let (directory, report_file) = train::claim(&flags.local, run)?;
+    let (directory, report_file) = train::claim(&flags.local.start, run)?;
     if let Some(script) = &options.script {
         script::keep(&directory, script)?;
     }

@@ -3,13 +3,15 @@
 
 use std::path::PathBuf;
 
+use everstep_transport::protocol::run::Units;
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::cli::ClusterFlags;
 use crate::cluster;
 use crate::operator::ClusterHandle;
 use crate::output;
-use crate::progress::{clock, nats};
+use crate::progress::{clock, shown_loss};
 
 /// A run that has ended, as its `report.json` describes it.
 pub(super) struct Ended {
@@ -31,6 +33,7 @@ impl Ended {
     /// An object with the keys of a coordinator's run.
     pub(super) fn json(&self) -> Value {
         let Self { report, .. } = self;
+        let units = self.units();
         let count = |key: &str| report[key].as_array().map(Vec::len);
         json!({
             "id": null,
@@ -46,6 +49,8 @@ impl Ended {
             "validation_loss": report["loss"]["validation"],
             "metric": report["metric"],
             "tokens_per_second": report["tokens_per_second"],
+            "unit": units.unit,
+            "loss_unit": units.loss_unit,
             "generations": count("generations"),
             "rollbacks": count("rollbacks"),
             "steps_redone": report["steps_redone"],
@@ -56,6 +61,11 @@ impl Ended {
             "model_host": report["model_host"],
             "report": self.dir.join("report.json"),
         })
+    }
+
+    /// The units of its figures. A report of an older build has those of text.
+    fn units(&self) -> Units {
+        Units::deserialize(&self.report).unwrap_or_default()
     }
 
     /// Whether it is complete.
@@ -77,9 +87,11 @@ impl Ended {
         let mut lines = vec![format!("run \"{}\": {}", text("name"), text("status"))];
         let loss = |key: &str| report["loss"][key].as_f64();
         if let (Some(first), Some(last)) = (loss("first"), loss("last")) {
-            let held_out = loss("validation").map(|loss| format!(", validation {}", nats(loss)));
+            let held_out =
+                loss("validation").map(|loss| format!(", validation {}", shown_loss(loss)));
             let held_out = held_out.unwrap_or_default();
-            lines.push(format!("  loss        {} -> {} nats{held_out}", nats(first), nats(last)));
+            let [first, last] = [shown_loss(first), self.units().loss(shown_loss(last))];
+            lines.push(format!("  loss        {first} -> {last}{held_out}"));
         }
         if let Some(seconds) = report["wall_seconds"].as_f64() {
             lines.push(format!("  took        {} on {}", clock(seconds), text("host")));

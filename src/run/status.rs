@@ -12,7 +12,7 @@ use crate::cli::AskFlags;
 use crate::failure::Failure;
 use crate::operator::ClusterHandle;
 use crate::output;
-use crate::progress::{clock, nats};
+use crate::progress::{clock, shown_loss};
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     if let Some(ended) = Ended::find(&flags.cluster) {
@@ -35,7 +35,7 @@ fn words(run: &RunView, now_unix_ms: u64) -> String {
     let mut lines = vec![sentence(run)];
     let reason = run.divergence.as_ref();
     lines.extend(reason.map(|reason| format!("not bitwise: {}", output::plain(reason))));
-    lines.extend(pace(&run.figures).map(|pace| format!("  {pace}")));
+    lines.extend(pace(run).map(|pace| format!("  {pace}")));
     lines.extend(changes(&run.figures).map(|changes| format!("  {changes}")));
     lines.extend(trouble(&run.figures, now_unix_ms).map(|trouble| format!("  {trouble}")));
     if let Some(hash) = run.hash {
@@ -45,17 +45,19 @@ fn words(run: &RunView, now_unix_ms: u64) -> String {
 }
 
 /// Loss, throughput and remaining time. None before the first step.
-pub(super) fn pace(figures: &RunFigures) -> Option<String> {
-    let loss = nats(figures.loss?);
-    let first = figures.first_loss.map(|first| format!(" (at first {})", nats(first)));
+pub(super) fn pace(run: &RunView) -> Option<String> {
+    let RunView { units, figures, .. } = run;
+    let loss = units.loss(shown_loss(figures.loss?));
+    let first = figures.first_loss.map(|first| format!(" (at first {})", shown_loss(first)));
     let first = first.unwrap_or_default();
     let held_out = figures.validation_loss;
-    let held_out = held_out.map_or(String::new(), |loss| format!(", validation {}", nats(loss)));
+    let held_out =
+        held_out.map_or(String::new(), |loss| format!(", validation {}", shown_loss(loss)));
     let rate = figures.tokens_per_second;
-    let rate = rate.map_or(String::new(), |rate| format!(", {rate:.0} tokens/s"));
+    let rate = rate.map_or(String::new(), |rate| format!(", {}", units.throughput(rate)));
     let eta = figures.eta_seconds.filter(|_| figures.ended_unix_ms.is_none());
     let eta = eta.map_or(String::new(), |seconds| format!(", ETA {}", clock(seconds)));
-    Some(format!("loss {loss} nats{first}{held_out}{rate}{eta}"))
+    Some(format!("loss {loss}{first}{held_out}{rate}{eta}"))
 }
 
 fn changes(figures: &RunFigures) -> Option<String> {
@@ -85,6 +87,7 @@ pub(super) fn now_unix_ms() -> u64 {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::figures::Trouble;
+    use everstep_transport::protocol::run::{LossUnit, TargetUnit, Units};
     use everstep_transport::protocol::{Generation, Step, exemplars};
 
     use super::*;
@@ -99,6 +102,7 @@ mod tests {
             generation: Generation(1),
             hash: None,
             divergence: None,
+            units: Units::default(),
             figures,
         }
     }
@@ -128,6 +132,14 @@ mod tests {
                 "  last trouble, 12 s ago: worker 2 (id 9) was lost: killed",
             ]
         );
+    }
+
+    #[test]
+    fn the_figures_of_a_model_of_samples_are_in_its_own_units() {
+        let units = Units { unit: TargetUnit::Sample, loss_unit: LossUnit::None };
+        let pace = pace(&RunView { units, ..view(exemplars::figures()) }).expect("it has begun");
+        assert!(pace.contains(" samples/s"), "{pace}");
+        assert!(!pace.contains("nats") && !pace.contains("tokens"), "{pace}");
     }
 
     #[test]

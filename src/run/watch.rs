@@ -51,7 +51,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
 struct Watched {
     state: Option<String>,
     trouble: Option<Trouble>,
-    told_at: Option<Instant>,
+    printed_at: Option<Instant>,
 }
 
 impl Watched {
@@ -60,12 +60,12 @@ impl Watched {
         let state = run.map_or("waiting for a run", |run| &run.state).to_string();
         let trouble = run.and_then(|run| run.figures.trouble.clone());
         let is_due =
-            self.told_at.is_none_or(|at| at.elapsed() >= RUN_LINE_INTERVAL) && run.is_some();
+            self.printed_at.is_none_or(|at| at.elapsed() >= RUN_LINE_INTERVAL) && run.is_some();
         let is_new = self.state.as_ref() != Some(&state) || self.trouble != trouble;
         if is_new || is_due {
             let new_trouble = trouble != self.trouble;
             output::print(if as_json { json!(run).to_string() } else { line(run, new_trouble) })?;
-            self.told_at = Some(Instant::now());
+            self.printed_at = Some(Instant::now());
         }
         (self.state, self.trouble) = (Some(state), trouble);
         let over = run.filter(|run| matches!(run.state.as_str(), "complete" | "failed"));
@@ -75,7 +75,7 @@ impl Watched {
 
 fn line(run: Option<&RunView>, new_trouble: bool) -> String {
     let Some(run) = run else { return "waiting for a run".into() };
-    let pace = pace(&run.figures).map_or(String::new(), |pace| format!("; {pace}"));
+    let pace = pace(run).map_or(String::new(), |pace| format!("; {pace}"));
     let trouble = trouble(&run.figures, now_unix_ms()).filter(|_| new_trouble);
     let trouble = trouble.map_or(String::new(), |trouble| format!("\n  {trouble}"));
     format!("{}{pace}{trouble}", sentence(run))
@@ -90,6 +90,7 @@ fn outcome(complete: bool) -> Result<(), Failure> {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::run::Units;
     use everstep_transport::protocol::{Generation, Step, exemplars};
 
     use super::*;
@@ -104,6 +105,7 @@ mod tests {
             generation: Generation(1),
             hash: None,
             divergence: None,
+            units: Units::default(),
             figures: exemplars::figures(),
         }
     }

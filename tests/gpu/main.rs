@@ -10,7 +10,7 @@
 
 mod machine;
 mod program;
-mod told;
+mod telemetry;
 
 use std::fs;
 use std::path::PathBuf;

@@ -32,7 +32,7 @@ pub use cluster::{
     CoordinatorId, CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand,
     RequestId, RunId, Secret,
 };
-pub use device::{Device, DeviceName, GpuId, Telemetry};
+pub use device::{Accelerator, Device, DeviceKind, DeviceName, Telemetry};
 pub use generation::{Cause, Member, Ownership, Record};
 pub use ids::{
     DataShard, Generation, HostName, MachineId, NodeName, Rank, Shard, Step, Term, WorkerId,

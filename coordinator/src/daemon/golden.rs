@@ -6,6 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::figures::RunFigures;
+use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
 use everstep_transport::protocol::reason::{
     DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason,
@@ -53,7 +54,7 @@ fn address() -> SocketAddr {
 
 /// One entry of each kind that this format has.
 fn entries(format: u64) -> Vec<CommandEntry> {
-    let mut entries = first_entries();
+    let mut entries = first_entries(format);
     let damaged = exemplars::listed_checkpoint().id();
     let hang = DeviceHang { spent_ms: 9_000, usual_ms: 80 };
     let worker = NamedWorker::Id(WorkerId(7));
@@ -80,8 +81,21 @@ fn entries(format: u64) -> Vec<CommandEntry> {
     entries
 }
 
+/// A worker's registration. Format 1 has no data sheets.
+fn registration(format: u64) -> Registration {
+    let registration = exemplars::all().into_iter().find_map(|message| match message {
+        Message::Register(registration) => Some(registration),
+        _ => None,
+    });
+    let mut registration = registration.expect("an example of a registration");
+    if let Some(accelerator) = registration.device.accelerator.as_mut().filter(|_| format < 2) {
+        accelerator.peak_flops = None;
+    }
+    registration
+}
+
 /// One entry of each kind that every format has.
-fn first_entries() -> Vec<CommandEntry> {
+fn first_entries(format: u64) -> Vec<CommandEntry> {
     let coordinator = CoordinatorInfo {
         name: name(),
         incarnation: 4,
@@ -89,12 +103,7 @@ fn first_entries() -> Vec<CommandEntry> {
         api: Some(address()),
         log_format: *LOG_FORMATS.start(),
     };
-    let mut messages = exemplars::all().into_iter();
-    let registration = messages.find_map(|message| match message {
-        Message::Register(registration) => Some(registration),
-        _ => None,
-    });
-    let record = messages.find_map(|message| match message {
+    let record = exemplars::all().into_iter().find_map(|message| match message {
         Message::Announce(record) => Some(record),
         _ => None,
     });
@@ -118,9 +127,8 @@ fn first_entries() -> Vec<CommandEntry> {
     let outcome = Outcome::Failed { name: Some(name()), reason };
     let id = RequestId { client: 1, number: 2 };
     let owners = vec![AwaitedOwner { worker: WorkerId(7), waited_ms: 3 }];
-    let registration = registration.expect("an example of a registration");
     let commands = [
-        Command::Register { run: 1, name: name(), registration },
+        Command::Register { run: 1, name: name(), registration: registration(format) },
         Command::Lead { coordinator: 1 },
         Command::Lose { worker: WorkerId(7), reason: LossReason::Words("gone".into()) },
         Command::Drain { worker: WorkerId(7) },

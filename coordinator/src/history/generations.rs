@@ -44,7 +44,7 @@ pub const WINDOW: usize = RECENT + 1;
 const ROOM: usize = 1_000;
 
 /// The newest generations, and the figures by which to judge the next one.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Generations {
     /// Less than twice `room`, in order.
     reports: Vec<GenerationReport>,

@@ -178,7 +178,10 @@ mod tests {
     #[test]
     fn a_worker_is_told_with_its_device_and_how_that_does() {
         let workers = json!(overview().cluster.workers);
-        let gpu = json!({ "number": 1, "capability": "9.0", "uuid": "07".repeat(16) });
+        let gpu = json!({
+            "kind": "cuda", "number": 1, "capability": "9.0", "uuid": "07".repeat(16),
+            "peak_flops": 989_000_000_000_000_u64,
+        });
         let device = json!({ "name": "NVIDIA H200", "precision": "bf16", "gpu": gpu });
         assert_eq!(workers[0]["device"], device);
         assert_eq!(workers[0]["telemetry"]["power_milliwatts"], 612_500);

@@ -7,7 +7,7 @@ use std::fmt::Write;
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{PausedBy, WorkerState, WorkerView};
-use everstep_transport::protocol::{Device, GpuId, Telemetry};
+use everstep_transport::protocol::{Accelerator, Device, Telemetry};
 
 use super::Overview;
 use super::process::ProcessFigures;
@@ -96,7 +96,8 @@ fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overv
     let help = "Whether the run's bits are those of any other run of its specification.";
     page.gauge("everstep_bitwise", help, flag(cluster.divergence.is_none()));
     if let Some(line) = &cluster.line {
-        page.gauge("everstep_loss", "Mean training loss of the newest step, nats.", line.loss);
+        let help = "Mean training loss of the newest step, in nats or the model's own unit.";
+        page.gauge("everstep_loss", help, line.loss);
         let help = "Norm of the newest step's gradient, before clipping.";
         page.gauge("everstep_gradient_norm", help, line.grad_norm);
         let help = "What the newest step's loss was multiplied by; 1 but for fp16.";
@@ -160,11 +161,11 @@ fn devices(page: &mut MetricsText, Overview { cluster, .. }: &Overview) {
 }
 
 fn device_labels(view: &WorkerView) -> String {
-    let Device { name, gpu, .. } = &view.device;
+    let Device { name, precision, accelerator } = &view.device;
     let mut labels = format!("{{worker=\"{}\",device=\"{name}\"", view.worker);
-    labels += &format!(",precision=\"{}\"", view.device.precision());
-    if let Some(gpu @ GpuId { number, .. }) = gpu {
-        let (capability, uuid) = (gpu.capability(), gpu.uuid());
+    labels += &format!(",precision=\"{}\"", precision.name());
+    if let Some(accelerator) = accelerator {
+        let (Accelerator { number, capability, .. }, uuid) = (accelerator, accelerator.uuid());
         labels += &format!(",number=\"{number}\",capability=\"{capability}\",uuid=\"{uuid}\"");
     }
     labels + "}"

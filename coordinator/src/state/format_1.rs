@@ -9,6 +9,7 @@
 
 mod events;
 mod run;
+mod workers;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
@@ -16,9 +17,9 @@ use std::net::SocketAddr;
 pub(crate) use self::events::EventV1;
 use self::events::{ChangeV1, EventKindV1, LossV1, PastRunV1, RunOutcomeV1};
 use self::run::{OperatorCommandV1, RunSpecV1};
+use self::workers::{RegistrationV1, WorkerV1};
 use everstep_transport::identity::{AcceptedToken, TokenId, Tokens};
 use everstep_transport::protocol::figures::RunFigures;
-use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
@@ -40,7 +41,7 @@ use super::probes::Probes;
 use super::requests;
 use super::runs::Runs;
 use super::snapshot::{self, SnapshotError};
-use super::workers::{Worker, Workers};
+use super::workers::Workers;
 use super::{Checkpoints, LOG_FORMATS, RunSoFar};
 
 /// What snapshots of format 1 state in place of the number: a digest of message layouts.
@@ -96,7 +97,7 @@ struct EntryV1 {
 
 #[derive(Archive, Serialize, Deserialize)]
 enum CommandV1 {
-    Register { run: u64, name: NodeName, registration: Registration },
+    Register { run: u64, name: NodeName, registration: RegistrationV1 },
     Lead { coordinator: CoordinatorId },
     Lose { worker: WorkerId, reason: String },
     Drain { worker: WorkerId },
@@ -118,7 +119,7 @@ impl From<CommandV1> for super::Command {
     fn from(command: CommandV1) -> Self {
         match command {
             CommandV1::Register { run, name, registration } => {
-                Self::Register { run, name, registration }
+                Self::Register { run, name, registration: registration.into() }
             }
             CommandV1::Lead { coordinator } => Self::Lead { coordinator },
             CommandV1::Lose { worker, reason } => {
@@ -238,7 +239,7 @@ struct StateV1 {
     run: Option<RunSpecV1>,
     run_fingerprint: Option<RunFingerprint>,
     probes: Probes,
-    workers: BTreeMap<WorkerId, Worker>,
+    workers: BTreeMap<WorkerId, WorkerV1>,
     gone: VecDeque<WorkerId>,
     nodes: BTreeMap<NodeName, WorkerId>,
     numbers: BTreeMap<NodeName, u32>,
@@ -294,7 +295,7 @@ impl From<StateV1> for super::State {
             checkpoints: Checkpoints::default(),
             lines: state.lines.into(),
             workers: Workers {
-                by_id: state.workers,
+                by_id: state.workers.into_iter().map(|(id, worker)| (id, worker.into())).collect(),
                 gone: state.gone,
                 nodes: state.nodes,
                 numbers: state.numbers,

@@ -10,6 +10,7 @@ use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, state_hash};
 use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::run::Units;
 use everstep_transport::protocol::{
     CheckpointId, Generation, Lineage, NodeName, RunId, RunOrigin, RunSpec, Step,
 };
@@ -31,6 +32,8 @@ pub struct PastRun {
     pub id: RunId,
     /// The name in the run's specification.
     pub name: String,
+    /// The units of its figures.
+    pub units: Units,
     /// How many of its steps are settled.
     pub steps: Step,
     /// Why it failed, if it did.
@@ -282,7 +285,8 @@ impl State {
         settled: Step,
     ) {
         let run = self.run();
-        let (name, steps) = run.map_or((String::new(), 0), |run| (run.name.clone(), run.steps));
+        let stated = |run: &RunSpec| (run.name.clone(), run.steps, run.model.units());
+        let (name, steps, units) = run.map_or_else(Default::default, stated);
         let (failure, hash) = match &outcome {
             Outcome::Running => return,
             Outcome::Complete(results) => {
@@ -298,7 +302,7 @@ impl State {
         let (id, steps) = (self.run_id(), settled.max(self.settled()));
         let divergence = self.divergence();
         let figures = RunFigures { ended_unix_ms: Some(unix_ms), ..figures };
-        let past = PastRun { id, name, steps, failure, hash, divergence, figures };
+        let past = PastRun { id, name, units, steps, failure, hash, divergence, figures };
         self.runs.end(outcome, past);
         self.checkpoints.progress = CheckpointProgress::default();
     }

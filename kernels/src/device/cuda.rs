@@ -1,8 +1,12 @@
 //! NVIDIA GPUs as a kind of device.
 
+mod data_sheets;
+mod nvml;
+
 use tracing::info;
 
-use super::nvml::NvmlMonitor;
+use nvml::NvmlMonitor;
+
 use super::{DeviceInfo, DeviceProvider, OpenedDevice, telemetry};
 use crate::backend::Sizes;
 use crate::backend::cuda::gpu::{self, CudaError, devices};
@@ -10,12 +14,19 @@ use crate::backend::cuda::memory::{PINNED_BYTES, WORKSPACE_BYTES, arena};
 use crate::backend::cuda::{Cuda, SOURCES};
 use crate::precision::Precision;
 
+/// The name of the kind.
+const KIND: &str = "cuda";
+
 /// The GPUs that NVIDIA's driver knows.
 pub(super) struct CudaProvider;
 
 impl DeviceProvider for CudaProvider {
     fn kind(&self) -> &str {
-        "cuda"
+        KIND
+    }
+
+    fn driver(&self) -> &str {
+        "CUDA"
     }
 
     fn devices(&self) -> Result<Vec<Result<DeviceInfo, String>>, String> {
@@ -69,13 +80,15 @@ fn words(error: CudaError) -> String {
 fn described(device: gpu::Device) -> DeviceInfo {
     let gpu::nvrtc::Architecture { major, minor } = device.architecture;
     DeviceInfo {
+        kind: KIND.into(),
         index: device.index,
         is_usable: device.is_usable(),
         architecture: device.architecture.to_string(),
-        capability: (major, minor),
+        capability: format!("{major}.{minor}"),
         uuid: device.uuid,
+        peak_flops: data_sheets::peak_flops(&device.name),
         name: device.name,
         memory_bytes: device.memory_bytes,
-        multiprocessors: device.multiprocessors,
+        multiprocessors: Some(device.multiprocessors),
     }
 }

@@ -5,7 +5,7 @@ use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 
 use super::cluster::{HistoryEvent, OperatorCommand};
-use super::device::DeviceName;
+use super::device::Device;
 use super::ids::{NodeName, Zone};
 use super::message::{ArchivedMessage, Message};
 use super::outcome::{Event, EventKind, Outcome};
@@ -66,7 +66,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
     if !zones(&message).iter().all(|zone| Zone::parse(zone.as_str()).is_some()) {
         return Err(DecodeError::Zone);
     }
-    if !devices(&message).iter().all(|name| DeviceName::parse(name.as_str()).is_some()) {
+    if !devices(&message).iter().all(|device| device.is_valid()) {
         return Err(DecodeError::Device);
     }
     Ok(message)
@@ -124,11 +124,11 @@ fn zones(message: &Message) -> Vec<&Zone> {
     }
 }
 
-/// The names of devices in a message. The archive holds them as any text.
-fn devices(message: &Message) -> Vec<&DeviceName> {
+/// The devices in a message. The archive holds their names as any text.
+fn devices(message: &Message) -> Vec<&Device> {
     match message {
-        Message::Register(registration) => vec![&registration.device.name],
-        Message::Update(update) => update.workers.iter().map(|view| &view.device.name).collect(),
+        Message::Register(registration) => vec![&registration.device],
+        Message::Update(update) => update.workers.iter().map(|view| &view.device).collect(),
         _ => Vec::new(),
     }
 }

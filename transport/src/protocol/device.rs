@@ -1,4 +1,7 @@
 //! The device that a worker computes on, and its telemetry.
+//!
+//! This module knows no kind of device. A worker states the words that the provider of its device
+//! has for it, and the figures of its data sheet.
 
 use std::fmt;
 
@@ -9,6 +12,8 @@ use super::run::Precision;
 
 /// The longest name of a device, characters.
 pub const MAX_DEVICE_NAME: usize = 64;
+/// The longest name of a kind of device, characters.
+const MAX_DEVICE_KIND: usize = 16;
 
 /// A device as its maker calls it, or `cpu`: 1 to 64 printable ASCII characters, the first and last
 /// of them no spaces, none a quote or a backslash.
@@ -56,6 +61,31 @@ impl fmt::Display for DeviceName {
     }
 }
 
+/// A kind of device beside the CPU, as `--device` names it: 1 to 16 lower-case letters and digits.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+#[serde(transparent)]
+pub struct DeviceKind(String);
+
+impl DeviceKind {
+    /// Parses a kind. `None` if it breaks the rules above.
+    pub fn parse(kind: &str) -> Option<Self> {
+        let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
+        let fits = (1..=MAX_DEVICE_KIND).contains(&kind.len()) && kind.chars().all(is_plain);
+        fits.then(|| Self(kind.to_string()))
+    }
+
+    /// The kind as text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
 /// The device that a worker computes on.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct Device {
@@ -64,51 +94,51 @@ pub struct Device {
     /// The type in which parameters and activations are stored there.
     #[serde(serialize_with = "lower")]
     pub precision: Precision,
-    /// The GPU's identity. `None` for a CPU.
-    pub gpu: Option<GpuId>,
+    /// The device's identity and its data sheet. `None` for a CPU.
+    #[serde(rename = "gpu")]
+    pub accelerator: Option<Accelerator>,
 }
 
-/// The identity of one GPU.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct GpuId {
-    /// Its number, from 0, among the GPUs that the worker's process sees. `CUDA_VISIBLE_DEVICES`
-    /// and containers hide others, so one GPU may have several numbers. Its UUID stays the same.
+/// The identity and the data sheet of a device beside the CPU, in its provider's words.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+pub struct Accelerator {
+    /// The kind of device.
+    pub kind: DeviceKind,
+    /// Its number, from 0, among the devices of its kind that the worker's process sees. Drivers
+    /// and containers hide others, so one device may have several numbers. Its UUID stays the same.
     pub number: u32,
-    /// Its compute capability, for example (9, 0).
-    #[serde(serialize_with = "dotted")]
-    pub capability: (u32, u32),
-    /// The UUID, which no other GPU has.
+    /// The version of its architecture, as its maker writes it: `9.0`.
+    pub capability: DeviceName,
+    /// The UUID, which no other device has.
     #[serde(serialize_with = "hex")]
     pub uuid: [u8; 16],
+    /// The most floating-point operations a second in the worker's precision, by its data sheet.
+    /// `None` if that is not known for sure.
+    pub peak_flops: Option<u64>,
 }
 
 /// The CPU, in f32.
 impl Default for Device {
     fn default() -> Self {
-        Self { name: DeviceName::cpu(), precision: Precision::default(), gpu: None }
+        Self { name: DeviceName::cpu(), precision: Precision::default(), accelerator: None }
     }
 }
 
 /// In words for people: `NVIDIA H200 (cuda:0, 9.0, bf16)`.
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { name, precision, gpu } = self;
-        let precision = word(*precision);
-        match gpu {
-            Some(GpuId { number, capability: (major, minor), .. }) => {
-                write!(f, "{name} (cuda:{number}, {major}.{minor}, {precision})")
+        let Self { name, precision, accelerator } = self;
+        let precision = precision.name();
+        match accelerator {
+            Some(Accelerator { kind, number, capability, .. }) => {
+                write!(f, "{name} ({kind}:{number}, {capability}, {precision})")
             }
             None => write!(f, "{name} ({precision})"),
         }
     }
 }
 
-impl GpuId {
-    /// The compute capability as NVIDIA writes it.
-    pub fn capability(&self) -> String {
-        format!("{}.{}", self.capability.0, self.capability.1)
-    }
-
+impl Accelerator {
     /// The UUID as 32 hexadecimal digits.
     pub fn uuid(&self) -> String {
         format!("{:032x}", u128::from_be_bytes(self.uuid))
@@ -116,29 +146,26 @@ impl GpuId {
 }
 
 impl Device {
-    /// The word that a run's file uses for the precision.
-    pub fn precision(&self) -> String {
-        word(self.precision)
+    /// Whether all names keep to their rules. An archive from a peer holds them as any text.
+    pub fn is_valid(&self) -> bool {
+        let known = |accelerator: &Accelerator| {
+            DeviceKind::parse(accelerator.kind.as_str()).is_some()
+                && DeviceName::parse(accelerator.capability.as_str()).is_some()
+        };
+        DeviceName::parse(self.name.as_str()).is_some()
+            && self.accelerator.as_ref().is_none_or(known)
     }
 }
 
-fn word(precision: Precision) -> String {
-    format!("{precision:?}").to_lowercase()
-}
-
 fn lower<S: Serializer>(precision: &Precision, serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.serialize_str(&word(*precision))
-}
-
-fn dotted<S: Serializer>((major, minor): &(u32, u32), to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(&format_args!("{major}.{minor}"))
+    serializer.serialize_str(precision.name())
 }
 
 fn hex<S: Serializer>(uuid: &[u8; 16], to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(&format_args!("{:032x}", u128::from_be_bytes(*uuid)))
 }
 
-/// A GPU's telemetry: as much as the GPU tells.
+/// A device's telemetry: as many figures as its driver has.
 #[derive(
     Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, Default, PartialEq, Eq,
 )]
@@ -165,14 +192,14 @@ impl fmt::Display for Telemetry {
             Some(total) => format!("{:.1} of {:.1} GiB", gib(used), gib(total)),
             None => format!("{:.1} GiB", gib(used)),
         });
-        let told = [
+        let figures = [
             self.utilization_percent.map(|percent| format!("{percent} %")),
             memory,
             self.power_milliwatts.map(|milliwatts| format!("{} W", milliwatts / 1_000)),
             self.temperature_celsius.map(|degrees| format!("{degrees} C")),
         ];
-        let told: Vec<String> = told.into_iter().flatten().collect();
-        f.pad(&if told.is_empty() { "-".into() } else { told.join(", ") })
+        let figures: Vec<String> = figures.into_iter().flatten().collect();
+        f.pad(&if figures.is_empty() { "-".into() } else { figures.join(", ") })
     }
 }
 
@@ -203,17 +230,39 @@ mod tests {
         }
     }
 
-    #[test]
-    fn a_device_is_told_to_people_as_they_choose_it() {
-        let gpu = GpuId { number: 1, capability: (9, 0), uuid: [7; 16] };
+    fn device(kind: &str, capability: &str) -> Device {
+        let accelerator = Accelerator {
+            kind: DeviceKind(kind.into()),
+            number: 1,
+            capability: DeviceName(capability.into()),
+            uuid: [7; 16],
+            peak_flops: Some(989_000_000_000_000),
+        };
         let name = DeviceName::of("NVIDIA H200");
-        let device = Device { name, precision: Precision::Bf16, gpu: Some(gpu) };
-        assert_eq!(device.to_string(), "NVIDIA H200 (cuda:1, 9.0, bf16)");
+        Device { name, precision: Precision::F16, accelerator: Some(accelerator) }
+    }
+
+    #[test]
+    fn a_device_is_shown_as_its_user_chooses_it() {
+        let shown = device("cuda", "9.0").to_string();
+        assert_eq!(shown, "NVIDIA H200 (cuda:1, 9.0, fp16)", "the precision as in a run's file");
+        assert_eq!(device("tpu", "v5e").to_string(), "NVIDIA H200 (tpu:1, v5e, fp16)");
         assert_eq!(Device::default().to_string(), "cpu (f32)");
     }
 
     #[test]
-    fn only_what_a_gpu_tells_is_told() {
+    fn a_kind_and_a_capability_keep_to_their_rules_too() {
+        assert!(device("cuda", "9.0").is_valid() && Device::default().is_valid());
+        let long = "k".repeat(17);
+        for (kind, capability) in
+            [("", "9.0"), ("CUDA", "9.0"), ("a b", "9.0"), (&long, "9.0"), ("cuda", "\"")]
+        {
+            assert!(!device(kind, capability).is_valid(), "{kind:?} {capability:?}");
+        }
+    }
+
+    #[test]
+    fn telemetry_shows_only_the_figures_that_there_are() {
         assert_eq!(Telemetry::default().to_string(), "-");
         let mut some = Telemetry { utilization_percent: Some(97), ..Telemetry::default() };
         (some.memory_used_bytes, some.power_milliwatts) = (Some(3 << 29), Some(612_900));

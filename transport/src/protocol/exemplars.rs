@@ -14,7 +14,7 @@ use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
     CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand, RequestId, Secret,
 };
-use super::device::{Device, DeviceName, GpuId, Telemetry};
+use super::device::{Accelerator, Device, DeviceKind, DeviceName, Telemetry};
 use super::figures::{RunFigures, Trouble};
 use super::format::LogFormat;
 use super::generation::{Cause, Member, Ownership, Record};
@@ -86,8 +86,15 @@ fn record() -> Record {
 
 /// A GPU as a worker's device.
 pub fn device() -> Device {
-    let gpu = GpuId { number: 1, capability: (9, 0), uuid: [7; 16] };
-    Device { name: DeviceName::of("NVIDIA H200"), precision: Precision::Bf16, gpu: Some(gpu) }
+    let gpu = Accelerator {
+        kind: DeviceKind::parse("cuda").expect("a valid kind"),
+        number: 1,
+        capability: DeviceName::of("9.0"),
+        uuid: [7; 16],
+        peak_flops: Some(989_000_000_000_000),
+    };
+    let (name, precision) = (DeviceName::of("NVIDIA H200"), Precision::Bf16);
+    Device { name, precision, accelerator: Some(gpu) }
 }
 
 /// That GPU's telemetry, with another value in each field.
@@ -425,6 +432,7 @@ fn questions_and_replies() -> Vec<Message> {
         generation: GENERATION,
         hash: Some([5; 32]),
         divergence: Some("one computes on cpu".into()),
+        units: stated_run().model.units(),
         figures: figures(),
     };
     let revoked = RevokedView { role: Role::Operator, name: name(), since_unix_ms: 7 };

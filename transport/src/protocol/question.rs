@@ -14,6 +14,7 @@ use super::checkpoint::CheckpointView;
 use super::cluster::{CoordinatorView, RunId};
 use super::figures::RunFigures;
 use super::ids::{Generation, NodeName, Step, Term};
+use super::run::Units;
 use crate::identity::{Role, TokenId, format_token_id};
 
 /// A question of an operator.
@@ -122,6 +123,9 @@ pub struct RunView {
     /// Why its bits differ from those of other such runs, if they do.
     #[serde(rename = "bitwise_reason")]
     pub divergence: Option<String>,
+    /// The units of its figures.
+    #[serde(flatten)]
+    pub units: Units,
     /// The run in figures.
     #[serde(flatten)]
     pub figures: RunFigures,

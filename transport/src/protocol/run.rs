@@ -4,6 +4,7 @@
 mod init;
 mod optimizer;
 mod options;
+mod units;
 
 use std::borrow::Cow;
 
@@ -12,6 +13,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub use self::init::InitSpec;
 pub use self::optimizer::{OptimizerSpec, ScheduleKind};
 pub use self::options::{OptionError, OptionMap, OptionValue};
+pub use self::units::{LossUnit, TargetUnit, Units};
 use super::checkpoint::CheckpointSpec;
 use super::chunk::Encoding;
 
@@ -93,6 +95,12 @@ pub struct ModelSpec {
     /// The initial weights, if they do not follow from the seed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub init: Option<InitSpec>,
+    /// What the run's throughput counts.
+    #[serde(default, skip_serializing_if = "TargetUnit::is_token")]
+    pub unit: TargetUnit,
+    /// The unit of the loss.
+    #[serde(default, skip_serializing_if = "LossUnit::is_nats")]
+    pub loss_unit: LossUnit,
     /// Options of a model that the user's program registered.
     #[serde(default, skip_serializing_if = "OptionMap::is_empty")]
     pub options: OptionMap,
@@ -101,6 +109,11 @@ pub struct ModelSpec {
 impl ModelSpec {
     /// The default number of tokens: every byte is one.
     pub const VOCABULARY: u32 = 256;
+
+    /// The units of the run's figures.
+    pub fn units(&self) -> Units {
+        Units { unit: self.unit, loss_unit: self.loss_unit }
+    }
 }
 
 fn vocabulary() -> u32 {
@@ -132,6 +145,17 @@ pub enum Precision {
     /// IEEE's 16 bits: finer than bf16, with a smaller range. Only on GPUs, with a loss scale.
     #[serde(rename = "fp16")]
     F16,
+}
+
+impl Precision {
+    /// The word that a run's file uses for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "fp16",
+        }
+    }
 }
 
 /// How a value between two storable values becomes one of them.

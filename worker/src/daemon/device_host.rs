@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use super::actor::WorkerActor;
 use super::event::{DeviceBuilt, DeviceReported, StoreReported};
 use super::store_thread;
-use super::telemetry::{self, GpuTelemetry};
+use super::telemetry::{self, DeviceTelemetry};
 use crate::device::build::{BuildContext, build};
 use crate::device::checkpoint_facts::CheckpointFacts;
 use crate::device::model_path::remove_passing;
@@ -56,8 +56,8 @@ pub struct DeviceHost {
     store: Option<Sender<StoreJob>>,
     /// The devices that were built or begun. Each is alive as long as its thread.
     begun: Vec<Weak<()>>,
-    /// The state of the device's GPU, if it has one.
-    telemetry: Option<GpuTelemetry>,
+    /// The state of the device, if it is no CPU.
+    telemetry: Option<DeviceTelemetry>,
 }
 
 impl Drop for DeviceHost {
@@ -123,8 +123,8 @@ impl DeviceHost {
                 let facts = device.checkpoint_facts(&built.registration.fingerprint);
                 self.store = facts.map(|facts| self.run_store(facts, own.clone()));
                 self.take_over(device, done.alive, own);
-                let gpu = built.registration.device.gpu;
-                self.telemetry = gpu.map(|gpu| telemetry::start(gpu, self.registry.clone()));
+                let accelerator = built.registration.device.accelerator.clone();
+                self.telemetry = accelerator.map(|it| telemetry::start(it, self.registry.clone()));
                 Some(Input::Built(built))
             }
             Err(error) => {
@@ -172,7 +172,7 @@ impl DeviceHost {
         store_thread::start(facts, &self.cluster, take)
     }
 
-    /// The recent state of the device's GPU. None if there is no GPU or it does not tell.
+    /// The recent state of the device. None for a CPU, or if its driver has no figures.
     pub fn telemetry(&self) -> Option<Telemetry> {
         self.telemetry.as_ref()?.at(Instant::now())
     }

@@ -1,14 +1,14 @@
-//! The state of the GPU that this worker computes on.
+//! The state of the device that this worker computes on, if it is no CPU.
 //!
-//! A thread of its own asks the GPU, beside the training. The heartbeats carry its last answer
-//! while that is fresh. This module does not know what a step is.
+//! A thread of its own asks the device's driver, beside the training. The heartbeats carry its last
+//! answer while that is fresh. This module does not know what a step is.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use everstep_kernels::device::telemetry::Reading;
-use everstep_transport::protocol::{GpuId, Telemetry};
+use everstep_transport::protocol::{Accelerator, Telemetry};
 use tokio::sync::watch;
 
 use crate::registry::Registry;
@@ -18,57 +18,58 @@ const TELEMETRY_INTERVAL: Duration = Duration::from_secs(2);
 /// The worker reports no older answer. A driver may block its caller for ever.
 const TELEMETRY_STALE_AFTER: Duration = Duration::from_secs(3 * TELEMETRY_INTERVAL.as_secs());
 
-/// The last answer of the GPU.
-pub struct GpuTelemetry(watch::Receiver<Option<GpuSample>>);
+/// The last answer of the driver.
+pub struct DeviceTelemetry(watch::Receiver<Option<TelemetrySample>>);
 
-/// The GPU's figures, and the time of the question.
+/// The device's figures, and the time of the question.
 #[derive(Clone, Copy)]
-struct GpuSample {
+struct TelemetrySample {
     asked: Instant,
-    told: Option<Telemetry>,
+    figures: Option<Telemetry>,
 }
 
-/// Starts to ask this GPU, until the caller drops the figures. If the thread cannot ask, there is
-/// never an answer.
-pub fn start(gpu: GpuId, registry: Arc<Registry>) -> GpuTelemetry {
+/// Starts to ask for the figures of this device, until the caller drops them. If the thread cannot
+/// ask, there is never an answer.
+pub fn start(device: Accelerator, registry: Arc<Registry>) -> DeviceTelemetry {
     let (answers, newest) = watch::channel(None);
     let asking = thread::Builder::new().name("telemetry".into()).spawn(move || {
-        let Some(monitor) = registry.devices().monitor(gpu.uuid) else { return };
+        let monitor = registry.devices().monitor(device.kind.as_str(), device.uuid);
+        let Some(monitor) = monitor else { return };
         ask(monitor, &answers, TELEMETRY_INTERVAL);
     });
     if let Err(error) = asking {
-        tracing::info!(%error, "no figures of the GPU: there is no thread to ask for them");
+        tracing::info!(%error, "no figures of the device: there is no thread to ask for them");
     }
-    GpuTelemetry(newest)
+    DeviceTelemetry(newest)
 }
 
 /// Asks until the receiver of the answers is gone.
 fn ask(
     mut read: impl FnMut() -> Reading,
-    answers: &watch::Sender<Option<GpuSample>>,
+    answers: &watch::Sender<Option<TelemetrySample>>,
     period: Duration,
 ) {
     loop {
         let asked = Instant::now();
-        let told = telling(read());
-        if answers.send(Some(GpuSample { asked, told })).is_err() {
+        let figures = stated(read());
+        if answers.send(Some(TelemetrySample { asked, figures })).is_err() {
             return;
         }
         thread::sleep(period);
     }
 }
 
-impl GpuTelemetry {
+impl DeviceTelemetry {
     /// The last answer, unless it is too old at `now`.
     pub fn at(&self, now: Instant) -> Option<Telemetry> {
-        let GpuSample { asked, told } = (*self.0.borrow())?;
-        told.filter(|_| now.saturating_duration_since(asked) <= TELEMETRY_STALE_AFTER)
+        let TelemetrySample { asked, figures } = (*self.0.borrow())?;
+        figures.filter(|_| now.saturating_duration_since(asked) <= TELEMETRY_STALE_AFTER)
     }
 }
 
 /// A reading in the words of the protocol. None if it has no figure.
-fn telling(reading: Reading) -> Option<Telemetry> {
-    let told = Telemetry {
+fn stated(reading: Reading) -> Option<Telemetry> {
+    let figures = Telemetry {
         utilization_percent: reading.utilization_percent,
         memory_utilization_percent: reading.memory_utilization_percent,
         memory_used_bytes: reading.memory_used_bytes,
@@ -76,7 +77,7 @@ fn telling(reading: Reading) -> Option<Telemetry> {
         power_milliwatts: reading.power_milliwatts,
         temperature_celsius: reading.temperature_celsius,
     };
-    (told != Telemetry::default()).then_some(told)
+    (figures != Telemetry::default()).then_some(figures)
 }
 
 #[cfg(test)]
@@ -86,12 +87,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_gpu_that_tells_nothing_is_not_told_of() {
-        assert_eq!(telling(Reading::default()), None);
+    fn a_device_without_a_figure_has_no_telemetry() {
+        assert_eq!(stated(Reading::default()), None);
     }
 
     #[test]
-    fn each_figure_is_told_as_what_it_is() {
+    fn each_figure_keeps_its_place() {
         let reading = Reading {
             utilization_percent: Some(1),
             memory_utilization_percent: Some(2),
@@ -100,7 +101,7 @@ mod tests {
             power_milliwatts: Some(5),
             temperature_celsius: Some(6),
         };
-        let told = Telemetry {
+        let expected = Telemetry {
             utilization_percent: Some(1),
             memory_utilization_percent: Some(2),
             memory_used_bytes: Some(3),
@@ -108,11 +109,11 @@ mod tests {
             power_milliwatts: Some(5),
             temperature_celsius: Some(6),
         };
-        assert_eq!(telling(reading), Some(told));
+        assert_eq!(stated(reading), Some(expected));
     }
 
     #[test]
-    fn what_a_gpu_told_is_forgotten_three_periods_later_if_it_keeps_whoever_asks() {
+    fn figures_are_forgotten_three_periods_later_if_the_driver_answers_no_more() {
         let (answers, newest) = watch::channel(None);
         let (hung, hangs) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
@@ -126,12 +127,12 @@ mod tests {
         };
         let asking = thread::spawn(move || ask(read, &answers, Duration::ZERO));
         hangs.recv().expect("a second question is asked");
-        let figures = GpuTelemetry(newest);
+        let figures = DeviceTelemetry(newest);
         let asked = figures.0.borrow().expect("an answer has come").asked;
-        let told = Telemetry { temperature_celsius: Some(51), ..Telemetry::default() };
-        assert_eq!(figures.at(asked + 3 * TELEMETRY_INTERVAL), Some(told));
+        let newest = Telemetry { temperature_celsius: Some(51), ..Telemetry::default() };
+        assert_eq!(figures.at(asked + 3 * TELEMETRY_INTERVAL), Some(newest));
         assert_eq!(figures.at(asked + 3 * TELEMETRY_INTERVAL + Duration::from_nanos(1)), None);
         drop((figures, release));
-        asking.join().expect("it ends with whoever has the figures");
+        asking.join().expect("it ends with the receiver of the figures");
     }
 }

@@ -13,7 +13,8 @@ use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::{
-    self, DataShard, DeviceName, GpuId, HostName, MachineId, ModelPlace, RunSpec, Step, Zone,
+    self, Accelerator, DataShard, DeviceKind, DeviceName, HostName, MachineId, ModelPlace, RunSpec,
+    Step, Zone,
 };
 
 use super::coverage::GradientCoverage;
@@ -22,6 +23,7 @@ use super::model_file::ModelFile;
 use super::model_path::{model_path, passing_path, run_digest};
 use super::rounding::Rounding;
 use super::{Device, DeviceParts};
+use crate::builtin;
 use crate::data::Dataset;
 use crate::data::loader::{LoadError, Loader};
 use crate::data::row::{self, RowError, SampleIndex};
@@ -90,7 +92,7 @@ pub fn build(
         fingerprint,
         probe,
         zone: context.zone.clone(),
-        device: described(run, compute.as_ref()),
+        device: described(run, compute.as_ref())?,
         model: path.as_deref().map(stated),
         host: HostName::of(&node_name()),
         machine: context.machine,
@@ -162,13 +164,26 @@ fn node_name() -> String {
 }
 
 /// The device that the model computes on, in words for other machines.
-fn described(run: &RunSpec, compute: &dyn Compute) -> protocol::Device {
+fn described(run: &RunSpec, compute: &dyn Compute) -> Result<protocol::Device, BuildError> {
     let precision = run.model.precision;
-    let Some(gpu) = compute.report().device else {
-        return protocol::Device { precision, ..protocol::Device::default() };
+    let Some(info) = compute.report().device else {
+        return Ok(protocol::Device { precision, ..protocol::Device::default() });
     };
-    let id = GpuId { number: gpu.index as u32, capability: gpu.capability, uuid: gpu.uuid };
-    protocol::Device { name: DeviceName::of(&gpu.name), precision, gpu: Some(id) }
+    let kind = DeviceKind::parse(&info.kind).ok_or_else(|| {
+        let kind = &info.kind;
+        BuildError::Run(format!(
+            "the kind of device is \"{kind}\"; it must have 1 to 16 lower-case letters and digits"
+        ))
+    })?;
+    let accelerator = Accelerator {
+        kind,
+        number: info.index as u32,
+        capability: DeviceName::of(&info.capability),
+        uuid: info.uuid,
+        peak_flops: info.peak_flops.of(builtin::precision(run)),
+    };
+    let name = DeviceName::of(&info.name);
+    Ok(protocol::Device { name, precision, accelerator: Some(accelerator) })
 }
 
 /// Loads the initial parameters, rounded as all later ones.

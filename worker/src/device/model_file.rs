@@ -176,6 +176,8 @@ mod tests {
             precision: Precision::F32,
             recompute: false,
             init: None,
+            unit: Default::default(),
+            loss_unit: Default::default(),
             options: Default::default(),
         }
     }

@@ -11,7 +11,8 @@ use everstep_kernels::compute::Batch;
 use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::reduce::{self, Addend, Node, Sum, Tree};
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, Precision, ScheduleKind,
+    BatchSpec, DataSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, Precision, ScheduleKind,
+    TargetUnit,
 };
 use everstep_transport::protocol::{
     DataShard, Encoding, Generation, LossScale, Rounding, RunSpec, Shard, Step,
@@ -46,6 +47,8 @@ pub fn run() -> RunSpec {
             precision: Precision::F32,
             recompute: false,
             init: None,
+            unit: TargetUnit::default(),
+            loss_unit: LossUnit::default(),
             options: OptionMap::default(),
         },
         data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05, dtype: None },

@@ -158,7 +158,7 @@ impl Core {
             let (state, status) = run_status(&self.cluster_view(now));
             let (id, name, step) = (self.state.run_id(), run.name.clone(), self.newest_step());
             let divergence = self.state.divergence().map(|it| it.to_string());
-            let (generation, hash, figures) = (self.state.generation(), None, self.figures());
+            let (generation, units) = (self.state.generation(), run.model.units());
             runs.push(RunView {
                 id,
                 name,
@@ -166,9 +166,10 @@ impl Core {
                 status,
                 step,
                 generation,
-                hash,
+                hash: None,
                 divergence,
-                figures,
+                units,
+                figures: self.figures(),
             });
         }
         runs
@@ -181,8 +182,8 @@ impl Core {
 }
 
 fn past(run: &PastRun) -> RunView {
-    let PastRun { id, ref name, steps: step, ref failure, hash, ref divergence, ref figures } =
-        *run;
+    let PastRun { id, ref name, units, steps: step, ref failure, hash, .. } = *run;
+    let PastRun { divergence, figures, .. } = run;
     let complete = || RunEnd::Complete(figures.model.clone());
     let failed = |reason: &FailReason| RunEnd::Failed(reason.to_string());
     let end = failure.as_ref().map_or_else(complete, failed);
@@ -190,5 +191,5 @@ fn past(run: &PastRun) -> RunView {
     let divergence = divergence.as_ref().map(ToString::to_string);
     let (name, state) = (name.clone(), state.into());
     let (generation, figures) = (Generation(0), figures.clone());
-    RunView { id, name, state, status, step, generation, hash, divergence, figures }
+    RunView { id, name, state, status, step, generation, hash, divergence, units, figures }
 }

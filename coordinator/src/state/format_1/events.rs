@@ -6,6 +6,7 @@ use everstep_transport::protocol::reason::{
     FailReason, LossReason, RollbackReason, StandstillReason,
 };
 use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::run::Units;
 use everstep_transport::protocol::{
     Cause, CoordinatorId, Generation, ModelPlace, NodeName, Record, RunId, Shard, Step, Term,
     WorkerId, WriteFailure,
@@ -193,7 +194,8 @@ impl From<PastRunV1> for PastRun {
         let PastRunV1 { id, name, steps, failure, hash, divergence, figures } = run;
         let failure = failure.map(FailReason::Words);
         let divergence = divergence.map(Divergence::Words);
-        Self { id, name, steps, failure, hash, divergence, figures }
+        let units = Units::default();
+        Self { id, name, units, steps, failure, hash, divergence, figures }
     }
 }
 

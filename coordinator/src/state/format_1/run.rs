@@ -6,6 +6,7 @@
 use everstep_transport::identity::{AcceptedToken, Identity, TokenId};
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, ModelSpec, OptimizerSpec, OptionMap, Precision, Rounding, ScheduleKind,
+    Units,
 };
 use everstep_transport::protocol::{
     CoordinatorId, Encoding, Generation, OperatorCommand, RunId, RunSpec, Step, WorkerId,
@@ -102,7 +103,7 @@ impl From<ModelSpecV1> for ModelSpec {
     fn from(model: ModelSpecV1) -> Self {
         let ModelSpecV1 { kind, layers, heads, width, context, precision, recompute } = model;
         let (vocabulary, options) = (Self::VOCABULARY, OptionMap::default());
-        let init = None;
+        let (init, Units { unit, loss_unit }) = (None, Units::default());
         Self {
             kind,
             layers,
@@ -113,6 +114,8 @@ impl From<ModelSpecV1> for ModelSpec {
             precision,
             recompute,
             init,
+            unit,
+            loss_unit,
             options,
         }
     }

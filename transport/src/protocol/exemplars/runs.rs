@@ -2,8 +2,8 @@
 
 use crate::protocol::chunk::Encoding;
 use crate::protocol::run::{
-    BatchSpec, DataSpec, InitSpec, ModelSpec, OptimizerSpec, OptionMap, OptionValue, Precision,
-    Rounding, RunSpec, ScheduleKind, TokenType,
+    BatchSpec, DataSpec, InitSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, OptionValue,
+    Precision, Rounding, RunSpec, ScheduleKind, TargetUnit, TokenType,
 };
 use crate::protocol::{
     CheckpointId, CheckpointSpec, Generation, ListedCheckpoint, OnFailure, RunOrigin, Step,
@@ -27,6 +27,8 @@ pub fn run() -> RunSpec {
             precision: Precision::F32,
             recompute: false,
             init: None,
+            unit: TargetUnit::default(),
+            loss_unit: LossUnit::default(),
             options: OptionMap::default(),
         },
         data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05, dtype: None },
@@ -64,6 +66,7 @@ pub(super) fn stated_run() -> RunSpec {
     let options = OptionMap(options.map(|(name, value)| (name.into(), value)).into());
     let mut run = run();
     run.model.init = Some(InitSpec::unread("s3://bucket/weights".into()));
+    (run.model.unit, run.model.loss_unit) = (TargetUnit::Sample, LossUnit::None);
     run.model.options = options.clone();
     run.data.dtype = Some(TokenType::U32);
     let optimizer = &mut run.optimizer;

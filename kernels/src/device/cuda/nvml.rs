@@ -8,7 +8,7 @@ use nvml_wrapper::enum_wrappers::device::TemperatureSensor;
 use nvml_wrapper::error::NvmlError;
 use tracing::{debug, info};
 
-use super::telemetry::Reading;
+use crate::device::telemetry::Reading;
 
 /// One GPU, as NVML sees it.
 pub(super) struct NvmlMonitor {

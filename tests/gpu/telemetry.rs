@@ -13,12 +13,12 @@ fn workers(machine: &Machine, count: usize) -> Option<Vec<Value>> {
     let listed = machine.run(&["worker", "ls", "--json", "--dir", "run"]);
     let listed: Value = serde_json::from_slice(&listed.stdout).ok()?;
     let workers = listed["workers"].as_array()?.clone();
-    let told = workers.iter().all(|worker| !worker["telemetry"].is_null());
-    (told && workers.len() == count).then_some(workers)
+    let have_figures = workers.iter().all(|worker| !worker["telemetry"].is_null());
+    (have_figures && workers.len() == count).then_some(workers)
 }
 
 #[test]
-fn each_worker_tells_what_it_computes_on_and_how_that_does() {
+fn each_worker_states_its_device_and_the_telemetry_of_it() {
     let Some(machine) = Machine::new("bf16") else { return };
     let machine = machine.having("devices=2,name=NVIDIA H200");
     let (mut listed, metrics, text) =
@@ -38,14 +38,17 @@ fn each_worker_tells_what_it_computes_on_and_how_that_does() {
             (&"NVIDIA H200".into(), &"bf16".into())
         );
         assert_eq!(device["gpu"]["number"], number);
-        assert_eq!(device["gpu"]["capability"], "9.0");
-        let told = &worker["telemetry"];
-        assert_eq!(told["utilization_percent"], 91 + number);
-        assert_eq!(told["memory_utilization_percent"], 41 + number);
-        assert_eq!(told["memory_used_bytes"], (1 + number) << 20);
-        assert_eq!(told["memory_total_bytes"], 1 << 30);
-        assert_eq!(told["power_milliwatts"], 600_501 + number);
-        assert_eq!(told["temperature_celsius"], 51 + number);
+        assert_eq!(
+            (&device["gpu"]["kind"], &device["gpu"]["capability"]),
+            (&"cuda".into(), &"9.0".into())
+        );
+        let telemetry = &worker["telemetry"];
+        assert_eq!(telemetry["utilization_percent"], 91 + number);
+        assert_eq!(telemetry["memory_utilization_percent"], 41 + number);
+        assert_eq!(telemetry["memory_used_bytes"], (1 + number) << 20);
+        assert_eq!(telemetry["memory_total_bytes"], 1 << 30);
+        assert_eq!(telemetry["power_milliwatts"], 600_501 + number);
+        assert_eq!(telemetry["temperature_celsius"], 51 + number);
         assert!(text.contains(&format!("NVIDIA H200 (cuda:{number}, 9.0, bf16)")), "{text}");
         assert!(text.contains(&format!("{} %, ", 91 + number)), "{text}");
         let (id, degrees) = (&worker["id"], 51 + number);
@@ -69,7 +72,7 @@ fn a_report_says_how_well_gpus_of_a_known_kind_were_used_and_counts_a_shared_one
 }
 
 #[test]
-fn nothing_is_said_of_how_well_a_gpu_was_used_that_nobody_knows() {
+fn the_utilization_of_a_gpu_without_a_data_sheet_is_null() {
     let Some(machine) = Machine::new("f32") else { return };
     let report = machine.train(&["--device", "cuda", "--workers", "1"]);
     assert_eq!(report["model_flops_utilization"], Value::Null);
@@ -77,7 +80,7 @@ fn nothing_is_said_of_how_well_a_gpu_was_used_that_nobody_knows() {
 }
 
 #[test]
-fn what_a_gpu_does_not_tell_is_missing_and_nothing_else_is() {
+fn a_figure_that_a_gpu_lacks_is_missing_and_nothing_else_is() {
     let Some(machine) = Machine::new("f32") else { return };
     let machine = machine.with_nvml("power=0");
     let flags = ["--device", "cuda", "--workers", "1"];
