@@ -1,8 +1,10 @@
 //! `everstep checkpoint`: an operator's commands for the checkpoints of a run. One file a verb.
 //!
 //! The verbs read the store itself, so they need no cluster, but for `now`. Only the coordinators
-//! of daemons know where the store of their run is.
+//! of daemons know where the store of their run is. Where their workers alone see it, a worker
+//! reads for `verify`.
 
+pub(crate) mod by_workers;
 mod export;
 mod list;
 mod now;

@@ -24,7 +24,7 @@ use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::question::{CoordinatorStatus, RevokedView, RunView, TokenView};
 use everstep_transport::protocol::{
     CoordinatorId, CoordinatorView, Message, NodeName, OperatorCommand, Question, Reply, RequestId,
-    RunId, RunOrigin, RunSpec, Step, Term,
+    RunId, RunOrigin, RunSpec, Step, Term, Verification,
 };
 use everstep_transport::quic::{Endpoint, Settings};
 use tokio::sync::mpsc;
@@ -188,6 +188,16 @@ impl Operator {
     pub(crate) async fn checkpoints(&mut self) -> Result<Vec<CheckpointView>, OperatorError> {
         self.ask(Message::Ask(Question::Checkpoints), |said| match said {
             Message::Told(Reply::Checkpoints(checkpoints)) => Some(checkpoints),
+            _ => None,
+        })
+        .await
+    }
+
+    /// What is known of the checkpoint of a step, which a worker reads for operators. The reading
+    /// begins with the first question.
+    pub(crate) async fn verification(&mut self, step: Step) -> Result<Verification, OperatorError> {
+        self.ask(Message::AskVerification { step }, |said| match said {
+            Message::Verification { id, state } if id.step == step => Some(state),
             _ => None,
         })
         .await

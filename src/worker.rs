@@ -61,12 +61,15 @@ pub(crate) fn work(
     if let Some(dir) = &dir {
         directory::prepare(dir)?;
     }
+    // The launcher that supervises a worker tells of its end itself.
+    let kept_in = flags.dir.clone().filter(|_| !flags.daemon.supervised);
     let options = WorkerOptions {
         coordinators: coordinators?,
         token: token(&flags.join, "join.token")?,
         listen: flags.listen,
         zone: flags.zone,
         dir,
+        kept_in,
         device: flags.device,
         grace: flags.grace.map(Duration::from_secs),
         overlap: !flags.no_overlap,

@@ -47,7 +47,7 @@ use self::acceptor::Acceptor;
 pub(crate) use self::actor::CoordinatorActor;
 use self::actor::{Leave, RestoredNode, Stop, Tick};
 use self::admission::AdmissionRequest;
-pub(crate) use self::api::{OperatorRequest, Query, QueryContext, RequestError};
+pub(crate) use self::api::{OperatorRequest, Query, QueryContext, RequestError, RequestResult};
 pub use self::error::{AnswerError, CoordinatorError, JoinError};
 use self::files::{Cluster, LOG_FILE, MEMBERSHIP_FILE};
 pub use self::history_file::HistoryFileError;

@@ -80,13 +80,11 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::Failed { reason } => format!("the run failed: {reason}"),
         EventKind::Standstill { reason } => format!("no device of the run gets on: {reason}"),
         EventKind::Checkpoint { step, bytes, seconds, .. } => saved(*step, *bytes, *seconds),
-        EventKind::CheckpointFailed { step, reason } => {
-            format!("the checkpoint of step {step} was not written: {reason}")
-        }
-        EventKind::CheckpointsResumed { from, to, count } => written_again(*from, *to, *count),
-        EventKind::CheckpointSkipped { step, earlier } => skipped(*step, *earlier),
-        EventKind::CheckpointsSkipped { from, to, count } => skipped_together(*from, *to, *count),
-        EventKind::CheckpointDamaged { step, reason, is_last } => damaged(*step, reason, *is_last),
+        EventKind::CheckpointFailed { .. }
+        | EventKind::CheckpointsResumed { .. }
+        | EventKind::CheckpointSkipped { .. }
+        | EventKind::CheckpointsSkipped { .. }
+        | EventKind::CheckpointDamaged { .. } => kind.checkpoint_trouble().unwrap_or_default(),
         EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
         EventKind::Resumed => "the run goes on: an operator has resumed it".into(),
         EventKind::CheckpointRequested { step } => {
@@ -101,28 +99,6 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
 fn members(count: usize) -> String {
     let plural = if count == 1 { "" } else { "s" };
     format!("{count} worker{plural}")
-}
-
-fn written_again(from: Step, to: Step, count: u64) -> String {
-    format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
-}
-
-fn skipped(step: Step, earlier: Step) -> String {
-    format!(
-        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
-    )
-}
-
-fn skipped_together(from: Step, to: Step, count: u64) -> String {
-    format!(
-        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
-         being written"
-    )
-}
-
-fn damaged(step: Step, reason: &str, is_last: bool) -> String {
-    let last = if is_last { "; no other one of the run is whole" } else { "" };
-    format!("the checkpoint of step {step} is damaged, and cannot be restored: {reason}{last}")
 }
 
 fn saved(step: Step, bytes: u64, seconds: f64) -> String {

@@ -38,8 +38,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 use self::access::Access;
 pub use self::awaited::{AwaitedOwner, AwaitedOwners};
 pub use self::checkpoint_progress::{AskedCheckpoint, CheckpointStanding};
-pub use self::checkpoints::Checkpoints;
 pub(crate) use self::checkpoints::is_same;
+pub use self::checkpoints::{Checkpoints, NoWholeCheckpoint};
 use self::coordinators::Coordinators;
 pub use self::coordinators::FOUNDER;
 pub use self::entry::{

@@ -71,8 +71,8 @@ fn write(
     manifest: &Manifest,
     flags: &ExportFlags,
 ) -> Result<Exported, ExportError> {
-    let mut progress = ReadProgress::new(format!("step {}", manifest.step), manifest.parameters);
-    let mut read = |parameters| progress.add(parameters);
+    let mut progress = ReadProgress::of_bytes(format!("step {}", manifest.step), manifest.bytes());
+    let mut read = |parameters| progress.add(parameters * manifest.slots.bytes_per_parameter());
     export(store, manifest, &flags.folder, flags.dtype.into(), &mut read)
 }
 

@@ -173,7 +173,7 @@ fn copy(
     place: &Path,
 ) -> Result<(), StoreError> {
     let target = DirectoryStore::open(place)?;
-    let mut progress = ReadProgress::new(format!("step {}", manifest.step), manifest.bytes());
+    let mut progress = ReadProgress::of_bytes(format!("step {}", manifest.step), manifest.bytes());
     let of_step = listing.iter().filter(|object| object.name.step() == Some(manifest.step));
     for StoredObject { name, bytes, .. } in of_step {
         let mut upload = target.upload(name, UploadSize { head: 0, total: *bytes })?;

@@ -67,6 +67,16 @@ impl Source {
     }
 }
 
+impl Source {
+    /// The cluster, if the store of its run is a directory that is not on this machine.
+    pub(super) fn elsewhere(&self) -> Result<Option<&ClusterHandle>, Failure> {
+        let Self::Cluster(cluster) = self else { return Ok(None) };
+        let place = of_views(cluster, &views(cluster)?)?;
+        let is_elsewhere = matches!(place, Place::Directory(path) if !path.is_dir());
+        Ok(is_elsewhere.then_some(cluster))
+    }
+}
+
 /// The checkpoints that a cluster lists.
 pub(super) fn views(cluster: &ClusterHandle) -> Result<Vec<CheckpointView>, Failure> {
     cluster.ask(async |operator| operator.checkpoints().await)

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::read_progress::ReadProgress;
 use super::source::Source;
-use super::{choose_failure, store_failure};
+use super::{by_workers, choose_failure, store_failure};
 use crate::cli::VerifyFlags;
 use crate::failure::{Exit, Failure};
 use crate::output;
@@ -24,7 +24,11 @@ struct Verified {
 }
 
 pub(super) fn run(flags: &VerifyFlags) -> Result<(), Failure> {
-    let store = Source::find(&flags.store)?.open()?;
+    let source = Source::find(&flags.store)?;
+    if let Some(cluster) = source.elsewhere()? {
+        return by_workers::verify(cluster, flags);
+    }
+    let store = source.open()?;
     let listing = store.list().map_err(store_failure)?;
     let steps = match flags.step {
         Some(step) => vec![Step(step)],
@@ -80,7 +84,7 @@ fn verify(store: &dyn Store, step: Step) -> Result<Verified, Failure> {
         }
         Err(error) => return Err(choose_failure(error)),
     };
-    let mut progress = ReadProgress::new(format!("step {step}"), manifest.bytes());
+    let mut progress = ReadProgress::of_bytes(format!("step {step}"), manifest.bytes());
     let damage = reader::verify(store, &manifest, &mut |bytes| progress.add(bytes));
     let damage = damage.map_err(store_failure)?;
     Ok(Verified { step, manifest: Some(manifest), damage })

@@ -57,7 +57,8 @@ pub struct WorkerFlags {
     pub zone: Option<Zone>,
     /// Where the worker writes the trained model, if the coordinator asks it to [default: the
     /// directory from which the token is read]. A run with checkpoints has its model in their
-    /// store, and then a directory is not needed
+    /// store, and then a directory is not needed. A directory that is named here also proves to the
+    /// worker that starts there next that this one has ended
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
     /// Where the worker computes: cpu, cuda:N (the GPU of that number), or auto:N (that GPU if it

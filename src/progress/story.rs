@@ -24,15 +24,11 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
             format!("went back from step {from} to step {to}: {reason}")
         }
         EventKind::Checkpoint { step, bytes, seconds, .. } => saved(*step, *bytes, *seconds),
-        EventKind::CheckpointFailed { step, reason } => {
-            format!("the checkpoint of step {step} was not written: {reason}")
-        }
-        EventKind::CheckpointsResumed { from, to, count } => {
-            format!("checkpoints are written again: {count} were not, of steps {from} to {to}")
-        }
-        EventKind::CheckpointSkipped { step, earlier } => skipped(*step, *earlier),
-        EventKind::CheckpointsSkipped { from, to, count } => skipped_together(*from, *to, *count),
-        EventKind::CheckpointDamaged { step, reason, is_last } => damaged(*step, reason, *is_last),
+        EventKind::CheckpointFailed { .. }
+        | EventKind::CheckpointsResumed { .. }
+        | EventKind::CheckpointSkipped { .. }
+        | EventKind::CheckpointsSkipped { .. }
+        | EventKind::CheckpointDamaged { .. } => event.kind.checkpoint_trouble()?,
         EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
         EventKind::Resumed => "the run goes on: an operator has resumed it".into(),
         EventKind::Continued { step } => format!("goes on from the checkpoint of step {step}"),
@@ -72,30 +68,6 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         | EventKind::Failed { .. } => return None,
     };
     Some(output::plain(&sentence))
-}
-
-fn skipped(step: Step, earlier: Step) -> String {
-    format!(
-        "the checkpoint of step {step} was skipped: that of step {earlier} is still being written"
-    )
-}
-
-fn damaged(step: Step, reason: &str, is_last: bool) -> String {
-    let last = match is_last {
-        true => {
-            "; no other one is whole, and a run that has to go back waits for `everstep run \
-             rollback --step 0`"
-        }
-        false => "",
-    };
-    format!("the checkpoint of step {step} is damaged: {reason}{last}")
-}
-
-fn skipped_together(from: Step, to: Step, count: u64) -> String {
-    format!(
-        "{count} checkpoints of steps {from} to {to} were skipped, since earlier ones were still \
-         being written"
-    )
 }
 
 fn saved(step: Step, bytes: u64, seconds: f64) -> String {

@@ -6,7 +6,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-use crate::world::{CoordinatorGroup, Program, Signal, World, show, until};
+use crate::world::{
+    CoordinatorGroup, Program, Signal, World, complete_checkpoints, flip_a_bit, part_of, show,
+    step_of, until,
+};
 
 const STEPS: i64 = 300;
 /// How many checkpoints a run keeps.
@@ -18,43 +21,19 @@ fn saved_run() -> World {
     world.with("checkpoint.keep", KEPT as i64)
 }
 
-/// The folders of complete checkpoints, newest first.
-fn complete(store: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(store).expect("a store").map(|entry| entry.expect("one").path());
-    let mut folders: Vec<_> =
-        entries.filter(|folder| folder.join("manifest.json").is_file()).collect();
-    folders.sort();
-    folders.reverse();
-    folders
-}
-
-/// A part of a checkpoint.
-fn part(checkpoint: &Path) -> PathBuf {
-    let files = fs::read_dir(checkpoint).expect("files").map(|file| file.expect("one").path());
-    let is_part = |path: &PathBuf| path.extension().is_some_and(|it| it == "safetensors");
-    files.filter(is_part).min().expect("a part")
-}
-
-fn step_of(checkpoint: &Path) -> u64 {
-    let name = checkpoint.file_name().and_then(|name| name.to_str()).expect("UTF-8");
-    name.strip_prefix("step-").and_then(|step| step.parse().ok()).expect("a step")
-}
-
 /// Damages the newest five checkpoints of a store, each in another way. Returns the step of the
 /// newest whole one.
 fn damage(store: &Path) -> u64 {
-    let folders = complete(store);
-    let [gone, flipped, cut, foreign, bare, whole, ..] = &folders[..] else {
+    let folders = complete_checkpoints(store);
+    let [.., whole, bare, foreign, cut, flipped, gone] = &folders[..] else {
         panic!("too few checkpoints: {folders:?}")
     };
-    fs::remove_file(part(gone)).expect("removed");
-    let bytes = fs::read(part(cut)).expect("read");
-    fs::write(part(cut), &bytes[..bytes.len() - 4]).expect("written");
+    fs::remove_file(part_of(gone)).expect("removed");
+    let bytes = fs::read(part_of(cut)).expect("read");
+    fs::write(part_of(cut), &bytes[..bytes.len() - 4]).expect("written");
     fs::remove_file(bare.join("manifest.json")).expect("removed");
-    fs::copy(part(whole), part(foreign)).expect("copied");
-    let mut bytes = fs::read(part(flipped)).expect("read");
-    *bytes.last_mut().expect("bytes") ^= 1;
-    fs::write(part(flipped), bytes).expect("written");
+    fs::copy(part_of(whole), part_of(foreign)).expect("copied");
+    flip_a_bit(flipped);
     step_of(whole)
 }
 
@@ -63,7 +42,7 @@ fn killed_run(world: &World) -> PathBuf {
     let run = world.launch(&["--workers", "2"]);
     let store = run.dir.join("checkpoints");
     run.until("enough checkpoints", || {
-        (store.is_dir() && complete(&store).len() >= KEPT).then_some(())
+        (store.is_dir() && complete_checkpoints(&store).len() >= KEPT).then_some(())
     });
     run.program.signal(Signal::KILL);
     run.program.end();

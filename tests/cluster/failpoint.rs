@@ -51,15 +51,29 @@ impl<'a> Scene<'a> {
     /// As [`Scene::begin`], under a coordinator for each of these points, one after the other, and
     /// one that is no victim.
     async fn begin_under(world: &'a World, coordinators: &[&str], workers: &[&str]) -> Self {
+        Self::begin_with(world, (coordinators, 1), workers).await
+    }
+
+    /// As [`Scene::begin`], under a coordinator for each of these points, all at once. Those that
+    /// take their places are no victims.
+    async fn begin_among(world: &'a World, coordinators: &[&str], workers: &[&str]) -> Self {
+        Self::begin_with(world, (coordinators, coordinators.len() as u32), workers).await
+    }
+
+    async fn begin_with(
+        world: &'a World,
+        (points, coordinators): (&[&str], u32),
+        workers: &[&str],
+    ) -> Self {
         let count = Some(workers.len() as u32);
         let flags = Overrides { workers: count, ..Overrides::default() };
         let registry = builtin::registry();
         let run = config::read(Some(&world.config()), &flags, &registry).expect("a run").run;
         let directory = Directory::claim_new(&world.path("scenes"), &run).expect("a directory");
         let log = directory.path().join("failpoints");
-        let executable = program(directory.path(), coordinators, &log);
+        let executable = program(directory.path(), points, &log);
         let program = Some(Program { executable, arguments: Vec::new() });
-        let options = ClusterOptions { program, ..ClusterOptions::new(0) };
+        let options = ClusterOptions { program, coordinators, ..ClusterOptions::new(0) };
         let mut cluster = Cluster::start(directory, &options).await.expect("a cluster");
         cluster.submit(&run).await.expect("submitted");
         let mut scene = Self { world, cluster, run, log };

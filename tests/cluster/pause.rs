@@ -1,5 +1,6 @@
 //! Real processes whose run is paused, saved at a word, or left by all of its workers.
 
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
@@ -104,42 +105,124 @@ fn the_last_workers_of_a_local_cluster_leave_nothing_behind() {
     assert!(back.len() == 1 && back[0].0 == back[0].1 && back[0].1 >= 7, "{back:?}");
 }
 
-#[test]
-fn the_last_daemons_leave_a_checkpoint_from_which_the_next_ones_go_on() {
-    const STEPS: i64 = 200;
-    let world = saved_at_the_end(STEPS);
+/// A coordinator, and the run that two workers train. All of them leave, and the next two go on.
+struct Daemons<'a> {
+    world: &'a World,
+    group: CoordinatorGroup,
+    dir: PathBuf,
+}
+
+impl<'a> Daemons<'a> {
+    /// A coordinator, and two workers in step 5 or later, with these flags and these failpoints.
+    fn begin(world: &'a World, flags: &[&str], points: &str) -> (Self, Vec<Program>) {
+        let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+        let dir = group.members[0].dir.clone();
+        let daemons = Self { world, group, dir };
+        let workers = daemons.workers(flags, points);
+        let submitted = daemons.start(&["run", "submit", show(&world.config())]).end();
+        assert_eq!(submitted.code, Some(0), "{submitted:?}");
+        let is_far = || daemons.status()["step"].as_u64() >= Some(5);
+        until("some steps", || is_far().then_some(()));
+        (daemons, workers)
+    }
+
+    fn workers(&self, flags: &[&str], points: &str) -> Vec<Program> {
+        let addresses = self.group.addresses();
+        let token = format!("@{}", show(&self.dir.join("join.token")));
+        let join = ["worker", "--coordinators", &addresses, "--join", &token, "--dir", "models"];
+        let start = |_| {
+            let mut command = self.world.command(&[&join[..], flags].concat());
+            if !points.is_empty() {
+                command.env("FAILPOINTS", points);
+            }
+            Program::start(command)
+        };
+        (0..2).map(start).collect()
+    }
+
+    /// Starts a verb for the cluster.
+    fn start(&self, verb: &[&str]) -> Program {
+        self.world.start(&[verb, &["--dir", show(&self.dir)]].concat())
+    }
+
+    fn status(&self) -> Value {
+        let ended = self.start(&["run", "status", "--json"]).end();
+        serde_json::from_str(&ended.stdout).unwrap_or_default()
+    }
+
+    fn events(&self) -> Vec<Value> {
+        let [events, _] = self.group.members[0].history().expect("a history");
+        events
+    }
+
+    /// The workers have left. The next ones train to the end. Returns all events.
+    fn go_on(&self, workers: Vec<Program>, wanted: &str) -> Vec<Value> {
+        for worker in workers {
+            let ended = worker.end();
+            assert_eq!(ended.code, Some(143), "{ended:?}");
+        }
+        let workers = self.workers(&[], "");
+        let over =
+            until("the end", || Some(self.status()).filter(|run| run["state"] == "complete"));
+        assert_eq!(over["hash"], wanted);
+        drop(workers);
+        self.events()
+    }
+}
+
+/// A run of daemons that saves its last step alone, and its hash.
+fn saved_by_daemons() -> (World, String) {
+    let world = saved_at_the_end(200);
     let wanted = world.undisturbed();
     let store = world.path("store");
-    let world = world.with("checkpoint.path", show(&store)).with("run.start_workers", 2);
-    let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
-    let dir = group.members[0].dir.clone();
-    let (addresses, token) = (group.addresses(), format!("@{}", show(&dir.join("join.token"))));
-    let join = ["worker", "--coordinators", &addresses, "--join", &token, "--dir", "models"];
-    let start = || -> Vec<Program> { (0..2).map(|_| world.start(&join)).collect() };
-    let workers = start();
-    let config = world.config();
-    let status = || -> Value {
-        let ended = world.start(&["run", "status", "--dir", show(&dir), "--json"]).end();
-        serde_json::from_str(&ended.stdout).unwrap_or_default()
-    };
-    let submitted = world.start(&["run", "submit", show(&config), "--dir", show(&dir)]).end();
-    assert_eq!(submitted.code, Some(0), "{submitted:?}");
-    until("some steps", || (status()["step"].as_u64() >= Some(5)).then_some(()));
-    workers.iter().for_each(|worker| worker.signal(Signal::TERM));
-    for worker in workers {
-        let ended = worker.end();
-        assert_eq!(ended.code, Some(143), "{ended:?}");
-    }
-    let [events, _] = group.members[0].history().expect("a history");
+    (world.with("checkpoint.path", show(&store)).with("run.start_workers", 2), wanted)
+}
+
+/// The workers of daemons leave, all of them, and the next ones go on from where they were.
+fn leave_a_checkpoint(leave: impl FnOnce(&Daemons<'_>, &[Program])) {
+    let (world, wanted) = saved_by_daemons();
+    let (daemons, workers) = Daemons::begin(&world, &[], "");
+    leave(&daemons, &workers);
+    let events = daemons.go_on(workers, &wanted);
     let saved = events.iter().find(|event| event["event"] == "checkpoint").expect("a checkpoint");
-    assert!(!events.iter().any(|event| event["event"] == "lost"), "{events:?}");
-    let workers = start();
-    let over = until("the end", || Some(status()).filter(|run| run["state"] == "complete"));
-    assert_eq!(over["hash"], wanted);
-    let [events, _] = group.members[0].history().expect("a history");
     let step = saved["step"].as_u64().expect("a step");
     assert_eq!(rollbacks(&events), [(step, step)], "nothing is lost");
-    drop(workers);
+    assert!(!events.iter().any(|event| event["event"] == "lost"), "{events:?}");
+}
+
+#[test]
+fn the_last_daemons_leave_a_checkpoint_from_which_the_next_ones_go_on() {
+    leave_a_checkpoint(|_, workers| {
+        workers.iter().for_each(|worker| worker.signal(Signal::TERM));
+    });
+}
+
+#[test]
+fn daemons_that_an_operator_drains_leave_a_checkpoint_from_which_the_next_ones_go_on() {
+    leave_a_checkpoint(|daemons, _| {
+        let listed = daemons.start(&["worker", "ls", "--json"]).end();
+        let listed: Value = serde_json::from_str(&listed.stdout).expect("JSON");
+        let workers = listed["workers"].as_array().expect("a list").iter();
+        let ids: Vec<_> = workers.map(|worker| format!("id:{}", worker["id"])).collect();
+        let drains: Vec<_> = ids.iter().map(|id| daemons.start(&["worker", "drain", id])).collect();
+        for drain in drains {
+            let drained = drain.end();
+            assert_eq!(drained.code, Some(0), "{drained:?}");
+        }
+    });
+}
+
+/// The workers' store takes longer than they wait. The steps are trained again.
+#[test]
+fn daemons_whose_grace_is_too_short_for_the_save_say_so() {
+    let (world, wanted) = saved_by_daemons();
+    let (daemons, workers) = Daemons::begin(&world, &["--grace", "1"], "part.written=sleep(60000)");
+    workers.iter().for_each(|worker| worker.signal(Signal::TERM));
+    let events = daemons.go_on(workers, &wanted);
+    let failed = events.iter().find(|event| event["event"] == "checkpoint_failed");
+    let reason = failed.expect("an event")["reason"].as_str().expect("words");
+    assert!(reason.contains("no worker saved a part of it"), "{reason}");
+    assert!(rollbacks(&events).iter().all(|(_, to)| *to == 0), "{events:?}");
 }
 
 #[test]

@@ -167,6 +167,7 @@ fn a_worker_whose_program_has_another_model_is_refused() {
         listen: "127.0.0.1:0".parse().unwrap(),
         zone: None,
         dir: None,
+        kept_in: None,
         device: DeviceChoice::Cpu,
         grace: None,
         overlap: true,

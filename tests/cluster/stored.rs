@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 
 use everstep_checkpoint::manifest::Manifest;
 
-use crate::world::{Ended, Launched, Program, Run, Signal, World, show};
+use crate::world::{
+    Ended, Launched, Program, Run, Signal, World, complete_checkpoints, flip_a_bit, show, step_of,
+};
 
 const STEPS: i64 = 300;
 
@@ -45,25 +47,6 @@ fn steps(run: &Run, kind: &str) -> Vec<u64> {
     of_kind.map(|event| event["step"].as_u64().expect("a step")).collect()
 }
 
-/// The folders of complete checkpoints, oldest first.
-fn complete(store: &Path) -> Vec<PathBuf> {
-    let entries = fs::read_dir(store).expect("a store").map(|entry| entry.expect("one").path());
-    let mut folders: Vec<_> =
-        entries.filter(|folder| folder.join("manifest.json").is_file()).collect();
-    folders.sort();
-    folders
-}
-
-/// Flips the last bit of a part of a checkpoint.
-fn damage(checkpoint: &Path) {
-    let parts = fs::read_dir(checkpoint).expect("files").map(|file| file.expect("one").path());
-    let is_part = |path: &PathBuf| path.extension().is_some_and(|it| it == "safetensors");
-    let part = parts.into_iter().find(is_part).expect("a part");
-    let mut bytes = fs::read(&part).expect("read");
-    *bytes.last_mut().expect("bytes") ^= 1;
-    fs::write(&part, bytes).expect("written");
-}
-
 #[test]
 fn i12_a_run_goes_on_from_its_store_alone_with_any_number_of_workers() {
     let world = saved_run();
@@ -87,7 +70,8 @@ fn i13_a_run_that_lost_its_coordinators_goes_on_twice_and_has_each_step_once() {
     let world = saved_run();
     let run = world.launch(&["--workers", "2", "--coordinators", "3"]);
     let dir = run.dir.clone();
-    run.until("a checkpoint", || complete_in(&dir).then_some(()));
+    let is_there = || !complete_checkpoints(&dir.join("checkpoints")).is_empty();
+    run.until("a checkpoint", || is_there().then_some(()));
     run.program.signal(Signal::KILL);
     run.program.end();
     for number in 1..=3 {
@@ -113,18 +97,13 @@ fn i13_a_run_that_lost_its_coordinators_goes_on_twice_and_has_each_step_once() {
     run.assert_survived(STEPS as u64);
 }
 
-fn complete_in(dir: &Path) -> bool {
-    dir.join("checkpoints").is_dir() && !complete(&dir.join("checkpoints")).is_empty()
-}
-
 #[test]
 fn i12_a_damaged_checkpoint_of_a_store_is_told_of_and_an_older_one_is_taken() {
     let world = saved_run();
     let store = orphaned_store(&world, world.launch(&["--workers", "2"]), 30);
-    let folders = complete(&store);
-    damage(folders.last().expect("one"));
-    let newest = folders.last().and_then(|it| it.file_name()?.to_str()?.strip_prefix("step-"));
-    let newest: u64 = newest.and_then(|step| step.parse().ok()).expect("a step");
+    let folders = complete_checkpoints(&store);
+    flip_a_bit(folders.last().expect("one"));
+    let newest = step_of(folders.last().expect("one"));
 
     let step = newest.to_string();
     let (ended, _) = resume(&world, &store, &["--workers", "2", "--step", &step]);
@@ -181,7 +160,7 @@ fn rewrite(checkpoint: &Path, change: impl FnOnce(&mut Manifest)) {
 fn a_manifest_that_this_program_cannot_use_is_refused_with_what_to_do() {
     let world = saved_run();
     let store = orphaned_store(&world, world.launch(&["--workers", "2"]), 20);
-    let newest = complete(&store).pop().expect("one");
+    let newest = complete_checkpoints(&store).pop().expect("one");
     let told = || {
         let (ended, run) = resume(&world, &store, &["--workers", "2"]);
         assert!(run.is_none() && !store.with_extension("run").exists(), "{ended:?}");

@@ -6,6 +6,7 @@
 mod coordinator_group;
 mod program;
 mod run;
+mod store;
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -22,6 +23,7 @@ use tempfile::TempDir;
 pub use coordinator_group::{CoordinatorGroup, Member};
 pub use program::{Cluster, Ended, Launched, Node, Program, RUN_ENDS_WITHIN, Signal};
 pub use run::Run;
+pub use store::{complete_checkpoints, flip_a_bit, part_of, step_of};
 
 /// The limit of every wait, far above the usual time. A test that hangs shall report it.
 const TEST_TIMEOUT: Duration = Duration::from_secs(1_200);

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Errors of a place and errors of a run, with real disks: the directory that takes the model is full (meanwhile a worker
 # comes, and workers leave), read-only, and gone; the disk of a whole local cluster is full for some seconds, then
-# read-only, then its folder is moved away; the data path of a run does not exist.
+# read-only, then its folder is moved away; the data path of a run does not exist; the disk of a store of checkpoints is
+# full.
 # Each time the status says so, no worker is lost, and the run completes, or fails once with the worker's words.
 # Needs Linux and root (for a mount namespace of its own); leaves nothing behind.
 # usage: full.sh [EVERSTEP], the program; default: target/release/everstep
@@ -91,7 +92,7 @@ until_said "complete: all 200 steps" 60
 no_worker_is_lost
 
 echo "3. it is gone"
-umount "$out/disk"
+umount --lazy "$out/disk" # the workers have their locked files open there
 rmdir "$out/disk"
 submit gone 3
 until_said "the model cannot be written: .*No such file or directory" 60
@@ -169,4 +170,31 @@ has_steps "$out/moving" 200 || fail "the folder was not made again"
 moves=1
 until mv "$out/moving" "$out/made-$RANDOM" && mv -T "$out/away" "$out/moving"; do moves=$((moves + 1)); done
 trained_in "$out/moving" 1 "$moves"
+
+echo "8. the store of a run's checkpoints is full, and the run trains on"
+mounted "$out/store" -o size=64m
+cp "$out/local.toml" "$out/saved.toml"
+printf '[checkpoint]\npath = "%s"\nevery = 50\nkeep = 2\n' "$out/store/run" >> "$out/saved.toml"
+wanted=$(hash_alone "$out/local.toml")
+begin train here "$everstep" train --config "$out/saved.toml" --workers 2 --dir "$out/saved" --device cpu
+count() { grep -c "\"event\":\"$1\"" "$out/saved/events.jsonl" || true; }
+happened() { [ "$(count "$1")" -ge "$2" ]; }
+until_true 20 "a checkpoint" happened checkpoint 1
+head -c 64M /dev/zero > "$out/store/ballast" 2>/dev/null || true
+until_true 30 "an event tells of a checkpoint that was not written" happened checkpoint_failed 1
+grep '"event":"checkpoint_failed"' "$out/saved/events.jsonl" | grep -q "No space left on device" ||
+    fail "the event does not say why"
+until_true 30 "the status says why" says "No space left on device" "$everstep" run status --dir "$out/saved"
+until_true 30 "the run trains on" has_steps "$out/saved" $(($(wc -l < "$out/saved/metrics.jsonl") + 200))
+written=$(count checkpoint)
+rm "$out/store/ballast"
+until_true 60 "checkpoints are written again" happened checkpoint $((written + 1))
+until_true 30 "an event tells which were not" happened checkpoints_resumed 1
+until_true 60 "the status is as before" says "training: step [0-9,]* of [0-9,]* with 2 workers$" \
+    "$everstep" run status --dir "$out/saved"
+wait "${pid[train]}" || fail "the run has failed"
+grep -q "\"state_hash\": *\"$wanted\"" "$out/saved/report.json" || fail "another hash than that of the undisturbed run"
+"$everstep" checkpoint verify --dir "$out/saved" || fail "a checkpoint is damaged"
+[ "$(find "$out/store/run" -name '*.partial' | wc -l)" = 0 ] || fail "half a part is left"
+[ "$(count lost)" = 0 ] || fail "a worker was lost"
 echo "all held"

@@ -25,7 +25,7 @@ pub mod version;
 
 pub use checkpoint::{
     CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, ManifestToWrite, OnFailure,
-    RunOrigin, SavedPart, WorkerPart, WrittenManifest,
+    RunOrigin, SavedPart, Verification, WorkerPart, WrittenManifest,
 };
 pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use cluster::{

@@ -20,6 +20,7 @@ mod lane;
 mod machine;
 mod peer;
 mod peers;
+mod predecessors;
 mod reader;
 mod store_thread;
 mod telemetry;
@@ -54,6 +55,7 @@ use actor::{Ending, Shell, WorkerActor};
 use coordinator_links::{DialContext, LinkEvents};
 use device_host::DeviceHost;
 use event::PeerConnected;
+use predecessors::Predecessors;
 
 /// The options of a worker daemon.
 #[derive(Clone, Debug)]
@@ -69,6 +71,9 @@ pub struct WorkerOptions {
     pub zone: Option<Zone>,
     /// Where this worker puts the model at the end. None if it cannot write the model.
     pub dir: Option<PathBuf>,
+    /// A directory in which this worker keeps a locked file, so that the next worker that starts
+    /// there can prove the end of this one. None: nothing is kept or proved.
+    pub kept_in: Option<PathBuf>,
     /// The device that the model computes on.
     pub device: DeviceChoice,
     /// The longest wait after SIGTERM until this worker's shards are copied. None means no limit.
@@ -180,14 +185,17 @@ async fn work(
     ready(&Ready { name: name.clone(), address });
     tracing::info!(%name, %address, "admitted");
 
+    let predecessors = options.kept_in.as_deref().map(Predecessors::find).unwrap_or_default();
     let WorkerOptions { zone, dir, device, overlap, grace, .. } = options;
     let (incarnation, machine, prefetch) = (0, machine::id(), PREFETCH);
     let context =
         BuildContext { incarnation, address, machine, zone, dir, device, overlap, prefetch };
     let cluster = ClusterIdentity::of(&credentials);
-    let device_host = DeviceHost::new(registry, context, Pool::new(POOL_BYTES), cluster);
+    let Predecessors { own, ended } = predecessors;
+    let pool = Pool::new(POOL_BYTES);
+    let device_host = DeviceHost::new(registry, context, pool, cluster).kept_in(own);
     let (known, coordinators) = watch::channel(Vec::new());
-    let shell = Shell { endpoint: endpoint.clone(), device_host, known, began };
+    let shell = Shell { endpoint: endpoint.clone(), device_host, known, began, ended };
     let places = options.coordinators;
     let dial_context =
         DialContext { endpoint: endpoint.clone(), places, known: coordinators, token };
@@ -219,7 +227,8 @@ async fn run_actor(
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = since_epoch.map_or(0, |span| span.as_millis() as u64);
     let unix_ms_at_zero = unix_ms.saturating_sub(shell.began.elapsed().as_millis() as u64);
-    let core = Core::new(WorkerIdentity { name, unix_ms_at_zero }, shell.device_host.pool.clone());
+    let identity = WorkerIdentity { name, unix_ms_at_zero };
+    let core = Core::new(identity, shell.device_host.pool.clone()).succeeding(shell.ended.clone());
     let (exit, ended) = tokio::sync::oneshot::channel();
     let endpoint = shell.endpoint.clone();
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));

@@ -9,6 +9,7 @@ mod manifest;
 mod model;
 mod part;
 mod restore;
+mod verify;
 
 use everstep_checkpoint::claims::Claim;
 use everstep_checkpoint::part::PartSummary;
@@ -16,10 +17,12 @@ use everstep_checkpoint::part::reader::CheckpointReader;
 use everstep_checkpoint::store::{Store, StoreError};
 use everstep_transport::identity::Credentials;
 use everstep_transport::protocol::{
-    CheckpointId, Generation, ManifestToWrite, SavedPart, Shard, WrittenManifest,
+    CheckpointId, Generation, ManifestToWrite, SavedPart, Shard, Verification, WrittenManifest,
 };
 
 use self::claim::ClusterClaim;
+use self::restore::Unread;
+pub use self::verify::CheckpointReading;
 use crate::device::checkpoint_facts::CheckpointFacts;
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
@@ -127,6 +130,11 @@ impl StoreWork {
             StoreJob::Restore { generation, id, shards } => {
                 self.restore(store, (*generation, *id), shards, give).map(Attempt::Done)
             }
+            StoreJob::Verify { id } => {
+                let state = self.verify(store, &mut CheckpointReading::of(*id), &mut |_, _| true);
+                let report = state.map(|state| StoreReport::Verification { id: *id, state });
+                Ok(Attempt::Done(report))
+            }
             StoreJob::Model { generation } => self.model(store, *generation),
         }
     }
@@ -188,6 +196,7 @@ impl StoreWork {
             };
             match restore::settle(read) {
                 Ok(Ok(restored)) => {
+                    pass_point("shard.read");
                     given += 1;
                     if !give(restored) {
                         break;
@@ -205,6 +214,23 @@ impl StoreWork {
         }
         shards.drain(..given);
         found
+    }
+
+    /// Reads a checkpoint on, to see whether it is damaged. `goes_on` is asked before each shard,
+    /// with the bytes that are read and those of all shards. Returns the verdict, or `None` if
+    /// something is left to read. A store that fails is a verdict, too.
+    pub fn verify(
+        &self,
+        store: &dyn Store,
+        reading: &mut CheckpointReading,
+        goes_on: &mut dyn FnMut(u64, u64) -> bool,
+    ) -> Option<Verification> {
+        match reading.read(store, &self.facts, goes_on) {
+            Ok(false) => None,
+            Ok(true) => Some(Verification::Whole),
+            Err(Unread::Damaged(reason)) => Some(Verification::Damaged(reason)),
+            Err(Unread::Store(error)) => Some(Verification::Unread(error.to_string())),
+        }
     }
 
     /// Puts the trained model into the store.
@@ -256,7 +282,8 @@ impl StoreJob {
         match self {
             Self::Save(_) => matches!(later, Self::Save(_) | Self::Restore { .. }),
             // Another member can write the manifest, but the model comes after it.
-            Self::Manifest(_) => !matches!(later, Self::Model { .. }),
+            Self::Manifest(_) => !matches!(later, Self::Model { .. } | Self::Verify { .. }),
+            Self::Verify { .. } => true,
             // A restore means that the last step is undone.
             Self::Restore { .. } | Self::Model { .. } => matches!(later, Self::Restore { .. }),
         }
@@ -267,7 +294,7 @@ impl StoreJob {
         let id = match self {
             Self::Save(part) => CheckpointId::of(&part.commit),
             Self::Manifest(order) => CheckpointId::of(&order.parts.first()?.part.commit),
-            Self::Restore { .. } | Self::Model { .. } => return None,
+            Self::Restore { .. } | Self::Verify { .. } | Self::Model { .. } => return None,
         };
         Some(StoreReport::Unsaved { id, reason })
     }

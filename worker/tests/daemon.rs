@@ -70,6 +70,7 @@ impl Scene {
             listen,
             zone: Zone::parse(ZONE),
             dir: None,
+            kept_in: None,
             device: DeviceChoice::Cpu,
             grace,
             overlap: true,

@@ -15,6 +15,7 @@ mod manifest_order;
 mod parts;
 mod restore;
 mod store_errors;
+mod verification;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -32,6 +33,7 @@ use self::manifest_order::ManifestOrder;
 use self::parts::{PendingCheckpoint, hash_of};
 pub use self::store_errors::CheckpointStoreError;
 use self::store_errors::StoreErrors;
+use self::verification::OrderedVerification;
 use super::workers::bounded;
 use super::{Core, ShellEffect, invariants};
 #[cfg(feature = "planted")]
@@ -60,6 +62,7 @@ pub(super) struct CheckpointWriting {
     /// An entry is on its way that says that a checkpoint is skipped.
     tells_skip: bool,
     store_errors: StoreErrors,
+    verification: Option<OrderedVerification>,
     /// When the current generation began, or when this coordinator came to lead in it.
     renewed: Time,
 }

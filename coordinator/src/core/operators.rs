@@ -79,6 +79,7 @@ impl Core {
                 self.watch(from, WatchPosition { run, step, event })
             }
             Message::Ask(question) => self.ask(from, question),
+            Message::AskVerification { step } => self.ask_verification(now, from, step),
             Message::Request { id, command } => self.request(now, from, id, command),
             Message::Transfer { id, to } => {
                 self.outbox.push(CoreEffect::Transfer { asked_by: from, id, to });

@@ -34,7 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use self::planned_members::PlannedMembers;
-use self::resume_point::{NoWholeCheckpoint, ResumePoint};
+use self::resume_point::ResumePoint;
 use self::shard_holders::ShardHolders;
 pub(super) use self::target::{Target, candidates};
 use super::directives::Asked;
@@ -43,7 +43,7 @@ use super::partition::Pair;
 use crate::assign::Occasion;
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
-use crate::state::{Change, Checkpoints, Worker, WorkerPhase};
+use crate::state::{Change, Checkpoints, NoWholeCheckpoint, Worker, WorkerPhase};
 
 /// A coordinator with the planted bug takes an owner for dead that is silent for this long.
 #[cfg(feature = "planted")]

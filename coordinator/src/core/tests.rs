@@ -29,6 +29,7 @@ mod stored_models;
 mod storms;
 mod unable;
 mod unsaved;
+mod verifications;
 mod views;
 mod zones;
 

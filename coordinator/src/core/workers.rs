@@ -293,6 +293,18 @@ impl Core {
         }
     }
 
+    /// A worker proves that others have ended: it holds the locks of files that they held. Only a
+    /// process that could read those files knows the incarnations, which are random numbers.
+    fn predecessors_ended(&mut self, now: Time, worker: WorkerId, ended: &[u64]) {
+        let others = self.state.present().filter(|(other, _)| *other != worker);
+        let replaced = others.filter(|(_, known)| ended.contains(&known.registration.incarnation));
+        let replaced: Vec<WorkerId> = replaced.map(|(other, _)| other).collect();
+        for other in replaced {
+            let reason = LossReason::RegisteredAnew;
+            self.suspect(now, other, Suspicion { reason, certainty: Certainty::Dead });
+        }
+    }
+
     /// The log has decided on a registration. A worker without a link has until its deadline to
     /// come back.
     pub(super) fn registered(
@@ -335,10 +347,12 @@ impl Core {
             Message::Finished(result) if result.worker == worker => self.finished(now, result),
             Message::Written(place) => self.written_by(now, worker, place),
             Message::Stored(place) => self.stored_by(now, worker, place),
+            Message::Predecessors { ended } => self.predecessors_ended(now, worker, &ended),
             Message::Saved(part) => self.saved(now, worker, part),
             Message::Unsaved { id, reason } => self.unsaved(now, worker, id, reason),
             Message::WrittenManifest(it) => self.wrote_manifest(now, worker, it),
             Message::Damaged { id, reason } => self.damaged(now, worker, id, &reason),
+            Message::Verification { id, state } => self.on_verification(now, worker, (id, state)),
             Message::Unable { inability, reason } => {
                 self.cannot_compute(now, worker, (inability, &reason));
             }

@@ -13,7 +13,9 @@ use actix::Message;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::question::CoordinatorStatus;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{self, CoordinatorId, CoordinatorView, NodeName, RunId};
+use everstep_transport::protocol::{
+    self, CoordinatorId, CoordinatorView, NodeName, RunId, Verification,
+};
 use everstep_transport::time::Time;
 use tokio::sync::oneshot;
 
@@ -75,6 +77,8 @@ pub(crate) enum RequestError {
     Refused(Rejection),
     /// This coordinator does not lead, and has done nothing.
     NotLeader(NotLeading),
+    /// The checkpoint to go back to is not known to be whole.
+    Unverified(Verification),
     /// This coordinator led, and then no longer. The change may yet happen, or be lost.
     Undecided,
 }
@@ -115,7 +119,8 @@ impl OperatorRequests {
         let OperatorRequest { message, answer } = request;
         let (link, name) = (LinkId(FIRST_LINK + self.count), NodeName::parse("http-api"));
         let is_request = matches!(message, protocol::Message::Request { .. });
-        let early = (is_request && !leads).then(|| message.clone());
+        let asks = matches!(message, protocol::Message::AskVerification { .. });
+        let early = ((is_request || asks) && !leads).then(|| message.clone());
         let resigns = leads && matches!(message, protocol::Message::Transfer { .. });
         self.count += 1;
         let before = self.open.replace(OpenRequest {
@@ -152,6 +157,11 @@ impl OperatorRequests {
                     let refused = refusal.clone().map(RequestError::Refused);
                     open.answer(refused.map_or(Ok(*run), Err));
                 }
+                protocol::Message::Verification { state, .. } => open.answer(match state {
+                    // The request itself is refused if there is no such checkpoint.
+                    Verification::Whole | Verification::NotListed => Ok(None),
+                    other => Err(RequestError::Unverified(other.clone())),
+                }),
                 // A leader sends this list as well, and then the answer.
                 protocol::Message::Coordinators { leader, members, .. }
                     if !open.resigns && !leads =>
@@ -199,7 +209,9 @@ impl OpenRequest {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::{Message, OperatorCommand, RequestId, Term};
+    use everstep_transport::protocol::{
+        CheckpointId, Message, OperatorCommand, RequestId, Step, Term,
+    };
     use tokio::sync::oneshot::error::TryRecvError;
 
     use super::*;
@@ -235,6 +247,24 @@ mod tests {
         requests.hear(LinkId(FIRST_LINK + 1), &message, false);
         let answer = answered.try_recv().expect("an answer");
         assert_eq!(answer, Err(RequestError::Undecided), "the next leader may find it in the log");
+    }
+
+    #[test]
+    fn a_question_for_a_checkpoint_is_answered_with_the_verdict() {
+        let mut requests = OperatorRequests::default();
+        let mut hear = |state: Verification| {
+            let (answer, mut answered) = oneshot::channel();
+            let (step, id) = (Step(5), CheckpointId::default());
+            let message = Message::AskVerification { step };
+            requests.open(OperatorRequest { message, answer }, true);
+            let link = LinkId(FIRST_LINK + requests.count - 1);
+            requests.hear(link, &Message::Verification { id, state }, true);
+            answered.try_recv().expect("an answer")
+        };
+        assert_eq!(hear(Verification::Whole), Ok(None));
+        assert_eq!(hear(Verification::NotListed), Ok(None), "the rollback is refused in words");
+        let damage = Verification::Damaged("a bit flipped".into());
+        assert_eq!(hear(damage.clone()), Err(RequestError::Unverified(damage)));
     }
 
     /// The core did not keep it: while no coordinator leads, the core does not tell the leader.

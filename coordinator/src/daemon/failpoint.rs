@@ -82,6 +82,7 @@ pub const POINTS: &[&str] = &[
     "propose.generation",
     "propose.end",
     "propose.list_checkpoint",
+    "propose.damage_checkpoint",
     // An entry is durable, and no peer knows.
     "appended.lead",
     "appended.request",
@@ -91,6 +92,7 @@ pub const POINTS: &[&str] = &[
     "appended.generation",
     "appended.end",
     "appended.list_checkpoint",
+    "appended.damage_checkpoint",
     // An entry is applied, and its consequences are done and sent.
     "applied.lead",
     "applied.request",
@@ -100,6 +102,7 @@ pub const POINTS: &[&str] = &[
     "applied.generation",
     "applied.end",
     "applied.list_checkpoint",
+    "applied.damage_checkpoint",
     // Before lines are written, after that, and when they are durable. Before and after a cut.
     "record",
     "recorded",
@@ -292,7 +295,9 @@ mod tests {
     use everstep_transport::protocol::figures::RunFigures;
     use everstep_transport::protocol::outcome::Outcome;
     use everstep_transport::protocol::reason::LossReason;
-    use everstep_transport::protocol::{Lineage, NodeName, Step, Term, WorkerId, exemplars};
+    use everstep_transport::protocol::{
+        CheckpointId, Lineage, NodeName, Step, Term, WorkerId, exemplars,
+    };
 
     use super::*;
     use crate::core::{LinkEnd, LinkId};
@@ -332,7 +337,9 @@ mod tests {
             deleted: vec![],
             skipped: 0,
         };
-        let others = [Command::Lead { coordinator: 1 }, lose, drain, end, list];
+        let (run, id, reason) = (1, CheckpointId::default(), String::new());
+        let damage = Command::DamageCheckpoint { run, id, reason };
+        let others = [Command::Lead { coordinator: 1 }, lose, drain, end, list, damage];
         let position = LogPosition { index: 2, term: Term(1) };
         let entry = |command| raft::RaftEntry {
             position,
@@ -422,14 +429,17 @@ mod tests {
 
     /// Messages without a failpoint: those of a worker whose memory has changed, lines that
     /// coordinators send again, what workers say of a store that fails or of a checkpoint that is
-    /// damaged, and messages that only several runs need. Also messages between
+    /// damaged or verified, and messages that only several runs need. Also messages between
     /// workers, and messages that operators send only over HTTP, or to look around. The rest has
     /// points by content, or needs none.
-    const WITHOUT_A_POINT: [&str; 28] = [
+    const WITHOUT_A_POINT: [&str; 32] = [
         "failed",
+        "predecessors",
         "unsaved",
         "damaged",
+        "verification",
         "released",
+        "verify",
         "prepared",
         "commit",
         "go",
@@ -449,6 +459,7 @@ mod tests {
         "ask_runs",
         "ask_revoked",
         "ask_checkpoints",
+        "ask_verification",
         "told_coordinators",
         "told_tokens",
         "told_runs",

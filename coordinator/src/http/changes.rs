@@ -133,9 +133,21 @@ pub(super) async fn rollback(
 ) -> ChangeResponse {
     let next = "send {\"run\": ID, \"step\": 0}, with the id that /api/v1/runs tells";
     let RollbackBody { run, step, generation } = parse(&read(body).await?, next)?;
-    let generation = Generation(generation);
-    source.command(key, OperatorCommand::Rollback { run, step: Step(step), generation }).await?;
+    let (step, generation) = (Step(step), Generation(generation));
+    // The run may have gone back already because of an earlier copy of this very request.
+    if step > Step(0) && is_new(&source, key).await? {
+        source.verify(key, step).await?;
+    }
+    source.command(key, OperatorCommand::Rollback { run, step, generation }).await?;
     Ok(HttpResponse::Accepted().json(json!({ "run": run, "step": step })))
+}
+
+/// Whether this coordinator knows of no request with the key.
+async fn is_new(source: &Source, key: IdempotencyKey) -> Result<bool, HttpProblem> {
+    match key.id() {
+        Some(id) => Ok(!source.find(move |known| known.core.knows_request(id)).await?),
+        None => Ok(true),
+    }
 }
 
 pub(super) async fn drain(
@@ -145,10 +157,7 @@ pub(super) async fn drain(
 ) -> ChangeResponse {
     let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
     // A worker that no view lists may have left because of an earlier copy of this very request.
-    let is_new = match key.id() {
-        Some(id) => !source.find(move |known| known.core.knows_request(id)).await?,
-        None => true,
-    };
+    let is_new = is_new(&source, key).await?;
     let overview = source.overview(true).await?;
     if is_new && !overview.cluster.workers.iter().any(|view| view.worker == worker) {
         return Err(no_worker(&id));

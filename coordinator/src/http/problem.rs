@@ -5,6 +5,7 @@ use std::fmt;
 use actix_web::http::header::{ALLOW, WWW_AUTHENTICATE};
 use actix_web::http::{Method, StatusCode};
 use actix_web::{HttpResponse, ResponseError};
+use everstep_transport::protocol::Verification;
 use everstep_transport::protocol::rejection::{Rejection, RejectionKind};
 use serde_json::json;
 
@@ -51,6 +52,33 @@ impl HttpProblem {
             }
         };
         Self::new(status, rejection.to_string(), next)
+    }
+
+    /// The checkpoint to go back to is not known to be whole, and nothing was undone.
+    pub(super) fn unverified(state: &Verification) -> Self {
+        let (status, why, next) = match state {
+            Verification::Damaged(why) => {
+                let why = format!("the checkpoint is damaged: {why}");
+                (
+                    StatusCode::CONFLICT,
+                    why,
+                    "name another step: `everstep checkpoint ls` lists them",
+                )
+            }
+            Verification::Unread(why) => {
+                let why = format!("the checkpoint cannot be read: {why}");
+                (StatusCode::SERVICE_UNAVAILABLE, why, "mend what it names, and ask again")
+            }
+            Verification::NoReader => {
+                let why = "no worker is there that could read the checkpoint".into();
+                (StatusCode::SERVICE_UNAVAILABLE, why, "start a worker, and ask again")
+            }
+            _ => {
+                let why = "a worker still reads the checkpoint to see whether it is damaged".into();
+                (StatusCode::SERVICE_UNAVAILABLE, why, "ask again in a second")
+            }
+        };
+        Self::new(status, why, next)
     }
 
     /// The coordinator cannot answer now.

@@ -15,15 +15,19 @@ use std::time::{Duration, Instant};
 use actix::Addr;
 use actix_web::http::StatusCode;
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{Message, OperatorCommand, RequestId, RunId};
+use everstep_transport::protocol::{
+    Message, OperatorCommand, RequestId, RunId, Step, Verification,
+};
 use tokio::sync::{Mutex, oneshot};
-use tokio::time::{sleep_until, timeout};
+use tokio::time::error::Elapsed;
+use tokio::time::{sleep, sleep_until, timeout};
 
 use super::Overview;
 use super::key::{self, IdempotencyKey};
 use super::problem::HttpProblem;
 use crate::daemon::{
     CoordinatorActor, LinearizableRead, OperatorRequest, Query, QueryContext, RequestError,
+    RequestResult,
 };
 
 /// How long an overview is new enough for a client that takes a stale answer.
@@ -34,6 +38,12 @@ const ACTOR_QUERY_INTERVAL: Duration = Duration::from_millis(20);
 const ACTOR_ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How long the log may take to agree to a change.
 const AGREEMENT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The time between two questions how far a checkpoint is read.
+const VERIFICATION_POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// An answer to an operator's message, or what kept it away.
+type TimedAnswer = Result<Result<RequestResult, oneshot::error::RecvError>, Elapsed>;
 
 /// An overview, and when the source asked for it.
 type CachedOverview = Mutex<Option<(Instant, Arc<Overview>)>>;
@@ -172,36 +182,39 @@ impl Source {
         key: IdempotencyKey,
         message: impl FnOnce(RequestId) -> Message,
     ) -> Result<Option<RunId>, HttpProblem> {
+        let agreed = self.answer_to(key, message).await?;
+        // A client that asks now sees the change.
+        *self.latest.lock().await = None;
+        outcome(key, agreed)
+    }
+
+    /// Waits until a worker has read the checkpoint of a step whole, or returns why that one may
+    /// not be gone back to. A reading that takes long goes on, and the client may ask again.
+    pub(super) async fn verify(&self, key: IdempotencyKey, step: Step) -> Result<(), HttpProblem> {
+        let until = Instant::now() + AGREEMENT_TIMEOUT;
+        loop {
+            let answered = self.answer_to(key, |_| Message::AskVerification { step }).await?;
+            match &answered {
+                Ok(Ok(Err(RequestError::Unverified(state))))
+                    if is_under_way(state) && Instant::now() < until => {}
+                _ => return outcome(key, answered).map(drop),
+            }
+            sleep(VERIFICATION_POLL_INTERVAL).await;
+        }
+    }
+
+    /// The coordinator's answer to an operator's message, if it comes in time.
+    async fn answer_to(
+        &self,
+        key: IdempotencyKey,
+        message: impl FnOnce(RequestId) -> Message,
+    ) -> Result<TimedAnswer, HttpProblem> {
         let mut newest = within_timeout(self.change.lock()).await?;
         newest.number += 1;
         let (answer, answered) = oneshot::channel();
         let message = message(key.id().unwrap_or(*newest));
         self.coordinator.do_send(OperatorRequest { message, answer });
-        let agreed = timeout(AGREEMENT_TIMEOUT, answered).await;
-        // A client that asks now sees the change.
-        *self.latest.lock().await = None;
-        match agreed {
-            Ok(Ok(Ok(run))) => Ok(run),
-            Ok(Ok(Err(RequestError::Refused(reason)))) => Err(HttpProblem::rejected(&reason)),
-            Ok(Ok(Err(RequestError::NotLeader(place)))) => {
-                let words = place.to_string();
-                Err(HttpProblem::new(StatusCode::SERVICE_UNAVAILABLE, words, "ask there"))
-            }
-            Ok(Err(_)) => Err(stopping()),
-            undecided => {
-                let error = match undecided {
-                    Err(_) => "the coordinators have not agreed to it in time; they may yet",
-                    Ok(_) => "another coordinator has come to lead; it may yet be agreed to",
-                };
-                let next = match key.id() {
-                    Some(_) => {
-                        "ask the coordinator that leads again, with the same `Idempotency-Key`"
-                    }
-                    None => "look at /api/v1/status, and ask again if nothing has changed",
-                };
-                Err(HttpProblem::new(StatusCode::GATEWAY_TIMEOUT, error, next))
-            }
-        }
+        Ok(timeout(AGREEMENT_TIMEOUT, answered).await)
     }
 
     async fn ask<A: Send + 'static>(
@@ -210,6 +223,36 @@ impl Source {
     ) -> Result<A, HttpProblem> {
         self.coordinator.send(Query(Box::new(question))).await.map_err(|_| stopping())
     }
+}
+
+/// What an answer means for the client.
+fn outcome(key: IdempotencyKey, answered: TimedAnswer) -> Result<Option<RunId>, HttpProblem> {
+    match answered {
+        Ok(Ok(Ok(run))) => Ok(run),
+        Ok(Ok(Err(RequestError::Refused(reason)))) => Err(HttpProblem::rejected(&reason)),
+        Ok(Ok(Err(RequestError::Unverified(state)))) => Err(HttpProblem::unverified(&state)),
+        Ok(Ok(Err(RequestError::NotLeader(place)))) => {
+            let words = place.to_string();
+            Err(HttpProblem::new(StatusCode::SERVICE_UNAVAILABLE, words, "ask there"))
+        }
+        Ok(Err(_)) => Err(stopping()),
+        undecided => {
+            let error = match undecided {
+                Err(_) => "the coordinators have not agreed to it in time; they may yet",
+                Ok(_) => "another coordinator has come to lead; it may yet be agreed to",
+            };
+            let next = match key.id() {
+                Some(_) => "ask the coordinator that leads again, with the same `Idempotency-Key`",
+                None => "look at /api/v1/status, and ask again if nothing has changed",
+            };
+            Err(HttpProblem::new(StatusCode::GATEWAY_TIMEOUT, error, next))
+        }
+    }
+}
+
+/// Whether a verdict on a checkpoint may come in a moment.
+fn is_under_way(state: &Verification) -> bool {
+    matches!(state, Verification::Reading { .. } | Verification::NoReader)
 }
 
 fn stopping() -> HttpProblem {

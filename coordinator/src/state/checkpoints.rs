@@ -17,6 +17,11 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::checkpoint_progress::CheckpointProgress;
 use super::{EntryOutcome, State};
 
+/// The run has checkpoints, and none that it may go back to can be restored. Only an operator lets
+/// it begin anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoWholeCheckpoint;
+
 /// The checkpoints of the current run.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Checkpoints {
@@ -53,14 +58,26 @@ impl Checkpoints {
         older.into_iter().find(|listed| listed.damage.is_none())
     }
 
-    /// Whether there are checkpoints, and none that can be restored.
-    pub fn has_only_damaged(&self) -> bool {
-        !self.listed.is_empty() && self.newest_up_to(Step(u64::MAX)).is_none()
+    /// The checkpoint for a run that goes back to this step at most. `None` if the run begins
+    /// anew: it goes back to step 0, or has no checkpoint.
+    ///
+    /// # Errors
+    /// [`NoWholeCheckpoint`]: damage of all checkpoints may be that of a disk that can be mended.
+    pub fn to_restore(&self, step: Step) -> Result<Option<&ListedCheckpoint>, NoWholeCheckpoint> {
+        match self.newest_up_to(step) {
+            None if step > Step(0) && !self.listed.is_empty() => Err(NoWholeCheckpoint),
+            found => Ok(found),
+        }
+    }
+
+    /// The listed checkpoint of this step. It may be damaged.
+    pub fn of_step(&self, step: Step) -> Option<&ListedCheckpoint> {
+        self.listed.get(&step)
     }
 
     /// The checkpoint of this name, if it is listed. It may be damaged.
     pub fn find(&self, id: CheckpointId) -> Option<&ListedCheckpoint> {
-        self.listed.get(&id.step).filter(|listed| listed.id() == id)
+        self.of_step(id.step).filter(|listed| listed.id() == id)
     }
 
     /// The checkpoint of this name, if it is listed and can be restored.
@@ -199,7 +216,7 @@ impl State {
     ) -> Result<EntryOutcome, Rejection> {
         self.checkpoints.damage(id, reason)?;
         let (step, reason) = (id.step, reason.to_owned());
-        let is_last = self.checkpoints.has_only_damaged();
+        let is_last = self.checkpoints.to_restore(Step(u64::MAX)).is_err();
         self.events.note(unix_ms, EventKind::CheckpointDamaged { step, reason, is_last });
         Ok(EntryOutcome::Accepted)
     }

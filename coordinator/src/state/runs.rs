@@ -242,7 +242,7 @@ impl State {
         if !origin.falls_back && step == origin.step {
             return Some(FailReason::OriginDamaged { step, damage });
         }
-        let is_last = self.checkpoints.newest_up_to(step).is_none();
+        let is_last = self.checkpoints.to_restore(step).is_err();
         is_last.then_some(FailReason::NoWholeCheckpoint { step, damage })
     }
 

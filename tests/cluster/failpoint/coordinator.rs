@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use everstep_coordinator::daemon::failpoint::POINTS;
-use everstep_transport::protocol::{CheckpointSpec, WorkerId};
+use everstep_transport::protocol::{CheckpointSpec, Step, WorkerId};
 use rustix::process::{Signal, kill_process};
 
 use super::{SLOW, Scene, abreast, assert_stored, world};
-use crate::world::World;
+use crate::world::{World, flip_a_bit};
 
 /// The event in a run while its coordinators die.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +42,8 @@ enum While {
     Ending,
     /// The run writes checkpoints.
     Saving,
+    /// The only owner of many shards is killed, and the newest checkpoint is damaged.
+    Damaging,
 }
 
 /// Every point, with its event. A row is a run, and its coordinators die in this order. They are
@@ -88,6 +90,10 @@ const LIVES: &[(While, &[&str])] = &[
         While::Saving,
         &["propose.list_checkpoint", "appended.list_checkpoint", "applied.list_checkpoint"],
     ),
+    (
+        While::Damaging,
+        &["propose.damage_checkpoint", "appended.damage_checkpoint", "applied.damage_checkpoint"],
+    ),
 ];
 
 /// Two of three members hear the Pause.
@@ -132,7 +138,11 @@ fn play(world: &World, happenings: &[While]) {
             points.iter().filter(|point| !met.lines().any(|l| l == **point)).collect();
         assert!(missed.is_empty(), "{happening:?}: not met: {missed:?}");
         assert_eq!(report.coordinator_restarts as usize, points.len(), "{happening:?}: {points:?}");
-        let rollbacks = usize::from(*happening == While::GoingBack);
+        let rollbacks = match happening {
+            While::GoingBack => 1,
+            While::Damaging => 2,
+            _ => 0,
+        };
         assert_eq!(report.rollbacks.len(), rollbacks, "{happening:?}: {points:?}");
     });
 }
@@ -142,7 +152,7 @@ impl While {
     fn workers(self) -> &'static [&'static str] {
         match self {
             Self::Beginning | Self::Ending => &["", "", ""],
-            Self::GoingBack => &[SLOW, ""],
+            Self::GoingBack | Self::Damaging => &[SLOW, ""],
             Self::Losing => &[SLOW, "", "", ""],
             Self::Breaking => &[SLOW, "", BROKEN],
             _ => &[SLOW, "", ""],
@@ -164,6 +174,7 @@ impl While {
             Self::Evicting => evict(scene).await,
             Self::Operating => operate(scene, points).await,
             Self::Refusing => refuse_to_join(scene, points).await,
+            Self::Damaging => damage(scene).await,
         }
     }
 }
@@ -185,6 +196,14 @@ async fn refuse_to_join(scene: &mut Scene<'_>, points: &[&str]) {
     scene.add("");
     scene.until(|scene| scene.has_met(points[0])).await;
     fs::write(&path, text).expect("written");
+}
+
+/// The newest checkpoint is damaged when the run has to go back. The next one is far.
+async fn damage(scene: &mut Scene<'_>) {
+    let newest = |scene: &Scene<'_>| scene.cluster.progress().checkpoint() == Some(Step(200));
+    assert!(scene.until(newest).await);
+    flip_a_bit(&scene.log.with_file_name("checkpoints").join("step-000200"));
+    kill_process(scene.newest().1, Signal::KILL).expect("it lives");
 }
 
 /// A member stands still until it is no member any more. When it goes on, it hears that at the
@@ -234,6 +253,29 @@ fn a_coordinator_may_die_when_a_worker_that_joins_is_refused() {
 #[test]
 fn i12_a_coordinator_may_die_at_any_point_of_a_checkpoint() {
     play(&world(400, &[("checkpoint.every", 20)]), &[While::Saving]);
+}
+
+#[test]
+fn i12_a_coordinator_may_die_when_a_checkpoint_turns_out_to_be_damaged() {
+    let settings = [("checkpoint.every", 100), ("redundancy.copies", 1)];
+    play(&world(400, &settings), &[While::Damaging]);
+}
+
+/// The leader of three dies, and another one leads on with the parts that workers tell it again.
+/// Each of the three dies at the point, if it comes there.
+#[test]
+fn i12_the_leader_of_three_coordinators_may_die_at_any_point_of_a_checkpoint() {
+    let world = world(200, &[("checkpoint.every", 20), ("checkpoint.keep", 2)]);
+    world.undisturbed();
+    let points = LIVES.iter().filter(|(happening, _)| *happening == While::Saving);
+    abreast(points.flat_map(|(_, points)| *points), async |point| {
+        let mut scene = Scene::begin_among(&world, &[*point; 3], &[SLOW, "", ""]).await;
+        assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        let dir = scene.log.parent().expect("a directory").to_path_buf();
+        let report = scene.complete().await;
+        assert!(report.coordinator_restarts > 0, "{point}");
+        assert_stored(&world, &dir, (2, point));
+    });
 }
 
 #[test]

@@ -39,6 +39,8 @@ enum By {
     ComingBack,
     /// It is the first of three members of a run that writes checkpoints.
     Saving,
+    /// It reads its shards of a checkpoint, since the only owner of others is lost.
+    Restoring,
     /// All members hold, and no message of the coordinator comes through.
     Holding,
 }
@@ -112,6 +114,7 @@ const BY: &[(By, &[&str])] = &[
             "model.placed",
         ],
     ),
+    (By::Restoring, &["shard.read"]),
     (By::Holding, &["go.send", "go.receive"]),
 ];
 
@@ -240,6 +243,25 @@ fn i12_a_checkpoint_that_was_complete_and_never_listed_is_saved_again() {
     assert_eq!(of("checkpoint").expect("one")["step"], 100);
     assert_eq!(of("checkpoint_failed"), None);
     assert_ne!(fs::read_to_string(&manifest).expect("a manifest"), first, "a later generation's");
+}
+
+/// One of the two that are left after a loss dies when it has read a part of its shards.
+#[test]
+fn i12_a_worker_may_die_while_it_restores_a_checkpoint() {
+    let world = world(200, &[("checkpoint.every", 20), ("redundancy.copies", 1)]);
+    world.undisturbed();
+    abreast(points(By::Restoring), async |point| {
+        let late = format!("{point}=3*off->1*return(kill)");
+        let mut scene = Scene::begin(&world, &[SLOW, &late, ""]).await;
+        let is_listed = |scene: &Scene<'_>| scene.cluster.progress().checkpoint().is_some();
+        assert!(scene.until(is_listed).await);
+        kill_process(scene.newest().1, Signal::KILL).expect("it lives");
+        assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        let dir = scene.log.parent().expect("a directory").to_path_buf();
+        let report = scene.end().await;
+        assert!(report.rollbacks.iter().all(|back| back.to.0 >= 20), "{:?}", report.rollbacks);
+        assert_stored(&world, &dir, (2, point));
+    });
 }
 
 #[test]

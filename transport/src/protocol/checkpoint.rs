@@ -6,11 +6,13 @@
 
 mod origin;
 mod retention;
+mod verification;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use self::origin::RunOrigin;
 pub use self::retention::Retention;
+pub use self::verification::Verification;
 use super::ids::{Generation, Shard, Step, Term, WorkerId};
 use super::outcome::Event;
 use super::run::SpecError;

@@ -7,8 +7,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 use self::runs::stated_run;
 pub use self::runs::{resumed_run, run};
 use super::checkpoint::{
-    CheckpointId, CheckpointView, ListedCheckpoint, ManifestToWrite, SavedPart, WorkerPart,
-    WrittenManifest,
+    CheckpointId, CheckpointView, ListedCheckpoint, ManifestToWrite, SavedPart, Verification,
+    WorkerPart, WrittenManifest,
 };
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
@@ -192,6 +192,7 @@ fn from_worker() -> Vec<Message> {
         Message::Unable { inability: Inability::Run, reason: "no such file".into() },
         Message::Written(place()),
         Message::Stored(ModelPlace { host: String::new(), ..place() }),
+        Message::Predecessors { ended: vec![4, 5] },
         Message::Saved(saved_part()),
         Message::Unsaved { id: checkpoint(), reason: UnsavedPart::Failed("no space left".into()) },
         Message::WrittenManifest(WrittenManifest {
@@ -201,6 +202,10 @@ fn from_worker() -> Vec<Message> {
             deleted: vec![checkpoint()],
         }),
         Message::Damaged { id: checkpoint(), reason: "a bit flipped".into() },
+        Message::Verification {
+            id: checkpoint(),
+            state: Verification::Reading { bytes: 1, total: 2 },
+        },
     ]
 }
 
@@ -237,6 +242,7 @@ fn from_coordinator() -> Vec<Message> {
         Message::Drain { worker: WORKER },
         Message::Dismiss,
         Message::Released { term },
+        Message::Verify { term, id: checkpoint() },
     ]
 }
 
@@ -450,6 +456,7 @@ fn questions_and_replies() -> Vec<Message> {
         Message::Ask(Question::Runs),
         Message::Ask(Question::Revoked),
         Message::Ask(Question::Checkpoints),
+        Message::AskVerification { step: STEP },
         Message::Told(Reply::Coordinators {
             term: TERM,
             applied: 9,

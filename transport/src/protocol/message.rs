@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::checkpoint::{CheckpointId, ManifestToWrite, SavedPart, WrittenManifest};
+use super::checkpoint::{CheckpointId, ManifestToWrite, SavedPart, Verification, WrittenManifest};
 use super::cluster::{
     CoordinatorId, CoordinatorView, HistoryEntry, Keys, Lineage, OperatorCommand, RequestId, RunId,
 };
@@ -445,6 +445,35 @@ pub enum Message {
     /// The model is complete and durable in the run's store, at this place. The sender repeats this
     /// to each new leader.
     Stored(ModelPlace),
+    /// The processes of the workers with these incarnations have ended: the sender has the lock of
+    /// a file that each of them held. The sender repeats this to each new leader.
+    Predecessors {
+        /// The incarnations that those workers stated when they registered.
+        ended: Vec<u64>,
+    },
+
+    // Operator to coordinator, coordinator to worker, and back.
+    /// The operator asks whether the checkpoint of a step is damaged. The leader has a worker read
+    /// it, and says at once how that stands. So the operator asks again until it has a verdict.
+    AskVerification {
+        /// The step of the checkpoint.
+        step: Step,
+    },
+    /// The receiver reads a checkpoint whole. The leader repeats this until it has the verdict.
+    Verify {
+        /// The term in which the sender leads.
+        term: Term,
+        /// The checkpoint to read.
+        id: CheckpointId,
+    },
+    /// How the reading of a checkpoint stands: the answer to AskVerification, and what a worker
+    /// says after Verify, several times while it reads.
+    Verification {
+        /// The checkpoint. Its generation is 0 if none is listed.
+        id: CheckpointId,
+        /// What is known of it.
+        state: Verification,
+    },
 }
 
 impl Message {

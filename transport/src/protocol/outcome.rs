@@ -3,6 +3,7 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+mod checkpoint_trouble;
 mod event_json;
 mod waits;
 

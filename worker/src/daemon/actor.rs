@@ -44,6 +44,8 @@ pub struct Shell {
     pub known: watch::Sender<Vec<CoordinatorView>>,
     /// The core's time zero.
     pub began: Instant,
+    /// Incarnations of workers that have ended, as this worker's directory proves.
+    pub ended: Vec<u64>,
 }
 
 /// The core with its surroundings, as an actix actor.

@@ -18,6 +18,7 @@ use tokio::sync::mpsc;
 
 use super::actor::WorkerActor;
 use super::event::{DeviceBuilt, DeviceReported, StoreReported};
+use super::predecessors::LockedFile;
 use super::store_thread;
 use super::telemetry::{self, DeviceTelemetry};
 use crate::device::build::{BuildContext, build};
@@ -58,6 +59,8 @@ pub struct DeviceHost {
     begun: Vec<Weak<()>>,
     /// The state of the device, if it is no CPU.
     telemetry: Option<DeviceTelemetry>,
+    /// The file that names the worker's incarnations, if it keeps one.
+    kept_in: Option<LockedFile>,
 }
 
 impl Drop for DeviceHost {
@@ -75,8 +78,15 @@ impl DeviceHost {
         pool: Pool,
         cluster: ClusterIdentity,
     ) -> Self {
-        let (device, store, telemetry) = (None, None, None);
-        Self { registry, context, pool, cluster, build: 0, device, store, begun: vec![], telemetry }
+        let (device, store, telemetry, kept_in, begun) = (None, None, None, None, vec![]);
+        let build = 0;
+        Self { registry, context, pool, cluster, build, device, store, begun, telemetry, kept_in }
+    }
+
+    /// The same, with each incarnation in a file.
+    pub fn kept_in(mut self, file: Option<LockedFile>) -> Self {
+        self.kept_in = file;
+        self
     }
 
     /// Drops the device, which ends after its queued jobs, and then builds another one. `own` hears
@@ -86,6 +96,7 @@ impl DeviceHost {
         self.build += 1;
         remove_passing(self.context.incarnation);
         self.context.incarnation = random();
+        self.kept_in.iter_mut().for_each(|file| file.begin(self.context.incarnation));
         let (registry, context) = (self.registry.clone(), self.context.clone());
         let (pool, number) = (self.pool.clone(), self.build);
         let (earlier, alive) = (self.begin(), Arc::new(()));

@@ -93,6 +93,8 @@ pub const STORE_POINTS: &[&str] = &[
     "part.swept",
     "model.due",
     "model.placed",
+    // A shard of a checkpoint is read, and the worker does not have it yet.
+    "shard.read",
 ];
 
 /// Reads the actions for these points, once, when the process starts.
@@ -276,17 +278,21 @@ mod tests {
     }
 
     /// Messages that a worker neither sends nor receives, or only with several coordinators or
-    /// runs. Also messages that it sends all the time, and those that end it anyway.
-    const WITHOUT_A_POINT: [&str; 37] = [
+    /// runs, or only if an operator wants a checkpoint verified. Also messages that it sends all
+    /// the time, and those that end it anyway.
+    const WITHOUT_A_POINT: [&str; 41] = [
         "heartbeat",
         "failed",
         "unable",
+        "predecessors",
         "unsaved",
         "damaged",
+        "verification",
         "refused",
         "heartbeat_answer",
         "drain",
         "released",
+        "verify",
         "coordinators",
         "fetch_keys",
         "keys",
@@ -310,6 +316,7 @@ mod tests {
         "ask_runs",
         "ask_revoked",
         "ask_checkpoints",
+        "ask_verification",
         "told_coordinators",
         "told_tokens",
         "told_runs",

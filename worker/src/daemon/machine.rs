@@ -13,9 +13,14 @@ const CONTEXT: &str = "everstep 2026-11 the machine of a worker";
 
 /// This machine's id. None if the system does not tell.
 pub(super) fn id() -> Option<MachineId> {
-    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let network = fs::metadata("/proc/self/ns/net").ok()?;
-    Some(digest(boot.trim(), (network.dev(), network.ino())))
+    Some(digest(&boot()?, (network.dev(), network.ino())))
+}
+
+/// The id that Linux drew when this machine booted. None if the system does not tell.
+pub(super) fn boot() -> Option<String> {
+    let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
+    Some(boot.trim().to_string()).filter(|boot| !boot.is_empty())
 }
 
 /// Takes the boot's id, and the device and inode of the network's namespace.

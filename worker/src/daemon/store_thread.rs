@@ -5,6 +5,7 @@
 //! worker's threads: training never waits for it. What a job does is in [`crate::store_work`].
 
 mod persistent_store;
+mod verify;
 
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread;
@@ -13,6 +14,7 @@ use std::time::Instant;
 use everstep_transport::protocol::SavedPart;
 
 use self::persistent_store::{Abandoned, PersistentStore, Reports};
+use self::verify::CheckpointVerifier;
 use crate::device::checkpoint_facts::CheckpointFacts;
 use crate::step::event::{StoreJob, StoreReport};
 use crate::store_work::{ClusterIdentity, StoreWork};
@@ -44,27 +46,47 @@ struct StoreThread {
     work: StoreWork,
     store: PersistentStore,
     reports: Reports,
+    /// The checkpoint that the thread reads while it has no job.
+    verifier: Option<CheckpointVerifier>,
 }
 
 impl StoreThread {
     fn new(work: StoreWork, jobs: Receiver<StoreJob>, take: TakeReport) -> Self {
         let store = PersistentStore::new(work.path(), jobs);
-        Self { work, store, reports: Reports::new(take) }
+        Self { work, store, reports: Reports::new(take), verifier: None }
     }
 
     fn run(mut self) {
         self.store.open_early(&mut self.reports);
-        while let Some(job) = self.store.next() {
-            if self.perform(job).is_none() {
+        while let Some(job) = self.next() {
+            let done = match job {
+                StoreJob::Verify { id } => {
+                    self.verifier = Some(CheckpointVerifier::new(id));
+                    Some(())
+                }
+                job => self.perform(job),
+            };
+            if done.is_none() {
                 return;
             }
         }
     }
 
+    /// The next job. Until there is one, reads the checkpoint that is to be verified.
+    fn next(&mut self) -> Option<StoreJob> {
+        let Self { work, store, reports, verifier } = self;
+        if let Some(reading) = verifier
+            && reading.read_on(work, store, reports)?
+        {
+            *verifier = None;
+        }
+        store.next()
+    }
+
     /// Does a job. None once the worker needs no store any more.
     fn perform(&mut self, mut job: StoreJob) -> Option<()> {
         let began = Instant::now();
-        let Self { work, store, reports } = self;
+        let Self { work, store, reports, .. } = self;
         let done = store.persist(reports, &mut job, |store, reports, job| {
             work.attempt(store, job, &mut |report| reports.give(report).is_some())
         });

@@ -103,6 +103,8 @@ pub struct Core {
     peers: PeerInbox,
     model: Model,
     checkpoints: Checkpoints,
+    /// Incarnations of other workers that have ended, as this worker can prove.
+    ended: Vec<u64>,
     /// How long the core waits after the next failure of a build.
     backoff: BuildBackoff,
     refused: u64,
@@ -124,6 +126,7 @@ impl Core {
             peers: PeerInbox::default(),
             model: Model::default(),
             checkpoints: Checkpoints::default(),
+            ended: Vec::new(),
             backoff: BuildBackoff::default(),
             refused: 0,
             out: VecDeque::new(),
@@ -143,6 +146,12 @@ impl Core {
     /// with small shards may need fewer.
     pub fn merging(mut self, merge_bytes: usize) -> Self {
         self.settings.merge_bytes = merge_bytes;
+        self
+    }
+
+    /// The worker tells each leader that the workers with these incarnations have ended.
+    pub fn succeeding(mut self, ended: Vec<u64>) -> Self {
+        self.ended = ended;
         self
     }
 

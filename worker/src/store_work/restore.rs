@@ -10,7 +10,6 @@ use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::part::reader::{CheckpointReader, ReadError};
 use everstep_checkpoint::store::{ErrorKind, Store, StoreError};
 use everstep_kernels::buffer::Buffer;
-#[cfg(feature = "planted")]
 use everstep_kernels::optimizer::ShardState;
 use everstep_transport::protocol::{CheckpointId, Generation, Shard};
 
@@ -99,18 +98,28 @@ pub(super) fn read_shard(
     (generation, id): (Generation, CheckpointId),
     shard: Shard,
 ) -> Result<StoreReport, Unread> {
-    let state = reader.read(shard).map_err(|error| match error {
+    let state = read_state(store, reader, id, shard)?;
+    let digest = state.digest(id.step.0);
+    let slots = std::iter::once(state.master).chain(state.moments);
+    let parts = slots.map(Buffer::detached).collect();
+    Ok(StoreReport::Restored { generation, shard, digest, parts })
+}
+
+/// The state of a shard, exactly as it was written.
+pub(super) fn read_state(
+    store: &dyn Store,
+    reader: &mut CheckpointReader<'_>,
+    id: CheckpointId,
+    shard: Shard,
+) -> Result<ShardState, Unread> {
+    reader.read(shard).map_err(|error| match error {
         // The disk may have been unmounted while it was read.
         ReadError::Damaged(damage) => match find(store, id) {
             Ok(()) => Unread::Damaged(damage.to_string()),
             Err(error) => Unread::Store(error),
         },
         ReadError::Store(error) => Unread::Store(error),
-    })?;
-    let digest = state.digest(id.step.0);
-    let slots = std::iter::once(state.master).chain(state.moments);
-    let parts = slots.map(Buffer::detached).collect();
-    Ok(StoreReport::Restored { generation, shard, digest, parts })
+    })
 }
 
 /// A planted bug: zeros in place of a shard whose bytes are not those that were written.

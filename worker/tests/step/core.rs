@@ -9,8 +9,8 @@ use everstep_kernels::reduce::Node;
 use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Cause, CheckpointSpec, Commit, DataShard, Generation, Message, NodeName, OnFailure, Record,
-    RunSpec, SavedPart, Shard, Step, Term, WorkerId, exemplars,
+    Cause, CheckpointId, CheckpointSpec, Commit, DataShard, Generation, Message, NodeName,
+    OnFailure, Record, RunSpec, SavedPart, Shard, Step, Term, Verification, WorkerId, exemplars,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -33,6 +33,8 @@ struct Lone {
     told: VecDeque<Message>,
     /// The generations that name the parts that it has its store write.
     parts: Vec<Generation>,
+    /// How many checkpoints its store was asked to verify.
+    verifies: usize,
     exit: Option<Exit>,
 }
 
@@ -65,18 +67,22 @@ impl Lone {
     /// A worker that waits for a generation.
     fn registered(name: NodeName, run: RunSpec) -> Self {
         let mut lone = Self::new(name, &run);
+        lone.register(run);
+        lone
+    }
+
+    fn register(&mut self, run: RunSpec) {
         let registration = registration((1_024, 1, SAMPLES), None);
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
-        lone.give(Input::CoordinatorUp { link: LINK, name: centre });
-        lone.hear(Message::Welcome { run, term: Term(1) });
-        lone.give(Input::Built(Built {
+        self.give(Input::CoordinatorUp { link: LINK, name: centre });
+        self.hear(Message::Welcome { run, term: Term(1) });
+        self.give(Input::Built(Built {
             registration,
             tokens_per_step: 1,
             state_parts: 3,
             rates: None,
         }));
-        lone.hear(Message::Registered { worker: WORKER, term: Term(1) });
-        lone
+        self.hear(Message::Registered { worker: WORKER, term: Term(1) });
     }
 
     fn new(name: NodeName, run: &RunSpec) -> Self {
@@ -84,7 +90,7 @@ impl Lone {
         let core = Core::new(identity, Pool::new(1 << 20));
         let sampler = Sampler::new(run.seed, SAMPLES, run.batch);
         let (told, parts, exit) = (VecDeque::new(), Vec::new(), None);
-        Self { core, sampler, now: Time(1), told, parts, exit }
+        Self { core, sampler, now: Time(1), told, parts, verifies: 0, exit }
     }
 
     fn hear(&mut self, message: Message) {
@@ -98,6 +104,7 @@ impl Lone {
                 Effect::SendToCoordinator { message, .. } => self.told.push_back(message),
                 Effect::Device(job) => self.compute(job),
                 Effect::Store(StoreJob::Save(part)) => self.parts.push(part.generation),
+                Effect::Store(StoreJob::Verify { .. }) => self.verifies += 1,
                 Effect::Exit(exit) => self.exit = Some(exit),
                 _ => {}
             }
@@ -265,6 +272,44 @@ fn a_worker_that_may_go_does_not_wait_for_a_store_that_fails_or_beyond_its_grace
     lone.hear(Message::Drain { worker: WORKER });
     lone.give(Input::DrainOverdue);
     assert_eq!(lone.exit, Some(Exit::Drained));
+}
+
+#[test]
+fn a_checkpoint_is_verified_once_for_each_verdict_and_for_no_earlier_leader() {
+    let mut lone = Lone::saving();
+    let id = CheckpointId { step: Step(1), generation: GENERATION };
+    let tell = |lone: &mut Lone, state| {
+        lone.give(Input::Store(StoreReport::Verification { id, state }));
+        lone.told.pop_back()
+    };
+    lone.hear(Message::Verify { term: Term(0), id });
+    assert_eq!(lone.verifies, 0);
+    lone.hear(Message::Verify { term: Term(1), id });
+    let reading = || Verification::Reading { bytes: 1, total: 2 };
+    let state = reading();
+    assert_eq!(tell(&mut lone, reading()), Some(Message::Verification { id, state }));
+    lone.hear(Message::Verify { term: Term(1), id });
+    assert_eq!(lone.verifies, 1, "it is under way");
+    let state = Verification::Whole;
+    assert_eq!(tell(&mut lone, state.clone()), Some(Message::Verification { id, state }));
+    lone.hear(Message::Verify { term: Term(1), id });
+    assert_eq!(lone.verifies, 2);
+}
+
+#[test]
+fn each_leader_hears_which_workers_have_ended() {
+    let name = NodeName::parse("again").expect("a valid name");
+    let mut lone = Lone::new(name, &exemplars::run());
+    lone.core = lone.core.succeeding(vec![4, 5]);
+    lone.register(exemplars::run());
+    let told = |lone: &mut Lone| {
+        let before = lone.told.len();
+        lone.told.retain(|told| *told != Message::Predecessors { ended: vec![4, 5] });
+        before - lone.told.len()
+    };
+    assert_eq!(told(&mut lone), 1);
+    lone.hear(Message::Registered { worker: WORKER, term: Term(2) });
+    assert_eq!(told(&mut lone), 1);
 }
 
 /// Invariant I18: the worker does not refuse the record that it asked for. Found by a simulation in

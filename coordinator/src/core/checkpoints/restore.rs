@@ -35,8 +35,13 @@ impl Core {
         if !is_listed || !self.state.is_member(worker) {
             return self.links.ignore();
         }
+        self.note_damage(now, id, bounded(why));
+    }
+
+    /// Proposes that a listed checkpoint is damaged, unless the log knows.
+    pub(super) fn note_damage(&mut self, now: Time, id: CheckpointId, reason: String) {
         if self.state.checkpoints().find_whole(id).is_some() {
-            let (run, reason) = (self.state.run_id(), bounded(why));
+            let run = self.state.run_id();
             self.propose(now, Command::DamageCheckpoint { run, id, reason });
         }
     }

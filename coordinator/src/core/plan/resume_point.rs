@@ -5,6 +5,7 @@ use everstep_transport::protocol::{Commit, Step};
 use super::{GiveUp, PlanInputs};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
+use crate::state::NoWholeCheckpoint;
 
 /// The last step that is part of history.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -16,10 +17,6 @@ pub(super) enum ResumePoint<'a> {
     /// The step of this commit, of which a checkpoint is listed. The steps after it are undone.
     Checkpoint(&'a Commit),
 }
-
-/// The run has checkpoints, and each of them is damaged. Only an operator lets it begin anew.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct NoWholeCheckpoint;
 
 impl<'a> ResumePoint<'a> {
     /// The greatest step that a Status shows committed in the current generation. Without one, the
@@ -47,19 +44,14 @@ impl<'a> ResumePoint<'a> {
     /// most. A run without checkpoints begins anew, and so does one of which an operator says so.
     ///
     /// # Errors
-    /// [`NoWholeCheckpoint`]: damage of all checkpoints may be that of a disk that can be mended.
+    /// [`NoWholeCheckpoint`].
     pub(super) fn restored(inputs: &PlanInputs<'a>) -> Result<Self, NoWholeCheckpoint> {
         let newest = match inputs.give_up {
             Some(GiveUp::After(step)) => *step,
             Some(GiveUp::Silent(_)) | None => Step(u64::MAX),
         };
-        match inputs.checkpoints.newest_up_to(newest) {
-            Some(listed) => Ok(Self::Checkpoint(&listed.commit)),
-            None if newest > Step(0) && inputs.checkpoints.newest_step() > Step(0) => {
-                Err(NoWholeCheckpoint)
-            }
-            None => Ok(Self::Seed),
-        }
+        let listed = inputs.checkpoints.to_restore(newest)?;
+        Ok(listed.map_or(Self::Seed, |listed| Self::Checkpoint(&listed.commit)))
     }
 
     pub(super) fn step(&self) -> Step {

@@ -7,7 +7,7 @@ use super::*;
 
 /// A run of so many workers, with one copy of each shard, that has listed these steps. The step
 /// leader is the first.
-fn listing(workers: u32, steps: &[u64]) -> (World, Vec<LinkId>) {
+pub(super) fn listing(workers: u32, steps: &[u64]) -> (World, Vec<LinkId>) {
     let (mut world, links) = World::training_as(RunSpec { copies: 1, ..saving(workers) });
     let mut before = 0;
     for step in steps {
@@ -26,7 +26,7 @@ fn began(world: &World) -> (Cause, u64, Option<u64>) {
     (record.cause, record.resume.0, made)
 }
 
-fn backs(world: &World) -> Vec<String> {
+pub(super) fn backs(world: &World) -> Vec<String> {
     let all = world.comings_and_goings().into_iter();
     all.filter(|event| event.starts_with("back")).collect()
 }

@@ -71,6 +71,10 @@ impl Message {
             Self::Told(Reply::Checkpoints(_)) => "told_checkpoints",
             Self::Hears { .. } => "hears",
             Self::Stored(_) => "stored",
+            Self::Predecessors { .. } => "predecessors",
+            Self::AskVerification { .. } => "ask_verification",
+            Self::Verify { .. } => "verify",
+            Self::Verification { .. } => "verification",
         }
     }
 }

@@ -5,7 +5,7 @@
 //! again, after pauses that grow, and a report says so once. This module knows no checkpoint.
 
 use std::collections::VecDeque;
-use std::sync::mpsc::{Receiver, RecvTimeoutError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, TryRecvError};
 use std::time::{Duration, Instant};
 
 use everstep_checkpoint::store::probe::probe;
@@ -60,6 +60,25 @@ impl Reports {
         }
         self.is_failing = error.is_some();
         (self.take)(StoreReport::Failing(error));
+    }
+}
+
+/// Jobs that come while the thread does something that gives way to all of them.
+pub(super) struct WaitingJobs<'a> {
+    jobs: &'a Receiver<StoreJob>,
+    passed: &'a mut VecDeque<StoreJob>,
+}
+
+impl WaitingJobs<'_> {
+    /// Whether a job waits, or no further one will come.
+    pub(super) fn are_there(&mut self) -> bool {
+        loop {
+            match self.jobs.try_recv() {
+                Ok(job) => self.passed.push_back(job),
+                Err(TryRecvError::Empty) => return !self.passed.is_empty(),
+                Err(TryRecvError::Disconnected) => return true,
+            }
+        }
     }
 }
 
@@ -152,6 +171,14 @@ impl PersistentStore {
                 }
             }
         }
+    }
+
+    /// The store, and the jobs that come while a caller reads it.
+    pub(super) fn open_with_jobs(&mut self) -> Result<(&dyn Store, WaitingJobs<'_>), StoreError> {
+        self.open()?;
+        let Self { jobs, passed, store, .. } = self;
+        let store = store.as_deref().expect("it was opened");
+        Ok((store, WaitingJobs { jobs, passed }))
     }
 
     /// The store. Opens it, and asks whether it keeps what checkpoints need.

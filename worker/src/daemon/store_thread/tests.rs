@@ -9,7 +9,7 @@ use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
 use everstep_transport::protocol::{
     CheckpointId, CheckpointSpec, Commit, Decision, Generation, LossScale, ManifestToWrite,
-    MetricsLine, OnFailure, Shard, Step, Term, WorkerId, WorkerPart, exemplars,
+    MetricsLine, OnFailure, Shard, Step, Term, Verification, WorkerId, WorkerPart, exemplars,
 };
 
 use super::*;
@@ -147,6 +147,21 @@ impl TestThread {
     }
 }
 
+impl TestThread {
+    /// The verdict on a checkpoint.
+    fn verify(&self, id: CheckpointId) -> Verification {
+        self.give(StoreJob::Verify { id });
+        loop {
+            match self.next() {
+                StoreReport::Verification { state: Verification::Reading { .. }, .. } => {}
+                StoreReport::Verification { id: of, state } if of == id => return state,
+                StoreReport::Failing(_) => {}
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}
+
 fn id(step: u64, generation: u64) -> CheckpointId {
     CheckpointId { step: Step(step), generation: Generation(generation) }
 }
@@ -253,6 +268,46 @@ fn damage_is_told_by_file_and_shard() {
     std::fs::remove_file(folder.path().join("step-000005/manifest.json")).expect("removed");
     let damage = thread.restore(id(5, 2)).expect_err("there is no manifest");
     assert_eq!(damage, "step-000005/manifest.json: it is gone");
+}
+
+#[test]
+fn a_verification_names_damage_and_takes_no_store_that_is_away_for_damage() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let [place, unmounted] = ["store", "disk"].map(|name| folder.path().join(name));
+    let thread = TestThread::start(&place);
+    thread.checkpoint(&commit(5, 2), Vec::new());
+    assert_eq!(thread.verify(id(5, 2)), Verification::Whole);
+    let path = place.join("step-000005/g0002-w4.safetensors");
+    let mut bytes = std::fs::read(&path).expect("a part");
+    *bytes.last_mut().expect("bytes") ^= 1;
+    std::fs::write(&path, &bytes).expect("written");
+    let Verification::Damaged(why) = thread.verify(id(5, 2)) else { panic!("a bit flipped") };
+    assert!(why.contains("g0002-w4.safetensors: parameter shard 3: its digest is"), "{why}");
+    std::fs::rename(&place, &unmounted).expect("moved");
+    std::fs::create_dir(&place).expect("an empty folder");
+    let Verification::Unread(why) = thread.verify(id(5, 2)) else { panic!("no disk is there") };
+    assert!(why.contains("is its disk mounted?"), "{why}");
+}
+
+#[test]
+fn a_verification_gives_way_to_a_job_and_goes_on_after_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    TestThread::start(folder.path()).checkpoint(&commit(5, 2), Vec::new());
+    let (jobs, received) = channel();
+    let mut store = PersistentStore::new(&folder.path().display().to_string(), received);
+    let (told, heard) = channel();
+    let mut reports = Reports::new(Box::new(move |report| told.send(report).is_ok()));
+    let mut verifier = CheckpointVerifier::new(id(5, 2));
+    let work = StoreWork::new(facts(folder.path()), &cluster());
+    let mut read_on = |store: &mut PersistentStore| verifier.read_on(&work, store, &mut reports);
+    jobs.send(StoreJob::Model { generation: Generation(2) }).expect("it listens");
+    assert_eq!(read_on(&mut store), Some(false));
+    assert!(heard.try_recv().is_err(), "there is no verdict yet");
+    assert!(matches!(store.next(), Some(StoreJob::Model { .. })));
+    assert_eq!(read_on(&mut store), Some(true));
+    let verdict = heard.try_recv().expect("a report");
+    let whole = matches!(verdict, StoreReport::Verification { state: Verification::Whole, .. });
+    assert!(whole, "{verdict:?}");
 }
 
 /// A disk that is not mounted leaves an empty folder: the checkpoints in it are not damaged.

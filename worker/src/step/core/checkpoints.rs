@@ -13,7 +13,7 @@
 use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::{
     CheckpointId, Commit, Generation, ManifestToWrite, Message, Record, SavedPart, Shard, Step,
-    WorkerId, WrittenManifest,
+    Term, Verification, WorkerId, WrittenManifest,
 };
 
 use super::{Core, Phase};
@@ -36,6 +36,8 @@ pub(super) struct Checkpoints {
     unsaved: Option<(CheckpointId, UnsavedPart)>,
     /// The manifest that the store's thread writes.
     manifest: Option<CheckpointId>,
+    /// The checkpoint that the store's thread reads for an operator.
+    verifying: Option<CheckpointId>,
     /// The checkpoint that this worker could not restore in this generation, and why.
     damaged: Option<(CheckpointId, String)>,
     /// Why the store does not do what this worker wants, while its thread tries again.
@@ -145,6 +147,22 @@ impl Core {
         }
     }
 
+    /// The leader asks whether a checkpoint is damaged.
+    pub(super) fn verify(&mut self, term: Term, id: CheckpointId) {
+        if self.leader.hear(term) && self.checkpoints.verifying != Some(id) {
+            self.checkpoints.verifying = Some(id);
+            self.out.push_back(Effect::Store(StoreJob::Verify { id }));
+        }
+    }
+
+    /// The store's thread says how far it has read a checkpoint, or what that has shown.
+    fn verified(&mut self, id: CheckpointId, state: Verification) {
+        if !matches!(state, Verification::Reading { .. }) {
+            self.checkpoints.verifying.take_if(|verifying| *verifying == id);
+        }
+        self.send_to_leader(Message::Verification { id, state });
+    }
+
     /// A generation begins from a checkpoint: the worker reads the shards that it owns.
     pub(super) fn restore(&mut self) {
         let Phase::Training(member) = &self.phase else { return };
@@ -174,6 +192,7 @@ impl Core {
                     self.report_damage();
                 }
             }
+            StoreReport::Verification { id, state } => self.verified(id, state),
             StoreReport::Stored { generation, place } => self.stored(generation, place),
             StoreReport::Failing(error) => self.checkpoints.error = error,
         }

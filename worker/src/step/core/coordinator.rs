@@ -65,6 +65,7 @@ impl Core {
             }
             Message::Write { term, generation } => self.write(term, generation),
             Message::WriteManifest(order) => self.write_manifest(order),
+            Message::Verify { term, id } => self.verify(term, id),
             Message::Evicted { worker } if self.membership.is(worker) => self.evicted(),
             Message::Drain { worker } if self.membership.is(worker) => self.let_go(),
             Message::Released { term } if self.leader.hear(term) => self.released(),
@@ -124,6 +125,9 @@ impl Core {
         if self.membership.registered(worker) {
             // So the next leader knows the worker's id at once.
             self.greet_all(|other| other != link);
+        }
+        if !self.ended.is_empty() {
+            self.send_to_leader(Message::Predecessors { ended: self.ended.clone() });
         }
         self.heartbeat(now);
         if let Some(result) = self.membership.finished().cloned() {

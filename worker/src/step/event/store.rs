@@ -5,8 +5,8 @@ use std::sync::Arc;
 use everstep_kernels::buffer::Buffer;
 use everstep_kernels::optimizer::ShardState;
 use everstep_transport::protocol::{
-    CheckpointId, Commit, Generation, ManifestToWrite, ModelPlace, SavedPart, Shard, WorkerId,
-    WrittenManifest,
+    CheckpointId, Commit, Generation, ManifestToWrite, ModelPlace, SavedPart, Shard, Verification,
+    WorkerId, WrittenManifest,
 };
 
 /// A job for the thread. It does its jobs in order. While the store fails, a job that writes gives
@@ -29,6 +29,13 @@ pub enum StoreJob {
         id: CheckpointId,
         /// The shards to read, in ascending order.
         shards: Vec<Shard>,
+    },
+    /// Read a checkpoint whole, to see whether it is damaged. The thread does so while it has no
+    /// other job, and the next one takes the place of one under way. The answers are
+    /// [`StoreReport::Verification`]s.
+    Verify {
+        /// The checkpoint to read.
+        id: CheckpointId,
     },
     /// Put the trained model into the store: the file that this worker has gathered. The answer is
     /// [`StoreReport::Stored`]. There is none if a restore takes its place.
@@ -96,6 +103,13 @@ pub enum StoreReport {
         id: CheckpointId,
         /// The file, the shard, and what is wrong.
         reason: String,
+    },
+    /// How far a checkpoint is read, or at last what that has shown.
+    Verification {
+        /// The checkpoint that is read.
+        id: CheckpointId,
+        /// What is known of it.
+        state: Verification,
     },
     /// The model is durable in the store.
     Stored {

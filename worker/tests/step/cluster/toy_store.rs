@@ -53,7 +53,7 @@ impl ToyStore {
                     self.coming.push_back((worker, restored));
                 }
             }
-            StoreJob::Manifest(_) => {}
+            StoreJob::Manifest(_) | StoreJob::Verify { .. } => {}
             StoreJob::Model { generation } => {
                 let place = ModelPlace { host: String::new(), path: MODEL_PATH.into() };
                 self.coming.push_back((worker, StoreReport::Stored { generation, place }));
