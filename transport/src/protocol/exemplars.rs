@@ -170,7 +170,7 @@ fn from_worker() -> Vec<Message> {
         digests: vec![(Shard(0), [3; 32])],
         ..WorkerResult::default()
     };
-    vec![
+    let registered = vec![
         Message::Hello { worker: Some(WORKER) },
         Message::Register(Registration {
             incarnation: 4,
@@ -193,6 +193,13 @@ fn from_worker() -> Vec<Message> {
         Message::Written(place()),
         Message::Stored(ModelPlace { host: String::new(), ..place() }),
         Message::Predecessors { ended: vec![4, 5] },
+    ];
+    [registered, of_checkpoints()].concat()
+}
+
+/// What workers say of checkpoints.
+fn of_checkpoints() -> Vec<Message> {
+    vec![
         Message::Saved(saved_part()),
         Message::Unsaved { id: checkpoint(), reason: UnsavedPart::Failed("no space left".into()) },
         Message::WrittenManifest(WrittenManifest {

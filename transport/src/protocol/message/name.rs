@@ -59,16 +59,8 @@ impl Message {
             Self::Request { .. } => "request",
             Self::Answer { .. } => "answer",
             Self::Transfer { .. } => "transfer",
-            Self::Ask(Question::Coordinators) => "ask_coordinators",
-            Self::Ask(Question::Tokens) => "ask_tokens",
-            Self::Ask(Question::Runs) => "ask_runs",
-            Self::Ask(Question::Revoked) => "ask_revoked",
-            Self::Ask(Question::Checkpoints) => "ask_checkpoints",
-            Self::Told(Reply::Coordinators { .. }) => "told_coordinators",
-            Self::Told(Reply::Tokens(_)) => "told_tokens",
-            Self::Told(Reply::Runs(_)) => "told_runs",
-            Self::Told(Reply::Revoked(_)) => "told_revoked",
-            Self::Told(Reply::Checkpoints(_)) => "told_checkpoints",
+            Self::Ask(question) => of_question(*question),
+            Self::Told(reply) => of_reply(reply),
             Self::Hears { .. } => "hears",
             Self::Stored(_) => "stored",
             Self::Predecessors { .. } => "predecessors",
@@ -76,5 +68,25 @@ impl Message {
             Self::Verify { .. } => "verify",
             Self::Verification { .. } => "verification",
         }
+    }
+}
+
+fn of_question(question: Question) -> &'static str {
+    match question {
+        Question::Coordinators => "ask_coordinators",
+        Question::Tokens => "ask_tokens",
+        Question::Runs => "ask_runs",
+        Question::Revoked => "ask_revoked",
+        Question::Checkpoints => "ask_checkpoints",
+    }
+}
+
+fn of_reply(reply: &Reply) -> &'static str {
+    match reply {
+        Reply::Coordinators { .. } => "told_coordinators",
+        Reply::Tokens(_) => "told_tokens",
+        Reply::Runs(_) => "told_runs",
+        Reply::Revoked(_) => "told_revoked",
+        Reply::Checkpoints(_) => "told_checkpoints",
     }
 }

@@ -298,7 +298,7 @@ fn a_verification_gives_way_to_a_job_and_goes_on_after_it() {
     let (told, heard) = channel();
     let mut reports = Reports::new(Box::new(move |report| told.send(report).is_ok()));
     let mut verifier = CheckpointVerifier::new(id(5, 2));
-    let work = StoreWork::new(facts(folder.path()), &cluster());
+    let work = StoreWork::new(facts(folder.path()), &cluster("one"));
     let mut read_on = |store: &mut PersistentStore| verifier.read_on(&work, store, &mut reports);
     jobs.send(StoreJob::Model { generation: Generation(2) }).expect("it listens");
     assert_eq!(read_on(&mut store), Some(false));
