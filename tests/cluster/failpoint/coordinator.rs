@@ -90,10 +90,8 @@ const LIVES: &[(While, &[&str])] = &[
         While::Saving,
         &["propose.list_checkpoint", "appended.list_checkpoint", "applied.list_checkpoint"],
     ),
-    (
-        While::Damaging,
-        &["propose.damage_checkpoint", "appended.damage_checkpoint", "applied.damage_checkpoint"],
-    ),
+    (While::Damaging, &["propose.damage_checkpoint", "appended.damage_checkpoint"]),
+    (While::Damaging, &["applied.damage_checkpoint"]),
 ];
 
 /// Two of three members hear the Pause.
