@@ -279,6 +279,10 @@ impl World {
         if id.number != *number {
             return Ok(());
         }
+        if refusal == Some(Rejection::Superseded) {
+            let seen = format!("request {} was refused for a later one, and is the newest", id.number);
+            return Err(Violation { invariant: Invariant::I9, at: self.now, seen });
+        }
         let submission =
             matches!(command, OperatorCommand::Submit(_) | OperatorCommand::Continue { .. });
         let removal = if let OperatorCommand::Remove(id) = command { Some(*id) } else { None };
@@ -313,11 +317,12 @@ impl World {
     }
 
     /// The cluster must not carry out a refused command, however often the operator repeated it. So
-    /// the operator makes the same command under a new number.
+    /// the operator makes the same command under a new number. Those behind it get later numbers, or
+    /// the cluster takes them for commands that this one has superseded.
     fn ask_anew(&mut self, refused: CoordinatorId) -> Result<(), Violation> {
         let SimOperator { commands, commanded, .. } = &mut self.operator;
-        *commanded += 1;
-        if let Some((number, _)) = commands.front_mut() {
+        for (number, _) in commands.iter_mut() {
+            *commanded += 1;
             *number = *commanded;
         }
         self.operator.refused = Some(refused);

@@ -334,3 +334,16 @@ fn i21_workers_that_stand_still_together_are_waited_for() {
         assert_eq!((changes.lost, changes.rollbacks), (0, 0), "{count} workers: {changes:?}");
     }
 }
+
+/// The operator makes a refused removal anew, with a pause of the run still to be ended: the later
+/// number of the removal must not supersede the end of the pause.
+#[test]
+fn i26_a_pause_ends_beside_a_removal_that_is_asked_for_again() {
+    endure(3_001_020, {
+        vec![
+            at(13_664.449, Fault::Rest { span: Duration::from_millis(8_764) }),
+            at(15_055.464, pause(Node::Coordinator(1), 8_023)),
+            at(19_730.630, Fault::Remove { node: COORDINATOR, restart: None }),
+        ]
+    });
+}
