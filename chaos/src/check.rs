@@ -170,6 +170,7 @@ impl InvariantChecks {
     /// Another cluster has trained the first steps of the run, and these checkers have watched it.
     pub fn follow(&mut self, before: &Self) {
         self.samples.follow(&before.samples);
+        self.scales.follow(&before.scales);
         self.torn.clone_from(&before.torn);
     }
 

@@ -22,6 +22,11 @@ impl Scales {
         Self { scaling: Scaling::of(precision, toy::GROWTH_INTERVAL), after: BTreeMap::new() }
     }
 
+    /// Another cluster has trained the first steps of the run.
+    pub(super) fn follow(&mut self, before: &Self) {
+        self.after.clone_from(&before.after);
+    }
+
     /// A device computes a step with a scale.
     pub(super) fn began(
         &self,
