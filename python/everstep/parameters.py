@@ -104,8 +104,13 @@ class Gradients:
     def _hook(self, number: int) -> Any:
         return lambda parameter: self._added(number, parameter)
 
-    def begin(self, is_last: bool) -> None:
-        """A backward pass begins. After the last one of a data shard the gradients are final."""
+    def begin(self, is_first: bool, is_last: bool) -> None:
+        """A backward pass begins, the first or the last of a data shard, or one in between. After
+        the last one the gradients are final."""
+        if is_first:
+            # The data shard before may have been given up between its micro-batches.
+            for _, parameter, _ in self._trained:
+                parameter.grad = None
         self._calls = [0] * len(self._trained)
         self._sent = [False] * len(self._trained)
         self._is_open, self._is_last = True, is_last

@@ -259,10 +259,10 @@ class Run:
             raise RuntimeError("run.backward is called once in each turn of the loop over the run")
         if loss.numel() != 1:
             raise ValueError(f"the loss has {loss.numel()} elements: give the mean, one number")
-        is_last, scale = self._turn[4], self._turn[5]
+        is_first, is_last, scale = self._turn[3:6]
         factor = self._factor(weight)
         self._is_in_backward = True
-        self._gradients.begin(is_last)
+        self._gradients.begin(is_first, is_last)
         (loss * (scale * factor)).backward()
         self._gradients.finish()
         self._check_buffers()

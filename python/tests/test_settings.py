@@ -139,3 +139,36 @@ def test_what_an_evaluation_may_return():
     for odd in ({"accuracy": 0.25}, {"loss": 1, "a": 1, "b": 2}):
         with pytest.raises(ValueError, match="at most one more mean"):
             means(odd)
+
+
+class Published:
+    """Takes the gradients that go out, as the engine does."""
+
+    def __init__(self):
+        self.values = {}
+
+    def publish(self, offset, address, count):
+        import ctypes
+
+        self.values[offset] = list((ctypes.c_float * count).from_address(address))
+
+
+def test_a_data_shard_that_was_given_up_leaves_nothing_in_the_next_gradient():
+    import torch
+
+    from everstep.parameters import Gradients, Parameters
+
+    net, engine = model(), Published()
+    gradients = Gradients(engine, Parameters(net))
+    x = torch.randn(8, 4)
+
+    def turn(is_first, is_last):
+        gradients.begin(is_first, is_last)
+        net(x).square().sum().backward()
+        gradients.finish()
+
+    turn(True, True)
+    expected = dict(engine.values)
+    turn(True, False)  # The run goes back, and the second micro-batch never comes.
+    turn(True, True)
+    assert engine.values == expected
