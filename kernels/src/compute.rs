@@ -197,6 +197,9 @@ pub trait Compute: Send {
 pub struct ComputeReport {
     /// The device that it computes on. `None` for the CPU.
     pub device: Option<DeviceInfo>,
+    /// The kind of CPU and the set of instructions in words, if bits depend on them. `None`: all
+    /// CPUs have the same bits.
+    pub processor: Option<String>,
     /// The memory that the model has planned, on any [`Backend`](crate::backend::Backend). `None`
     /// if it is not for a backend.
     pub sizes: Option<Sizes>,

@@ -16,6 +16,23 @@ pub enum Init {
     },
 }
 
+/// What a step makes of a tensor that the forward passes of a model change, such as the running
+/// mean of a batch norm.
+///
+/// No optimizer changes such a tensor, and it has no part in the norm of the gradient. In the place
+/// of its gradient a pass announces a change of its value, or the value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Statistic {
+    /// Each data shard announces its change, divided by the number of data shards. The sum, their
+    /// mean, is added.
+    Mean,
+    /// As [`Statistic::Mean`], and the result is a whole number: a count.
+    Count,
+    /// The first data shard announces its value, and all others announce zeros. It replaces the
+    /// value.
+    First,
+}
+
 /// One named tensor of the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tensor {
@@ -29,6 +46,8 @@ pub struct Tensor {
     pub init: Init,
     /// Whether weight decay applies: to matrices, not to biases and norms.
     pub decay: bool,
+    /// How its value follows from the forward passes. `None`: the optimizer trains it.
+    pub statistic: Option<Statistic>,
 }
 
 impl Tensor {
@@ -56,14 +75,36 @@ impl Layout {
     }
 
     /// Appends a tensor and returns its range. Tensors of two or more dimensions decay.
+    ///
+    /// # Panics
+    /// If a statistic stands before it.
     pub fn push(&mut self, name: impl Into<String>, shape: &[usize], init: Init) -> Range<usize> {
-        let tensor = Tensor {
-            name: name.into(),
-            shape: shape.to_vec(),
-            offset: self.count(),
-            init,
-            decay: shape.len() >= 2,
-        };
+        let follows = self.tensors.last().is_none_or(|last| last.statistic.is_none());
+        assert!(follows, "statistics come after all trained tensors");
+        self.append(name.into(), shape, init, None)
+    }
+
+    /// Appends a tensor that no optimizer trains, and returns its range.
+    pub fn push_statistic(
+        &mut self,
+        name: impl Into<String>,
+        shape: &[usize],
+        init: Init,
+        statistic: Statistic,
+    ) -> Range<usize> {
+        self.append(name.into(), shape, init, Some(statistic))
+    }
+
+    fn append(
+        &mut self,
+        name: String,
+        shape: &[usize],
+        init: Init,
+        statistic: Option<Statistic>,
+    ) -> Range<usize> {
+        let (shape, offset) = (shape.to_vec(), self.count());
+        let decay = shape.len() >= 2 && statistic.is_none();
+        let tensor = Tensor { name, shape, offset, init, decay, statistic };
         let range = tensor.range();
         self.tensors.push(tensor);
         range
@@ -74,9 +115,15 @@ impl Layout {
         &self.tensors
     }
 
-    /// The number of parameters.
+    /// The number of elements: trained parameters, and statistics.
     pub fn count(&self) -> usize {
         self.tensors.last().map_or(0, |last| last.range().end)
+    }
+
+    /// The number of trained parameters. The statistics come after them.
+    pub fn trained(&self) -> usize {
+        let trained = self.tensors.partition_point(|tensor| tensor.statistic.is_none());
+        self.tensors.get(trained).map_or(self.count(), |first| first.offset)
     }
 
     /// The initial values of `range`. They are a pure function of the seed and each global index,
@@ -127,6 +174,26 @@ mod tests {
         let parts: Vec<_> = layout.parts(10..14).map(|(t, r)| (t.name.as_str(), r)).collect();
         assert_eq!(parts, [("weight", 10..12), ("bias", 12..14)]);
         assert_eq!(layout.parts(5..5).count(), 0);
+    }
+
+    #[test]
+    fn statistics_come_after_the_trained_parameters() {
+        let mut layout = two_tensors();
+        assert_eq!((layout.trained(), layout.count()), (16, 16));
+        let one = Init::Constant(1.0);
+        assert_eq!(layout.push_statistic("variance", &[2, 2], one, Statistic::Mean), 16..20);
+        assert_eq!(layout.push_statistic("count", &[], one, Statistic::Count), 20..21);
+        assert_eq!((layout.trained(), layout.count()), (16, 21));
+        assert!(layout.tensors()[2..].iter().all(|tensor| !tensor.decay));
+        assert_eq!(Layout::new().trained(), 0);
+    }
+
+    #[test]
+    #[should_panic(expected = "statistics come after all trained tensors")]
+    fn a_trained_tensor_after_a_statistic_is_refused() {
+        let mut layout = Layout::new();
+        layout.push_statistic("empty", &[0], Init::Constant(0.0), Statistic::First);
+        layout.push("weight", &[3], Init::Constant(0.0));
     }
 
     #[test]

@@ -7,11 +7,13 @@
 //!
 //! Weight decay is decoupled from the gradient in every rule (Loshchilov, Hutter: "Decoupled Weight
 //! Decay Regularization", ICLR 2019). It comes first: `master *= 1 - learning_rate * weight_decay`,
-//! in those tensors that decay. This module knows no skipped steps, versions or peers.
+//! in those tensors that decay. No rule, decay or clipping touches a
+//! [`Statistic`](crate::layout::Statistic). This module knows no skipped steps, versions or peers.
 
 mod adamw;
 mod lion;
 mod sgd;
+mod statistics;
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -237,6 +239,25 @@ impl Optimizer {
 
     /// Makes the step of one block of the shard. `gradient` is that of the block.
     fn update_block(
+        &self,
+        state: &mut ShardState,
+        gradient: &[f32],
+        block: Range<usize>,
+        shard: &UpdateInputs,
+    ) {
+        let (start, layout) = (shard.range.start, shard.layout);
+        let cut = layout.trained().saturating_sub(start).clamp(block.start, block.end);
+        let (trained, changes) = gradient.split_at(cut - block.start);
+        if !trained.is_empty() {
+            self.train_block(state, trained, block.start..cut, shard);
+        }
+        if !changes.is_empty() {
+            let values = &mut state.master[cut..block.end];
+            statistics::update(values, changes, layout, start + cut..start + block.end);
+        }
+    }
+
+    fn train_block(
         &self,
         state: &mut ShardState,
         gradient: &[f32],

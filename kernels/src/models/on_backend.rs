@@ -180,6 +180,7 @@ impl<M: Model> Compute for OnBackend<M> {
             device: self.info.clone(),
             sizes: Some(self.plan.sizes()),
             flops_per_sample: Some(self.model.flops_per_sample()),
+            processor: None,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Compares every rule with its paper in f64, and checks the common promises of all rules.
 
 use super::*;
-use crate::layout::Init;
+use crate::layout::{Init, Statistic};
 use crate::random::Philox;
 use proptest::prelude::*;
 
@@ -369,4 +369,55 @@ fn gradients_are_clipped_only_beyond_the_maximum() {
     assert_eq!(clip_factor(0.0, Some(1.0)), 1.0);
     assert_eq!(clip_factor(0.5, Some(1.0)), 1.0);
     assert_eq!(clip_factor(4.0, Some(1.0)), (1.0 / 4.000001f64) as f32);
+}
+
+/// A rule of the program's own: plain gradient descent at a rate of 1, with one moment.
+#[derive(Debug)]
+struct Descent;
+
+impl UpdateRule for Descent {
+    fn moments(&self) -> usize {
+        1
+    }
+
+    fn update(&self, block: UpdateBlock<'_>, inputs: &UpdateInputs<'_>) {
+        assert!(inputs.range.end <= inputs.layout.trained(), "no rule sees a statistic");
+        let UpdateBlock { weights, moments, gradient } = block;
+        weights.iter_mut().zip(gradient).for_each(|(weight, gradient)| *weight -= gradient);
+        moments[0].fill(inputs.step as f32);
+    }
+}
+
+#[test]
+fn statistics_follow_the_forward_passes_alone() {
+    let mut layout = Layout::new();
+    let one = Init::Constant(1.0);
+    layout.push("weight", &[2, 2], one);
+    layout.push_statistic("mean", &[2, 2], one, Statistic::Mean);
+    layout.push_statistic("count", &[], one, Statistic::Count);
+    layout.push_statistic("queue", &[2], one, Statistic::First);
+    let gradient = [2.0, 2.0, 2.0, 2.0, 0.25, -0.5, 0.0, 3.0, 0.999_999_9, 5.0, 0.0];
+    let built_in = Optimizer::new(Rule::Sgd { momentum: 0.9 }, DECAY).expect("valid settings");
+    let own = Optimizer::of(Arc::new(Descent), DECAY).expect("valid settings");
+    for optimizer in [built_in, own] {
+        for range in [0..11, 3..6, 4..11, 8..9] {
+            let mut state = optimizer.state(vec![1.0; range.len()]);
+            let inputs = UpdateInputs {
+                step: 1,
+                run_step: 1,
+                learning_rate: 1.0,
+                clip: CLIP,
+                layout: &layout,
+                range: range.clone(),
+            };
+            update(&optimizer, &mut state, &gradient[range.clone()], &inputs);
+            let trained = (1.0 - DECAY) - CLIP * 2.0;
+            let expected = [trained; 4].into_iter();
+            let expected = expected.chain([1.25, 0.5, 1.0, 4.0, 2.0, 5.0, 0.0]);
+            let expected: Vec<f32> = expected.skip(range.start).take(range.len()).collect();
+            assert_eq!(state.master, expected, "{range:?}");
+            let untouched = layout.trained().saturating_sub(range.start).min(range.len());
+            assert!(state.moments[0][untouched..].iter().all(|moment| *moment == 0.0));
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, Pass, PassPlace};
 use everstep_kernels::device::DeviceChoice;
-use everstep_kernels::layout::{Init, Layout};
+use everstep_kernels::layout::{Init, Layout, Statistic, Tensor};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
@@ -100,8 +100,9 @@ pub fn build(
     let targets = batch.targets.len().max(batch.rows) as u64;
     let batches = u64::from(run.batch.data_shards) * u64::from(run.batch.accumulate);
     let state_parts = optimizer.state_vectors();
-    let rates = optimizer.rates();
-    let built = Built { registration, tokens_per_step: targets * batches, state_parts, rates };
+    let (rates, trained) = (optimizer.rates(), layout.trained());
+    let tokens_per_step = targets * batches;
+    let built = Built { registration, tokens_per_step, trained, state_parts, rates };
     let file = gathered
         .map(|path| ModelFile::new(&path, context.incarnation, &layout, &run.model, &digest));
     let parts = DeviceParts {
@@ -166,8 +167,10 @@ fn node_name() -> String {
 /// The device that the model computes on, in words for other machines.
 fn described(run: &RunSpec, compute: &dyn Compute) -> Result<protocol::Device, BuildError> {
     let precision = run.model.precision;
-    let Some(info) = compute.report().device else {
-        return Ok(protocol::Device { precision, ..protocol::Device::default() });
+    let report = compute.report();
+    let Some(info) = report.device else {
+        let name = report.processor.map_or_else(DeviceName::cpu, |name| DeviceName::of(&name));
+        return Ok(protocol::Device { name, precision, ..protocol::Device::default() });
     };
     let kind = DeviceKind::parse(&info.kind).ok_or_else(|| {
         let kind = &info.kind;
@@ -219,7 +222,7 @@ fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerp
     model.update(run.model.kind.as_bytes());
     for tensor in layout.tensors() {
         model.update(tensor.name.as_bytes());
-        model.update(&[0, u8::from(tensor.decay)]);
+        model.update(&[0, role(tensor)]);
         for size in &tensor.shape {
             model.update(&(*size as u64).to_le_bytes());
         }
@@ -234,6 +237,16 @@ fn fingerprint(run: &RunSpec, layout: &Layout, dataset: &dyn Dataset) -> Fingerp
         parameters: layout.count() as u64,
         shards: reduce::shard_count(layout.count()) as u32,
         samples: dataset.len(),
+    }
+}
+
+/// What a step does to a tensor, as a byte.
+fn role(tensor: &Tensor) -> u8 {
+    match tensor.statistic {
+        None => u8::from(tensor.decay),
+        Some(Statistic::Mean) => 2,
+        Some(Statistic::Count) => 3,
+        Some(Statistic::First) => 4,
     }
 }
 

@@ -232,6 +232,8 @@ pub struct Built {
     pub registration: Registration,
     /// The number of targets that one step trains on.
     pub tokens_per_step: u64,
+    /// The number of elements that the optimizer trains. The statistics come after them.
+    pub trained: usize,
     /// The number of tensors of a parameter shard's state: master weights and moments.
     pub state_parts: usize,
     /// The table of learning rates that the optimizer brings, if it brings one.

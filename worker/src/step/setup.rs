@@ -15,6 +15,8 @@ pub struct Setup {
     pub run: RunSpec,
     /// How many parameters the model has.
     pub parameters: usize,
+    /// How many of them the optimizer trains: all up to the statistics.
+    pub trained: usize,
     /// How the loss scale changes.
     pub scaling: Scaling,
     /// The learning rate of each step.

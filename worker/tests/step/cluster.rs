@@ -133,7 +133,8 @@ impl Cluster {
 
     pub fn built() -> Built {
         let registration = registration((PARAMETERS, 3, SAMPLES), Some(place()));
-        Built { registration, tokens_per_step: 1, state_parts: 3, rates: None }
+        let trained = PARAMETERS;
+        Built { registration, tokens_per_step: 1, trained, state_parts: 3, rates: None }
     }
 
     // Actions of the test.

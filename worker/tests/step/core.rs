@@ -79,6 +79,7 @@ impl Lone {
         self.give(Input::Built(Built {
             registration,
             tokens_per_step: 1,
+            trained: 1_024,
             state_parts: 3,
             rates: None,
         }));

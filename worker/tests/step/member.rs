@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
-use everstep_kernels::buffer::{Buffer, Pool};
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::reduce::Tree;
 use everstep_transport::protocol::exemplars;
+use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Decision, Encoding, LossScale, Message, MetricsLine, Record, Shard,
-    Step, WorkerId,
+    Chunk, ChunkKind, Commit, DataShard, Decision, Encoding, LossScale, Message, MetricsLine,
+    Record, Shard, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::optimize;
@@ -22,10 +24,16 @@ use crate::support::{DATA_SHARDS, GENERATION, MEMBERS, PARAMETERS, record, recor
 const NOW: Time = Time(1);
 
 fn enter(worker: WorkerId, record: Record) -> Member {
+    enter_with(worker, record, PARAMETERS)
+}
+
+/// A member whose optimizer trains the first elements alone. The others are statistics.
+fn enter_with(worker: WorkerId, record: Record, trained: usize) -> Member {
     let mut run = exemplars::run();
     run.batch.data_shards = DATA_SHARDS;
     let setup = Setup {
         parameters: PARAMETERS,
+        trained,
         scaling: Scaling::of(run.model.precision, GROWTH_INTERVAL),
         rates: optimize::rates(&run, None),
         tokens_per_step: 16,
@@ -113,6 +121,32 @@ fn after_a_skipped_step_there_is_nothing_to_gather() {
     votes(&mut member);
     member.peer(NOW, MEMBERS[0], commit(Decision::Skip));
     assert_eq!(votes(&mut member), [2]);
+}
+
+#[test]
+fn statistics_have_no_part_in_the_norm() {
+    let all: Vec<u32> = (0..DATA_SHARDS).collect();
+    let record = record_of(&[&[], &all], &[&[1], &[1], &[1]]);
+    let mut member = enter_with(MEMBERS[1], record, 1_024 + 100);
+    let (step, node) = (Step(1), Tree::new(DATA_SHARDS).root());
+    for shard in (0..3).map(Shard) {
+        let length = chunk(ChunkKind::Partial, 1, shard.0).count as usize;
+        let sum = Shared::new(Buffer::detached(vec![2.0; length]));
+        member.report(NOW, Report::Partial { step, shard, node, sum });
+    }
+    for data_shard in all.into_iter().map(DataShard) {
+        let (loss, samples, samples_lost, samples_repeated) = (1.0, vec![0], 0, 0);
+        let contribution =
+            Contribution { data_shard, loss, samples, samples_lost, samples_repeated };
+        let (seconds, load_seconds) = (0.0, 0.0);
+        member.report(NOW, Report::Computed { step, contribution, seconds, load_seconds });
+    }
+    let votes = std::iter::from_fn(|| member.poll_effect()).filter_map(|effect| match effect {
+        Effect::SendToPeer { message: Message::Prepared(vote), .. } => Some(vote.squares),
+        _ => None,
+    });
+    let squares = vec![(Shard(0), 4.0 * 1_024.0), (Shard(1), 4.0 * 100.0), (Shard(2), 0.0)];
+    assert_eq!(votes.collect::<Vec<_>>(), [squares]);
 }
 
 #[test]

@@ -36,6 +36,7 @@ impl CoreSettings {
     pub fn setup(&self, run: RunSpec, built: &Built) -> Setup {
         Setup {
             parameters: built.registration.fingerprint.parameters as usize,
+            trained: built.trained,
             scaling: Scaling::of(run.model.precision, self.growth),
             rates: optimize::rates(&run, built.rates.clone()),
             tokens_per_step: built.tokens_per_step,

@@ -164,6 +164,7 @@ mod tests {
         run.batch.data_shards = 2;
         let setup = Setup {
             parameters: 2_000,
+            trained: 2_000,
             scaling: Scaling::of(run.model.precision, GROWTH_INTERVAL),
             rates: optimize::rates(&run, None),
             tokens_per_step: 16,

@@ -51,7 +51,11 @@ impl Member {
     }
 
     fn reduced(&mut self, shard: Shard, gradient: Shared) {
-        let before = self.round.squares.insert(shard, reduce::sum_of_squares(&gradient));
+        // The norm is that of the gradient: statistics have no part in it.
+        let start = reduce::shard_range(self.setup.parameters, shard.0 as usize).start;
+        let trained = self.setup.trained.saturating_sub(start).min(gradient.len());
+        let squares = reduce::sum_of_squares(&gradient[..trained]);
+        let before = self.round.squares.insert(shard, squares);
         self.check_reduced(shard, before.is_some());
         let digest = reduce::digest(0, &gradient);
         #[cfg(feature = "planted")]
