@@ -48,7 +48,7 @@ pub use error::ClusterError;
 pub(crate) use error::resume_command;
 pub use launch::launch;
 pub(crate) use naming::Naming;
-pub use options::{ClusterOptions, Program, Script};
+pub use options::{ClusterOptions, InstructionSet, Program, Script};
 pub use progress::Progress;
 pub use recent::Recent;
 pub use reopen::resume;

@@ -107,7 +107,7 @@ fn claim(
 /// The script of the workers. Its interpreter is that of this program, if one runs it.
 fn script(flags: &LaunchFlags) -> Result<Script, Failure> {
     let Some(path) = flags.script.first().map(Path::new) else {
-        return crate::script::here(&[NO_SCRIPT.into()], flags.threads);
+        return crate::script::here(&[NO_SCRIPT.into()], flags.threads, flags.isa);
     };
     if !path.is_file() {
         return Err(Failure::new(Exit::Usage, "the script cannot be launched")
@@ -115,7 +115,7 @@ fn script(flags: &LaunchFlags) -> Result<Script, Failure> {
             .because("there is no such file")
             .next("name a Python script, and after it the script's own arguments"));
     }
-    crate::script::here(&flags.script, flags.threads)
+    crate::script::here(&flags.script, flags.threads, flags.isa)
 }
 
 /// The name of the script, for its directory.

@@ -20,7 +20,7 @@ use everstep_worker::daemon::Ready;
 use everstep_worker::registry::Registry;
 
 use crate::cli::{Cli, Verb, WorkerFlags, WorkerVerb};
-use crate::cluster::{Program, Script};
+use crate::cluster::{InstructionSet, Program, Script};
 use crate::failure::{Exit, Failure};
 use crate::{config, supervision, worker};
 pub(crate) use kept::{here, is_kept, keep, of_kept_run};
@@ -37,12 +37,12 @@ pub const HANG_AFTER_MS: u64 = 60_000;
 /// The interpreter, where no interpreter runs this program.
 const INTERPRETER: &str = "python3";
 
-/// The script of this command, with so many compute threads.
-pub(crate) fn of(command: Vec<OsString>, threads: u32) -> Script {
+/// The script of this command, with so many compute threads and these instructions.
+pub(crate) fn of(command: Vec<OsString>, threads: u32, isa: Option<InstructionSet>) -> Script {
     // A program with arguments before its verb is run by an interpreter.
     let own = Program::own().ok().filter(|own| !own.arguments.is_empty());
     let interpreter = own.map_or(INTERPRETER.into(), |own| own.executable);
-    Script { interpreter, command, threads, ..Script::default() }
+    Script { interpreter, command, threads, isa, ..Script::default() }
 }
 
 /// The number of compute threads of each worker of a script's run.
@@ -55,7 +55,7 @@ fn threads(run: &RunSpec) -> u32 {
 
 /// Becomes the script of `flags`, as a worker with these flags.
 pub(crate) fn run(flags: &WorkerFlags) -> Result<(), Failure> {
-    let script = of(flags.script.clone(), flags.threads);
+    let script = of(flags.script.clone(), flags.threads, flags.isa);
     let mut command = Command::new(&script.interpreter);
     command.args(&script.command).envs(script.environment());
     command.env("EVERSTEP_COORDINATORS", flags.coordinators.join(","));

@@ -9,6 +9,7 @@ use std::thread::available_parallelism;
 use clap::Args;
 
 use super::StartFlags;
+use crate::cluster::InstructionSet;
 
 /// How many workers to start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +72,10 @@ pub struct LaunchFlags {
     #[arg(long, value_name = "K", env = "EVERSTEP_THREADS", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
+    /// Instructions to which the mathematics libraries of the script keep: unlike CPUs get the same
+    /// bits then, more slowly [default: the newest of each CPU]
+    #[arg(long, value_name = "ISA", env = "EVERSTEP_ISA")]
+    pub isa: Option<InstructionSet>,
     /// A TOML file with what the script does not state: the sections [checkpoint] and [redundancy]
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,

@@ -13,6 +13,7 @@ use everstep_transport::protocol::Zone;
 
 use super::demo::duration;
 use super::{AskFlags, ClusterFlags, DaemonFlags};
+use crate::cluster::InstructionSet;
 
 /// `everstep worker`, with flags or with a task.
 #[derive(Clone, Debug)]
@@ -80,6 +81,10 @@ pub struct WorkerFlags {
     #[arg(long, value_name = "K", env = "EVERSTEP_THREADS", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub threads: u32,
+    /// Instructions to which the mathematics libraries of a script keep: unlike CPUs get the same
+    /// bits then, more slowly [default: the newest of each CPU]
+    #[arg(long, value_name = "ISA", env = "EVERSTEP_ISA")]
+    pub isa: Option<InstructionSet>,
     /// A Python script and its arguments: the worker becomes a process of it, and trains its run
     #[arg(value_name = "SCRIPT", last = true)]
     pub script: Vec<OsString>,

@@ -41,7 +41,8 @@ fn change_of_directory(script: &Script) -> String {
 /// The end of the command of a worker that runs a script.
 fn of_script(script: &Script) -> String {
     let words: Vec<_> = script.command.iter().map(word).collect();
-    format!(" --threads {} -- {}", script.threads, words.join(" "))
+    let isa = script.isa.map_or(String::new(), |isa| format!(" --isa {}", isa.name()));
+    format!(" --threads {}{isa} -- {}", script.threads, words.join(" "))
 }
 
 fn word(argument: &OsString) -> String {
@@ -66,6 +67,7 @@ pub(super) fn quoted(word: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cluster::InstructionSet;
 
     #[test]
     fn a_program_has_its_bare_name_only_where_a_shell_finds_it() {
@@ -89,8 +91,9 @@ mod tests {
             arguments: ["-m", "everstep"].map(Into::into).into(),
         };
         let command = ["a b.py", "--lr"].map(Into::into).into();
+        let isa = Some(InstructionSet::Avx2);
         let mut script =
-            Script { interpreter: "python".into(), command, threads: 2, ..Script::default() };
+            Script { interpreter: "python".into(), command, threads: 2, isa, ..Script::default() };
         let daemons_of = |script: &Script| Daemons {
             program: program.clone(),
             script: Some(script.clone()),
@@ -100,7 +103,7 @@ mod tests {
         let told = super::command(&daemons_of(&script), &directory, &address);
         let begin = "/none/python -m everstep worker --coordinators 127.0.0.1:7 --join ";
         assert!(told.starts_with(begin), "{told}");
-        assert!(told.ends_with(" --threads 2 -- 'a b.py' --lr"), "{told}");
+        assert!(told.ends_with(" --threads 2 --isa avx2 -- 'a b.py' --lr"), "{told}");
         script.directory = std::env::current_dir().ok();
         assert_eq!(super::command(&daemons_of(&script), &directory, &address), told);
         script.directory = Some("/else where".into());

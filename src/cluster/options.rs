@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use everstep_kernels::device::{DeviceChoice, Devices};
 use everstep_transport::protocol::RunSpec;
+use serde::{Deserialize, Serialize};
 
 /// The settings of a cluster.
 #[derive(Clone, Debug)]
@@ -64,10 +65,21 @@ pub struct Script {
     pub command: Vec<OsString>,
     /// Compute threads of each process. The bits of a run depend on their number.
     pub threads: u32,
+    /// The instructions that its mathematics libraries use. None: the newest of each CPU.
+    pub isa: Option<InstructionSet>,
     /// The working directory of each process. None: that of this process.
     pub directory: Option<PathBuf>,
     /// The run that each process must state. None: the first process says what the others must.
     pub stated: Option<Box<RunSpec>>,
+}
+
+/// A set of instructions to which the libraries of a script keep, so that unlike CPUs get the same
+/// bits.
+#[derive(clap::ValueEnum, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+pub enum InstructionSet {
+    /// AVX2, of x86-64 CPUs since 2013
+    Avx2,
 }
 
 /// The program of this process, if it is not simply the process's executable.
@@ -98,7 +110,30 @@ impl Script {
         let threads = self.threads.to_string();
         let counts = ["EVERSTEP_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"];
         let counts = counts.map(|name| (name, threads.clone()));
-        counts.into_iter().chain([("PYTHONHASHSEED", "0".to_string())]).collect()
+        let isa = self.isa.map(InstructionSet::environment).into_iter().flatten();
+        let others = [("PYTHONHASHSEED", "0")].into_iter().chain(isa);
+        counts.into_iter().chain(others.map(|(name, value)| (name, value.into()))).collect()
+    }
+}
+
+impl InstructionSet {
+    /// The variables by which PyTorch, MKL and oneDNN keep to it. One without the others breaks
+    /// some of PyTorch's kernels.
+    fn environment(self) -> [(&'static str, &'static str); 3] {
+        match self {
+            Self::Avx2 => [
+                ("ATEN_CPU_CAPABILITY", "avx2"),
+                ("MKL_CBWR", "AVX2"),
+                ("ONEDNN_MAX_CPU_ISA", "AVX2"),
+            ],
+        }
+    }
+
+    /// The value of `--isa`.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Avx2 => "avx2",
+        }
     }
 }
 

@@ -13,7 +13,7 @@ use everstep_transport::protocol::RunSpec;
 use serde::{Deserialize, Serialize};
 
 use super::{KIND, of, threads};
-use crate::cluster::{Directory, Script};
+use crate::cluster::{Directory, InstructionSet, Script};
 use crate::config;
 use crate::failure::{Exit, Failure};
 
@@ -27,6 +27,9 @@ struct KeptScript {
     directory: PathBuf,
     /// The script, and its arguments.
     command: Vec<String>,
+    /// The instructions that its mathematics libraries use.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    isa: Option<InstructionSet>,
 }
 
 impl KeptScript {
@@ -44,7 +47,7 @@ impl KeptScript {
 
     fn script(self, threads: u32) -> Script {
         let command = self.command.into_iter().map(Into::into).collect();
-        Script { directory: Some(self.directory), ..of(command, threads) }
+        Script { directory: Some(self.directory), ..of(command, threads, self.isa) }
     }
 }
 
@@ -52,7 +55,11 @@ impl KeptScript {
 ///
 /// # Errors
 /// If the directory of a run could not keep it.
-pub(crate) fn here(command: &[OsString], threads: u32) -> Result<Script, Failure> {
+pub(crate) fn here(
+    command: &[OsString],
+    threads: u32,
+    isa: Option<InstructionSet>,
+) -> Result<Script, Failure> {
     let refused = |why: String| {
         Failure::new(Exit::Usage, "the script cannot be launched")
             .at(command.first().map_or(Path::new(""), Path::new).display())
@@ -66,13 +73,14 @@ pub(crate) fn here(command: &[OsString], threads: u32) -> Result<Script, Failure
                    directory keeps all three";
         return Err(refused(why.into()));
     }
-    Ok(Script { directory: Some(directory), ..of(command.to_vec(), threads) })
+    Ok(Script { directory: Some(directory), ..of(command.to_vec(), threads, isa) })
 }
 
 /// Writes down the script of the run that the directory holds, or will hold.
 pub(crate) fn keep(directory: &Directory, script: &Script) -> Result<(), Failure> {
     let command = script.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
-    let kept = KeptScript { directory: script.directory.clone().unwrap_or_default(), command };
+    let (directory_of_script, isa) = (script.directory.clone().unwrap_or_default(), script.isa);
+    let kept = KeptScript { directory: directory_of_script, command, isa };
     let text = serde_json::to_string_pretty(&kept).expect("a command is plain data") + "\n";
     Ok(directory.write(FILE, text.as_bytes())?)
 }
@@ -104,7 +112,7 @@ pub(crate) fn of_kept_run(
             return Err(unusable(&dir.join(FILE), "it names no script".into()));
         }
         ([], Some(kept)) => kept.script(threads(run)),
-        (stated, _) => here(stated, threads(run))?,
+        (stated, kept) => here(stated, threads(run), kept.and_then(|kept| kept.isa))?,
     };
     let file = script.directory.clone().unwrap_or_default().join(&script.command[0]);
     if !file.is_file() {
@@ -145,13 +153,14 @@ mod tests {
             Err(failure) => failure.to_string(),
         };
         assert!(told(&[]).contains("script.json"), "{}", told(&[]));
-        let launched = here(&[train.clone().into(), "--lr".into()], 1).expect("a script");
+        let isa = Some(InstructionSet::Avx2);
+        let launched = here(&[train.clone().into(), "--lr".into()], 1, isa).expect("a script");
         keep(&directory, &launched).expect("kept");
         assert!(told(&[]).contains("no such file"), "{}", told(&[]));
         fs::write(&train, "").expect("written");
         let script = of_kept_run(&run, &at, &[]).expect("a script").expect("a script's run");
         assert_eq!((script.threads, &script.command), (3, &launched.command));
-        assert_eq!(script.directory, launched.directory);
+        assert_eq!((script.directory, script.isa), (launched.directory, isa));
         let stated = script.stated.expect("the run that it must state");
         assert_eq!((stated.start_workers, &stated.checkpoint), (1, &None));
     }
