@@ -30,7 +30,7 @@ use x509_parser::prelude::{GeneralName, X509Certificate};
 
 pub use applying::NodeKey;
 pub(crate) use applying::{Application, renewed};
-pub use authority::{Authority, NODE_LIFETIME};
+pub use authority::{Authority, NODE_LIFETIME, RENEWABLE_FOR};
 pub use credentials::Credentials;
 pub use enrolment::{AdmissionDecision, Applicant, Enrolment, Gatekeeper};
 pub(crate) use enrolment::{Granted, MAX_ENROLMENT, answer};

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::identity::{
-    AcceptedToken, Identity, Refusal, Role, TokenId, Tokens, UnixTime,
+    AcceptedToken, Identity, NODE_LIFETIME, RENEWABLE_FOR, Refusal, Role, TokenId, Tokens, UnixTime,
 };
 use everstep_transport::protocol::NodeName;
 use everstep_transport::protocol::question::RevokedView;
@@ -25,8 +25,10 @@ const MAX_USES: u32 = 1_000;
 pub(super) const MAX_REVOKED: usize = 10_000;
 /// How long the state remembers an expired token.
 const EXPIRED_TOKEN_KEPT_FOR: Duration = Duration::from_secs(3600);
-/// How long a worker stays revoked: its certificate lasts 26 hours.
+/// How long a worker stays revoked: longer than its last certificate is of any use.
 const WORKER_REVOKED_FOR: Duration = Duration::from_secs(30 * 24 * 3600);
+const _: () =
+    assert!(NODE_LIFETIME.as_secs() + RENEWABLE_FOR.as_secs() < WORKER_REVOKED_FOR.as_secs());
 /// How long an operator stays revoked: its certificate lasts a year.
 const OPERATOR_REVOKED_FOR: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 

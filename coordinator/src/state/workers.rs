@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::reason::{LossReason, NamedWorker};
@@ -204,6 +205,14 @@ impl State {
     /// The newest worker of a node, if it is there.
     pub fn on_node(&self, name: &NodeName) -> Option<WorkerId> {
         self.workers.on_node(name)
+    }
+
+    /// Whether a worker of this node has registered for the run and has not left. Of lost workers
+    /// the state remembers the newest.
+    pub fn has_worker_of(&self, node: &Identity) -> bool {
+        let mut workers = self.workers().values();
+        let is_of = |known: &Worker| known.name == node.name && known.phase != WorkerPhase::Left;
+        node.role == Role::Worker && workers.any(is_of)
     }
 
     /// The name by which people know a worker, as long as the state remembers it.

@@ -81,6 +81,42 @@ async fn a_revoked_worker_loses_its_link_at_once_and_comes_back_by_no_way() {
     assert_eq!((told[0].role, &told[0].name), (Role::Worker, &identity.name));
 }
 
+/// An outage may outlast the certificates of all members, and their tokens lasted minutes.
+#[tokio::test]
+async fn a_worker_of_the_run_gets_a_certificate_by_its_key_when_its_token_is_no_more() {
+    let mut cluster = Cluster::start().await;
+    let (worker, idle) = (cluster.worker().await, cluster.enrol().await);
+    let (held, token) = (&worker.credentials, token_in(&cluster.path("join.token")));
+    let renew = everstep_transport::quic::renew;
+    assert_eq!(cluster.command(1, OperatorCommand::RevokeToken(token.id())).await, None);
+    for restarted in [false, true] {
+        if restarted {
+            cluster.restart().await;
+        }
+        let renewed = timeout(ACCESS_TEST_TIMEOUT, async {
+            loop {
+                match renew(cluster.address, &token, held).await {
+                    Err(error) if error.may_pass() => sleep(Duration::from_millis(20)).await,
+                    renewed => break renewed,
+                }
+            }
+        });
+        let renewed = renewed.await.expect("an answer").expect("a certificate");
+        assert_eq!(renewed.identity(), held.identity());
+        let stranger = renew(cluster.address, &token, &idle).await.map(drop);
+        let stranger = stranger.expect_err("no worker of the run").to_string();
+        assert!(stranger.contains("not known to this cluster"), "{stranger}");
+        let thief = enrol(cluster.address, &token, Role::Worker).await.map(drop);
+        let thief = thief.expect_err("the token is worth nothing").to_string();
+        assert!(thief.contains("not known to this cluster"), "{thief}");
+    }
+    let revoke = OperatorCommand::Revoke(held.identity().clone());
+    assert_eq!(cluster.command(2, revoke).await, None);
+    let refused = renew(cluster.address, &token, held).await.map(drop);
+    let refused = refused.expect_err("it was revoked").to_string();
+    assert!(refused.contains("removed"), "{refused}");
+}
+
 #[tokio::test]
 async fn copies_of_a_revoked_operators_folder_are_worth_nothing_and_the_folder_has_another() {
     let cluster = Cluster::lasting().await;

@@ -52,6 +52,8 @@ pub(crate) struct Application<'a> {
     token: &'a JoinToken,
     role: Role,
     key: KeyPair,
+    /// The node's newest certificate, if it has had one.
+    held: Option<CertificateDer<'static>>,
 }
 
 impl<'a> Application<'a> {
@@ -61,22 +63,25 @@ impl<'a> Application<'a> {
         NodeKey(key): &NodeKey,
     ) -> Result<Self, EnrolmentError> {
         let key = KeyPair::try_from(key).map_err(IdentityError::from)?;
-        Ok(Self { token, role, key })
+        Ok(Self { token, role, key, held: None })
     }
 
-    /// For a node that has a key, and with it a name.
+    /// For a node that has a key, and with it a name. It shows its certificate, which may have
+    /// expired.
     pub(crate) fn again(token: &'a JoinToken, held: &Credentials) -> Result<Self, EnrolmentError> {
         let key = KeyPair::try_from(&held.key()).map_err(IdentityError::from)?;
-        Ok(Self { token, role: held.identity().role, key })
+        let (role, held) = (held.identity().role, held.chain().into_iter().next());
+        Ok(Self { token, role, key, held })
     }
 
     /// The request's bytes, for the TLS session with this exported keying material.
     pub(crate) fn request(&self, session: &[u8; 32]) -> Result<Vec<u8>, EnrolmentError> {
-        let signing_request = CertificateParams::default()
+        let mut signing_request = CertificateParams::default()
             .serialize_request(&self.key)
             .map_err(IdentityError::from)?
             .der()
             .to_vec();
+        signing_request.extend_from_slice(self.held.as_deref().unwrap_or_default());
         let request = Request { token: self.token.id(), role: self.role, signing_request };
         let bytes = rkyv::to_bytes::<Failure>(&request).expect("a request is plain data");
         let proof = self.token.prove(&statement(session, &bytes));

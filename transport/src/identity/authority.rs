@@ -19,6 +19,9 @@ use super::{Credentials, Identity, IdentityError, parse, public_key_digest};
 /// How long a node's certificate is valid. It is short so that a stolen one is worth little. A
 /// running node renews its own when a third of that is left.
 pub const NODE_LIFETIME: Duration = Duration::from_secs(26 * 3600);
+/// How long after its end a certificate still tells whose key it was. A node that was out of reach
+/// for longer needs a token. Coordinators remember a revoked worker for longer than that.
+pub const RENEWABLE_FOR: Duration = Duration::from_secs(28 * 24 * 3600);
 /// How long an authority is valid: longer than any cluster lives.
 const AUTHORITY_LIFETIME: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Certificates are valid from a little before their creation, since clocks differ.
@@ -108,6 +111,25 @@ impl Authority {
             vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
         params.use_authority_key_identifier_extension = true;
         Ok(params.signed_by(key, &self.issuer)?.der().clone())
+    }
+
+    /// Whether this authority has certified that the holder of the key is this node, with a
+    /// certificate that is valid or ended less than [`RENEWABLE_FOR`] ago.
+    pub(super) fn has_certified(
+        &self,
+        identity: &Identity,
+        key: &impl PublicKeyData,
+        certificate: &CertificateDer<'_>,
+        now: UnixTime,
+    ) -> bool {
+        let (Ok(own), Ok(parsed)) = (parse(&self.certificate), parse(certificate)) else {
+            return false;
+        };
+        let ended_unix_s = parsed.validity().not_after.timestamp().max(0) as u64;
+        now.as_secs() < ended_unix_s.saturating_add(RENEWABLE_FOR.as_secs())
+            && parsed.public_key().raw == key.subject_public_key_info()
+            && Identity::of(certificate).is_ok_and(|stated| stated == *identity)
+            && parsed.verify_signature(Some(own.public_key())).is_ok()
     }
 
     /// The authority's own certificate, which every node trusts.

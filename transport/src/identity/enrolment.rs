@@ -6,6 +6,9 @@
 //! that could be replayed crosses the wire. A new node's name follows from its key, so the holder
 //! of a token cannot take the name of another node.
 //!
+//! A node whose certificate has expired without a link shows it along with its request. The
+//! gatekeeper may then admit the node by its key alone, whatever has become of the token.
+//!
 //! A *renewal* needs no request at all. The node proved its certificate when its link came up, and
 //! the new one is for the same node and the same key. The link is proof enough even if that
 //! certificate has expired since. A thief of a node's key can therefore remain that node until the
@@ -21,6 +24,8 @@ use rkyv::rancor::Error as Failure;
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize};
 use rustls::pki_types::CertificateDer;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::prelude::FromDer;
 
 use super::token::{Proof, TokenId};
 use super::{
@@ -59,6 +64,10 @@ pub struct Applicant {
     pub token: TokenId,
     statement: Vec<u8>,
     proof: Proof,
+    /// The certificate that the node shows. Nothing is known of it until the issuer has checked it.
+    held: Option<CertificateDer<'static>>,
+    /// Whether the issuer has certified this key under this name, not too long ago.
+    is_certified: bool,
 }
 
 /// A certificate that the authority has granted.
@@ -95,8 +104,10 @@ impl Enrolment {
         request: &[u8],
         now: UnixTime,
     ) -> Result<Granted, Refusal> {
-        let (applicant, key) = Applicant::read(session, request).ok_or(Refusal::Garbled)?;
+        let (mut applicant, key) = Applicant::read(session, request).ok_or(Refusal::Garbled)?;
         let identity = applicant.identity.clone();
+        let is_ours = |held| self.authority.has_certified(&identity, &key, held, now);
+        applicant.is_certified = applicant.held.as_ref().is_some_and(is_ours);
         self.gatekeeper.admit(applicant, now).await?;
         self.grant(now, identity, &key)
     }
@@ -148,10 +159,20 @@ impl Applicant {
         let (proof, request) = bytes.split_first_chunk()?;
         let statement = statement(session, request);
         let request = rkyv::from_bytes::<Request, Failure>(&aligned(request)).ok()?;
+        let (held, _) = X509CertificationRequest::from_der(&request.signing_request).ok()?;
+        let held = (!held.is_empty()).then(|| CertificateDer::from(held.to_vec()));
         let signing_request = request.signing_request.into();
         let key = CertificateSigningRequestParams::from_der(&signing_request).ok()?.public_key;
-        let identity = Identity::with_key(request.role, &key);
-        Some((Self { identity, token: request.token, statement, proof: *proof }, key))
+        let (identity, token) = (Identity::with_key(request.role, &key), request.token);
+        let is_certified = false;
+        Some((Self { identity, token, statement, proof: *proof, held, is_certified }, key))
+    }
+
+    /// Whether the node has shown a certificate of the issuer, for its key and its name, that is
+    /// valid or ended less than [`RENEWABLE_FOR`](super::RENEWABLE_FOR) ago. Another host can
+    /// repeat all of the request, and gains a certificate that is of no use without the key.
+    pub fn is_certified(&self) -> bool {
+        self.is_certified
     }
 
     pub(super) fn has_secret_of(&self, token: &AcceptedToken) -> bool {
@@ -175,6 +196,7 @@ pub(crate) fn answer(decision: &Result<Granted, Refusal>) -> Vec<u8> {
 pub(super) struct Request {
     pub(super) token: TokenId,
     pub(super) role: Role,
+    /// A PKCS #10 request, DER. The node's newest certificate follows it, if there is one.
     pub(super) signing_request: Vec<u8>,
 }
 

@@ -84,9 +84,15 @@ impl Handler<AdmissionRequest> for CoordinatorActor {
 
 impl CoordinatorActor {
     /// Whether the applicant may be admitted. True if the log has to count the use of the token.
+    ///
+    /// A worker of the run that was out of reach until its certificate expired is still the same
+    /// node. It may hold a last copy, and its token may have expired or be forgotten by now.
     fn judge(&self, applicant: &Applicant, now: UnixTime) -> Result<bool, Refusal> {
         self.may_stay(&applicant.identity)?;
         let state = self.node.core().state();
+        if applicant.is_certified() && state.has_worker_of(&applicant.identity) {
+            return Ok(false);
+        }
         if !state.coordinators().is_empty() {
             state.tokens().judge(applicant, now)?;
             return Ok(!state.tokens().is_unlimited(&applicant.token));

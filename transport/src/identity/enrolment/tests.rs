@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::identity::{
-    Application, Credentials, EnrolmentError, JoinToken, NodeKey, TokenLimits, renewed,
+    Application, Credentials, EnrolmentError, JoinToken, NodeKey, RENEWABLE_FOR, TokenLimits,
+    renewed,
 };
 
 const SESSION: [u8; 32] = [7; 32];
@@ -220,6 +221,58 @@ fn a_renewal_that_is_not_of_this_node_is_not_taken() {
     }
     let newer = renewed(&held, &answer).unwrap();
     assert!(matches!(renewed(&newer, &answer), Err(EnrolmentError::Garbled(_))));
+}
+
+/// Admits nodes with a certificate, and no others.
+struct OnlyCertified;
+
+impl Gatekeeper for OnlyCertified {
+    fn admit(&self, applicant: Applicant, _now: UnixTime) -> AdmissionDecision {
+        let admitted = applicant.is_certified().then_some(()).ok_or(Refusal::UnknownToken);
+        Box::pin(std::future::ready(admitted))
+    }
+
+    fn renew(&self, _node: Identity, _now: UnixTime) -> AdmissionDecision {
+        unreachable!("no node has a link here")
+    }
+}
+
+#[test]
+fn a_certificate_that_has_expired_tells_for_four_weeks_whose_key_it_was() {
+    let (scene, other) = (Scene::new(), Scene::new());
+    let enrolment = scene.enrolment(TokenLimits::unlimited(Role::Worker));
+    let key = NodeKey::create().unwrap();
+    let first = Application::new(&scene.token, Role::Worker, &key).unwrap();
+    let granted = now(enrolment.admit(&SESSION, &first.request(&SESSION).unwrap(), at(START)));
+    let held = first.credentials(&answer(&granted)).unwrap();
+    let expired = START + NODE_LIFETIME.as_secs();
+    let forgotten = expired + RENEWABLE_FOR.as_secs();
+
+    let by_certificate = Enrolment::decided_by(scene.authority.clone(), OnlyCertified);
+    let ask = |held: &Credentials, unix_s| {
+        let request = Application::again(&scene.token, held).unwrap().request(&SESSION).unwrap();
+        admit(&by_certificate, &request, unix_s)
+    };
+    for unix_s in [START, expired, forgotten - 1] {
+        assert_eq!(ask(&held, unix_s).as_ref(), Ok(held.identity()));
+    }
+    assert_eq!(ask(&held, forgotten), Err(Refusal::UnknownToken));
+
+    let with = |chain, key| Credentials::new(held.authority().clone(), chain, key).unwrap();
+    let (thief, _) = renewal(&scene);
+    let stolen = with(vec![held.chain()[0].clone()], thief.key());
+    let pair = rcgen::KeyPair::try_from(&held.key()).unwrap();
+    let foreign = other.authority.certify(at(START), held.identity(), &pair, NODE_LIFETIME);
+    let foreign = with(vec![foreign.unwrap()], held.key());
+    let named = Identity { role: Role::Worker, name: thief.identity().name.clone() };
+    let misnamed = scene.authority.certify(at(START), &named, &pair, NODE_LIFETIME);
+    let misnamed = with(vec![misnamed.unwrap()], held.key());
+    for held in [stolen, foreign, misnamed] {
+        assert_eq!(ask(&held, START), Err(Refusal::UnknownToken), "{:?}", held.identity());
+    }
+    let bare = Application::new(&scene.token, Role::Worker, &key).unwrap();
+    let bare = bare.request(&SESSION).unwrap();
+    assert_eq!(admit(&by_certificate, &bare, START), Err(Refusal::UnknownToken));
 }
 
 proptest! {
