@@ -3,8 +3,9 @@
 # three workers, each on a machine of its own (a network namespace of this one), train while
 #   1. the workers' firewalls reject what comes from the coordinator, for 150 ms, five times;
 #   2. a host of the same network sprays ICMP errors that say of each worker that nobody listens at its port;
-#   3. the workers' firewalls reject, for good, what no flow of theirs expects, probes above all.
-# In each case packets still come from the workers: no link is closed, no worker is lost, nothing is rolled back, and the
+#   3. the workers' firewalls reject, for good, what no flow of theirs expects, probes above all. Meanwhile a worker is
+#      stopped now and then, for 50 ms to 1.5 s.
+# Packets still come from the workers, or come again soon: no link is closed, no worker is lost, nothing is rolled back, and the
 # run ends with the hash of one worker alone. Needs Linux, root, iproute2, iptables and python3; leaves nothing behind.
 # usage: refusals.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
@@ -43,7 +44,7 @@ done
 cat >"$out/run.toml" <<TOML
 [run]
 name = "refusals"
-steps = 1000
+steps = 2000
 start_workers = 3
 [model]
 layers = 2
@@ -109,6 +110,16 @@ for i in "${workers[@]}"; do
 done
 sleep 10
 unharmed "a firewall that rejects probes" "$before"
+for pause in 0.05 0.12 0.3 0.7 1.5; do
+    for _ in 1 2 3 4; do
+        kill -STOP "${pid[worker-2]}"
+        sleep "$pause"
+        kill -CONT "${pid[worker-2]}"
+        sleep 1
+    done
+    harmless "a pause of $pause s behind a firewall that rejects probes"
+done
+unharmed "pauses behind a firewall that rejects probes" "$before"
 rejected() { on "$1" iptables -L INPUT -v -n | awk '$3 == "REJECT" { print $1 }'; }
 for i in "${workers[@]}"; do
     echo "machine $i has rejected $(rejected "$i") packets"

@@ -79,6 +79,7 @@ impl<'a> Watched<'a> {
             if checks.judge(began.elapsed(), self.received(), rtt) {
                 return;
             }
+            sleep_until(began + checks.rest(self.interval(interval))).await;
         }
     }
 

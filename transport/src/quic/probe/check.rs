@@ -5,6 +5,14 @@
 //! that a living peer must acknowledge. Any packet that arrives on the link ends the check well.
 //! The link ends when refusals go on and nothing arrives for the check's length.
 //!
+//! A killed process is noticed soon, so a check is short: a living peer that is held up for so long
+//! and is refused at the same time is taken for dead. Where a standing firewall refuses the probes
+//! of a living peer, every pause of the peer would end the link. So a packet that arrives long
+//! after the first refusal shows that refusals on this link are wrong. From then on a check lasts
+//! as long as a coordinator waits for a silent worker. Kernels limit how often they refuse, so a
+//! probe without an answer does not show that the firewall is gone. Only a long time without a
+//! refusal does.
+//!
 //! Input: refusals, and how many datagrams the link has received. Output: when to probe again, and
 //! the link's end.
 
@@ -20,8 +28,15 @@ const CHECK_ROUND_TRIPS: u32 = 6;
 /// Probes that must be refused during a check: a single refusal may be a stray. Kernels send only
 /// some six refusals in a row to one host and then one a second, so more cannot be asked for.
 const MIN_REFUSALS: u32 = 2;
-/// A check without enough refusals ends after this time.
-const CHECK_LENGTH_MAX: Duration = Duration::from_millis(1500);
+/// A check without enough refusals ends this long after its least length.
+const CHECK_OVERTIME: Duration = Duration::from_millis(1500);
+/// The least length of a check where refusals have been wrong.
+const DISTRUSTFUL_CHECK_LENGTH: Duration = Duration::from_secs(2);
+/// A packet that arrives this long after the first refusal is no leftover of a killed process: the
+/// socket's buffer is read much sooner.
+const LEFTOVERS_READ_WITHIN: Duration = Duration::from_millis(250);
+/// After this time without a refusal, refusals count again as on a new link.
+const REFUSALS_FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// A host that refuses all probes of living links is probed up to 2 to this power times less often.
 const MAX_BACKOFF: u32 = 6;
 
@@ -30,8 +45,14 @@ const MAX_BACKOFF: u32 = 6;
 pub(super) struct Checks {
     /// The check under way, if there is one.
     check: Option<Check>,
-    /// How many checks in a row ended well.
+    /// How many checks ended well since the first refusal that is not forgotten.
     passed: u32,
+    /// Whether one of them showed that refusals on this link are wrong.
+    are_wrong: bool,
+    /// The time since that first refusal.
+    since_first: Duration,
+    /// The time since the newest refusal.
+    since_newest: Duration,
 }
 
 #[derive(Debug)]
@@ -49,6 +70,10 @@ struct Check {
 impl Checks {
     /// Takes note of a refused probe. Returns whether this begins a check.
     pub(super) fn refused(&mut self, received: u64) -> bool {
+        self.since_newest = Duration::ZERO;
+        if self.passed == 0 && self.check.is_none() {
+            self.since_first = Duration::ZERO;
+        }
         match &mut self.check {
             Some(check) => {
                 check.is_refused = true;
@@ -65,23 +90,29 @@ impl Checks {
     /// Judges the check after `elapsed` since the newest probe. Returns whether the link has to
     /// end.
     pub(super) fn judge(&mut self, elapsed: Duration, received: u64, rtt: Duration) -> bool {
+        self.since_first = self.since_first.saturating_add(elapsed);
+        self.since_newest = self.since_newest.saturating_add(elapsed);
         let Some(check) = &mut self.check else {
-            self.passed = 0; // this probe was not refused
+            if self.since_newest >= REFUSALS_FORGOTTEN_AFTER {
+                *self = Self::default();
+            }
             return false;
         };
         if check.received != received {
             self.passed = self.passed.saturating_add(1);
+            self.are_wrong |= self.since_first >= LEFTOVERS_READ_WITHIN;
             self.check = None;
             return false;
         }
         // A watcher that was itself held up could not hear the peer meanwhile.
         check.lasts += elapsed.min(2 * CHECK_PROBE_INTERVAL);
         check.refusals += u32::from(std::mem::take(&mut check.is_refused));
-        let is_over = check.lasts >= CHECK_LENGTH_MIN.max(CHECK_ROUND_TRIPS * rtt);
-        if is_over && check.refusals >= MIN_REFUSALS {
+        let least = if self.are_wrong { DISTRUSTFUL_CHECK_LENGTH } else { CHECK_LENGTH_MIN };
+        let least = least.max(CHECK_ROUND_TRIPS * rtt);
+        if check.lasts >= least && check.refusals >= MIN_REFUSALS {
             return true;
         }
-        if check.lasts >= CHECK_LENGTH_MAX.max(CHECK_ROUND_TRIPS * rtt) {
+        if check.lasts >= least + CHECK_OVERTIME {
             self.check = None;
         }
         false
@@ -99,6 +130,15 @@ impl Checks {
             // The socket's buffer may still hold data of a killed process, so one check is no sign
             // yet.
             None => interval * (1 << self.passed.saturating_sub(1).min(MAX_BACKOFF)),
+        }
+    }
+
+    /// How long after its begin a round gives way to the next, at the least. Where refusals are
+    /// wrong, a check that ended well is not followed by another one at once.
+    pub(super) fn rest(&self, interval: Duration) -> Duration {
+        match self.are_wrong {
+            true => self.pause(interval),
+            false => Duration::ZERO,
         }
     }
 }
@@ -182,6 +222,103 @@ mod tests {
         assert!(!checks.judge(CHECK_PROBE_INTERVAL, 8, ROUND_TRIP_TIME) && !checks.is_open());
     }
 
+    /// How a peer answers: which probes its host refuses, and when a packet comes from it.
+    struct Peer {
+        /// Refusals that the host may send at once, of at most six. It gets one more a second.
+        /// `None`: it refuses every probe.
+        credit: Option<f64>,
+        /// The peer sends nothing from the first time on until the second.
+        silent: [Duration; 2],
+    }
+
+    const NEVER: [Duration; 2] = [Duration::MAX; 2];
+
+    impl Peer {
+        fn refuses(&mut self) -> bool {
+            let Some(credit) = &mut self.credit else { return true };
+            let refuses = *credit >= 1.0;
+            *credit -= f64::from(u8::from(refuses));
+            refuses
+        }
+
+        fn wait(&mut self, pause: Duration) {
+            self.credit = self.credit.map(|credit| (credit + pause.as_secs_f64()).min(6.0));
+        }
+
+        /// Packets that have come by this time: one every 5 ms.
+        fn received(&self, time: Duration) -> u64 {
+            let [from, until] = self.silent;
+            let heard = time.min(from) + time.saturating_sub(until);
+            heard.as_millis() as u64 / 5
+        }
+    }
+
+    /// Watches the peer as the endpoint does. Returns when the link ended, if it did so in time.
+    fn watch(checks: &mut Checks, peer: &mut Peer, limit: Duration) -> Option<Duration> {
+        let mut time = Duration::ZERO;
+        while time < limit {
+            let began = time;
+            let begins = peer.refuses() && checks.refused(peer.received(time));
+            time += if begins { Duration::ZERO } else { checks.pause(PROBE_INTERVAL) };
+            let elapsed = time - began;
+            if checks.judge(elapsed, peer.received(time), ROUND_TRIP_TIME) {
+                return Some(time);
+            }
+            time = time.max(began + checks.rest(PROBE_INTERVAL));
+            peer.wait(time - began);
+        }
+        None
+    }
+
+    #[test]
+    fn a_pause_of_a_peer_whose_probes_a_firewall_refuses_ends_no_link() {
+        for credit in [None, Some(6.0), Some(1.0)] {
+            for stood in [300, 1_500, 60_000].map(Duration::from_millis) {
+                for pause in [50, 120, 700, 1_500].map(Duration::from_millis) {
+                    let silent = [stood, stood + pause];
+                    let limit = stood + 10 * pause;
+                    let ended = watch(&mut Checks::default(), &mut Peer { credit, silent }, limit);
+                    assert_eq!(ended, None, "a pause of {pause:?} after {stood:?}");
+                }
+                let silent = [stood, Duration::MAX];
+                let limit = stood + Duration::from_secs(10);
+                let ended = watch(&mut Checks::default(), &mut Peer { credit, silent }, limit);
+                assert!(ended.is_some(), "a long silence ends the link");
+            }
+        }
+    }
+
+    /// The socket's buffer may hold packets of a killed process for a moment.
+    #[test]
+    fn packets_that_a_killed_process_has_left_delay_its_notice_little() {
+        for left in [0, 20, 40, 100].map(Duration::from_millis) {
+            for credit in [None, Some(6.0)] {
+                let mut peer = Peer { credit, silent: [left, Duration::MAX] };
+                let limit = Duration::from_secs(3);
+                let ended = watch(&mut Checks::default(), &mut peer, limit).expect("it ends");
+                let soon = left + CHECK_LENGTH_MIN + 2 * CHECK_PROBE_INTERVAL;
+                let soon = if left.is_zero() || credit.is_none() { soon } else { limit };
+                assert!(ended <= soon, "{ended:?} where packets came for {left:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_firewall_that_refuses_every_probe_gets_few() {
+        let (mut checks, mut peer) = (Checks::default(), Peer { credit: None, silent: NEVER });
+        assert_eq!(watch(&mut checks, &mut peer, Duration::from_secs(60)), None);
+        assert_eq!(checks.rest(PROBE_INTERVAL), PROBE_INTERVAL * 64);
+    }
+
+    #[test]
+    fn a_link_without_refusals_for_ten_minutes_is_as_a_new_one() {
+        let (mut checks, mut peer) = (Checks::default(), Peer { credit: None, silent: NEVER });
+        assert_eq!(watch(&mut checks, &mut peer, Duration::from_secs(60)), None);
+        assert!(!checks.judge(REFUSALS_FORGOTTEN_AFTER, 0, ROUND_TRIP_TIME));
+        let end = refuse_all(&mut checks, 0, ROUND_TRIP_TIME).expect("it ends");
+        assert!(end <= CHECK_LENGTH_MIN + CHECK_PROBE_INTERVAL, "{end:?}");
+    }
+
     #[test]
     fn a_host_that_always_refuses_is_probed_less_and_less_and_then_as_before() {
         let mut checks = Checks::default();
@@ -193,7 +330,9 @@ mod tests {
         }
         assert!(pauses.is_sorted() && pauses[0] == PROBE_INTERVAL, "{pauses:?}");
         assert_eq!(pauses[9], PROBE_INTERVAL * 64);
-        assert!(!checks.judge(pauses[9], 10, ROUND_TRIP_TIME)); // a probe that was taken
+        assert!(!checks.judge(pauses[9], 10, ROUND_TRIP_TIME)); // a probe without an answer
+        assert_eq!(checks.pause(PROBE_INTERVAL), PROBE_INTERVAL * 64);
+        assert!(!checks.judge(REFUSALS_FORGOTTEN_AFTER, 10, ROUND_TRIP_TIME));
         assert_eq!(checks.pause(PROBE_INTERVAL), PROBE_INTERVAL);
     }
 }
