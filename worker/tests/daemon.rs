@@ -1,15 +1,17 @@
 //! A worker's daemon in a thread, with a test in the place of its coordinator. It checks what a
 //! worker sends on links that end and come again, when the coordinator evicts it, when it is told
-//! to leave, and when its data set fails on a sample.
+//! to leave, and when its data set or its model fails on a sample.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use everstep_kernels::compute::Batch;
-use everstep_kernels::device::DeviceChoice;
+use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, GradientSink, Pass};
+use everstep_kernels::device::{ChosenDevice, DeviceChoice};
+use everstep_kernels::layout::{Init, Layout};
 use everstep_transport::identity::{
     Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, TokenLimits,
 };
@@ -432,13 +434,89 @@ async fn check_that_a_torn_sample_fails_the_run(failure: Failure) {
     for words in [format!("sample {at}"), "this page is torn".into()] {
         assert!(reason.contains(&words), "{reason}");
     }
+    check_that_the_worker_trains_the_next(scene, link, &whole).await;
+}
+
+async fn check_that_the_worker_trains_the_next(scene: Scene, link: Link, whole: &RunSpec) {
     link.send(Message::Released { term: TERM }).unwrap();
     hear_until(&link, |message| matches!(message, Message::Hello { worker: None, .. })).await;
     let second = WorkerId(FIRST.0 + 1);
-    let said = trains(&link, (&whole, second), Generation(2)).await;
+    let said = trains(&link, (whole, second), Generation(2)).await;
     let Message::Finished(result) = said else { panic!("{said:?}") };
     let computed = u64::from(whole.batch.data_shards) * whole.steps;
     assert_eq!((result.worker, result.data_shards_computed), (second, computed));
     link.send(Message::Dismiss).unwrap();
     assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
+}
+
+// A model that announces its gradient wrongly, and not at its first micro-batch.
+
+/// A model of [`PARAMETERS`] parameters whose gradient is zero.
+struct Careless {
+    layout: Layout,
+    /// The announced ranges of one data shard of the second step.
+    wrong: Vec<Range<usize>>,
+}
+
+const PARAMETERS: usize = 3_000;
+
+impl Compute for Careless {
+    fn layout(&self) -> &Layout {
+        &self.layout
+    }
+    fn load(&mut self, _: usize, _: &[f32]) {}
+    fn gradient(
+        &mut self,
+        _: &Batch,
+        pass: Pass,
+        sink: &mut dyn GradientSink,
+    ) -> Result<f64, ComputeError> {
+        sink.await_parameters(0..PARAMETERS, &mut |_, _| {});
+        let ranges = match (pass.place.step, pass.place.data_shard) {
+            (2, 1) => self.wrong.clone(),
+            _ => vec![1_000..PARAMETERS, 0..1_000],
+        };
+        for range in ranges.into_iter().filter(|_| pass.last) {
+            sink.publish_gradient(range.clone(), &vec![0.0; range.len()]);
+        }
+        Ok(1.0)
+    }
+    fn evaluate(&mut self, _: &Batch) -> Result<Evaluation, ComputeError> {
+        Ok(Evaluation { loss: 1.0, metric: None })
+    }
+    fn device_bytes(&self) -> usize {
+        4 * PARAMETERS
+    }
+}
+
+#[tokio::test]
+async fn a_model_that_later_leaves_a_range_out_fails_the_run_and_the_worker_trains_the_next() {
+    let part = vec![0..500, 500..1_000];
+    check_that_a_wrong_announcement_fails_the_run(part, "announced no gradient").await;
+}
+
+#[tokio::test]
+async fn a_model_that_later_announces_a_range_twice_fails_the_run() {
+    let twice = vec![0..PARAMETERS, 0..1_000];
+    check_that_a_wrong_announcement_fails_the_run(twice, "in a range that it had announced").await;
+}
+
+/// Every worker would get the same error, so the run fails at once. No worker ends for it.
+async fn check_that_a_wrong_announcement_fails_the_run(wrong: Vec<Range<usize>>, words: &str) {
+    let whole = |_: &RunSpec| Ok(Arc::new(Torn { at: None, failure: Failure::Panic }) as _);
+    let build = move |_: &RunSpec, _: ChosenDevice<'_>| {
+        let mut layout = Layout::new();
+        layout.push("weights", &[PARAMETERS], Init::Constant(0.0));
+        Ok(Box::new(Careless { layout, wrong: wrong.clone() }) as Box<dyn Compute>)
+    };
+    let scene = Scene::with(builtin::registry().dataset("torn", whole).model("careless", build));
+    let link = scene.link().await;
+    assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
+    let whole = torn(None);
+    let mut careless = whole.clone();
+    careless.model.kind = "careless".into();
+    let said = trains(&link, (&careless, FIRST), Generation(1)).await;
+    let Message::Unable { inability: Inability::Run, reason } = said else { panic!("{said:?}") };
+    assert!(reason.contains(words), "{reason}");
+    check_that_the_worker_trains_the_next(scene, link, &whole).await;
 }

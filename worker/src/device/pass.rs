@@ -51,8 +51,8 @@ pub struct ShardPass<'a> {
 pub enum PassEnd {
     /// The step is over without this pass, or history begins again: other jobs are due.
     Void,
-    /// The worker is ending, or the machine cannot be trusted. The reason is in words.
-    Failed(String),
+    /// The worker is ending, the machine cannot be trusted, or the model is at fault.
+    Broken(DeviceError),
 }
 
 impl ShardPass<'_> {
@@ -71,18 +71,17 @@ impl ShardPass<'_> {
         let loss = compute.gradient(batch, pass, self)?;
         match self.end.take() {
             Some(PassEnd::Void) => return Ok(None),
-            Some(PassEnd::Failed(reason)) => return Err(reason.into()),
+            Some(PassEnd::Broken(error)) => return Err(error),
             None => {}
         }
         for part in std::mem::take(&mut self.held) {
             self.send(part);
         }
         match self.accumulator.unannounced().filter(|_| pass.last) {
-            Some(shard) => Err(format!(
-                "the model announced no gradient for all of parameter shard {shard}: a last pass \
-                 must announce every range once"
-            )
-            .into()),
+            Some(shard) => Err(DeviceError::Unable(format!(
+                "the model announced no gradient for all of parameter shard {shard} of this \
+                 micro-batch: a last pass must announce every range once"
+            ))),
             None => Ok(Some(loss)),
         }
     }
@@ -107,7 +106,7 @@ impl ShardPass<'_> {
             self.end_with(job);
         } else if self.is_done_at_once(&job) {
             let done = self.store.handle(job, self.channel, write);
-            self.end = done.err().map(PassEnd::Failed);
+            self.end = done.err().map(|reason| PassEnd::Broken(reason.into()));
         } else {
             self.deferred.push_back(job);
         }
@@ -120,7 +119,7 @@ impl ShardPass<'_> {
             return self.deferred.push_back(job);
         }
         let done = self.store.handle(job, self.channel, &mut |_, _| {});
-        self.end = done.err().map(PassEnd::Failed);
+        self.end = done.err().map(|reason| PassEnd::Broken(reason.into()));
     }
 
     fn end_with(&mut self, next: Job) {
@@ -174,7 +173,10 @@ impl ParameterSource for ShardPass<'_> {
             wait.get_or_insert_with(|| trace_span!(target: STAGES, "all_gather").entered());
             match self.channel.wait() {
                 Some(job) => self.take(job, write),
-                None => self.end = Some(PassEnd::Failed("the worker is ending".into())),
+                None => {
+                    let ending = String::from("the worker is ending");
+                    self.end = Some(PassEnd::Broken(ending.into()));
+                }
             }
         }
         if wait.is_some() {
@@ -194,7 +196,7 @@ impl GradientSink for ShardPass<'_> {
         let subtree_sums = match self.accumulator.add(range, gradient) {
             Ok(subtree_sums) => subtree_sums,
             Err(repeated) => {
-                self.end = Some(PassEnd::Failed(repeated.to_string()));
+                self.end = Some(PassEnd::Broken(DeviceError::Unable(repeated.to_string())));
                 return;
             }
         };
