@@ -21,6 +21,7 @@ use everstep_coordinator::daemon::{
 use everstep_coordinator::http::{self, HttpError};
 use everstep_coordinator::log::{LogError, StoreError};
 
+use self::directory_wait::DirectoryWait;
 use crate::cli::{CoordinatorFlags, CoordinatorTask};
 use crate::failure::{Exit, Failure, disk_advice, shortage_advice};
 use crate::{announce, logging, supervision, worker};
@@ -103,8 +104,10 @@ fn serve(
         }
         let by = *deadline
             .get_or_insert_with(|| Instant::now() + directory_wait::DIRECTORY_WAIT_TIMEOUT);
-        if !directory_wait::await_directory((&first.dir, log.get()), error, by) {
-            return ended;
+        match directory_wait::await_directory((&first.dir, log.get()), error, by) {
+            DirectoryWait::Usable => {}
+            DirectoryWait::InVain => return ended,
+            DirectoryWait::Told(ended) => return Ok(ended),
         }
         let http = first.http.clone();
         let http =

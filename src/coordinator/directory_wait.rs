@@ -12,10 +12,11 @@ use std::error::Error;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::thread;
 use std::time::{Duration, Instant};
 
-use everstep_coordinator::daemon::{self, CoordinatorError};
+use everstep_coordinator::daemon::{self, CoordinatorError, Ended};
+use tokio::runtime;
+use tokio::signal::unix::{self, SignalKind};
 
 /// The longest wait for the directory.
 pub(super) const DIRECTORY_WAIT_TIMEOUT: Duration = Duration::from_secs(60);
@@ -29,26 +30,52 @@ pub(super) fn log_inode(dir: &Path) -> Option<u64> {
     std::fs::metadata(daemon::log_file(dir)).ok().map(|file| file.ino())
 }
 
-/// Returns when the coordinator's directory, with this log, takes files again. Returns `false` if
-/// another error ended the coordinator, or if the trouble lasts beyond the `deadline`.
+/// How the wait for a coordinator's directory ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DirectoryWait {
+    /// The directory, with the coordinator's log, takes files again.
+    Usable,
+    /// Another error ended the coordinator, or the trouble lasts beyond the deadline.
+    InVain,
+    /// A signal tells the process to end.
+    Told(Ended),
+}
+
+/// Waits until the coordinator's directory, with this log, takes files again.
 pub(super) fn await_directory(
-    (dir, log): (&Path, Option<u64>),
+    place: (&Path, Option<u64>),
     error: &CoordinatorError,
     deadline: Instant,
-) -> bool {
+) -> DirectoryWait {
     if !is_of_a_place(error) {
-        return false;
+        return DirectoryWait::InVain;
     }
     let within = DIRECTORY_WAIT_TIMEOUT;
     tracing::warn!(%error, ?within, "directory cannot be used: the coordinator waits for it");
+    let runtime = runtime::Builder::new_current_thread().enable_all().build();
+    let waited = runtime.and_then(|runtime| runtime.block_on(watch(place, deadline)));
+    waited.unwrap_or_else(|error| {
+        tracing::warn!(%error, "signals cannot be received: the coordinator does not wait");
+        DirectoryWait::InVain
+    })
+}
+
+/// Checks the directory now and then. SIGINT and SIGTERM end the wait.
+async fn watch((dir, log): (&Path, Option<u64>), deadline: Instant) -> io::Result<DirectoryWait> {
+    let mut interrupt = unix::signal(SignalKind::interrupt())?;
+    let mut terminate = unix::signal(SignalKind::terminate())?;
     while Instant::now() < deadline {
-        thread::sleep(DIRECTORY_CHECK_INTERVAL);
+        tokio::select! {
+            _ = interrupt.recv() => return Ok(DirectoryWait::Told(Ended::Interrupted)),
+            _ = terminate.recv() => return Ok(DirectoryWait::Told(Ended::Stopped)),
+            () = tokio::time::sleep(DIRECTORY_CHECK_INTERVAL) => {}
+        }
         if probe(dir).is_ok() && log_inode(dir) == log {
             tracing::warn!("directory can be used again: the coordinator restarts");
-            return true;
+            return Ok(DirectoryWait::Usable);
         }
     }
-    false
+    Ok(DirectoryWait::InVain)
 }
 
 /// The advice for a directory that vanished under a running coordinator.
@@ -92,6 +119,7 @@ fn cause(error: &(dyn Error + 'static)) -> Option<io::ErrorKind> {
 mod tests {
     use std::fs;
 
+    use super::DirectoryWait::{InVain, Usable};
     use super::*;
 
     fn error(kind: io::ErrorKind) -> CoordinatorError {
@@ -106,13 +134,14 @@ mod tests {
         let place = (dir.path(), log_inode(dir.path()));
         let soon = Instant::now() + Duration::from_secs(20);
         for kind in [io::ErrorKind::StorageFull, io::ErrorKind::ReadOnlyFilesystem] {
-            assert!(await_directory(place, &error(kind), soon), "{kind}");
+            assert_eq!(await_directory(place, &error(kind), soon), Usable, "{kind}");
         }
-        assert!(!await_directory(place, &error(io::ErrorKind::PermissionDenied), soon));
+        assert_eq!(await_directory(place, &error(io::ErrorKind::PermissionDenied), soon), InVain);
         let broken = io::Error::from_raw_os_error(5);
         let broken = CoordinatorError::File { path: log, source: broken };
-        assert!(!await_directory(place, &broken, soon), "an input/output error");
-        assert!(!await_directory(place, &error(io::ErrorKind::QuotaExceeded), Instant::now()));
+        assert_eq!(await_directory(place, &broken, soon), InVain, "an input/output error");
+        let late = await_directory(place, &error(io::ErrorKind::QuotaExceeded), Instant::now());
+        assert_eq!(late, InVain);
         assert_eq!(dir.path().read_dir().expect("read").count(), 1, "nothing is left");
     }
 
@@ -126,16 +155,14 @@ mod tests {
         fs::rename(&dir, &away).expect("moved away");
         let gone = error(io::ErrorKind::NotFound);
         let at_once = || Instant::now() + Duration::from_millis(100);
-        assert!(!await_directory((&dir, log), &gone, at_once()), "it is gone");
+        assert_eq!(await_directory((&dir, log), &gone, at_once()), InVain, "it is gone");
         fs::create_dir(&dir).expect("made");
-        assert!(!await_directory((&dir, log), &gone, at_once()), "it is empty");
+        assert_eq!(await_directory((&dir, log), &gone, at_once()), InVain, "it is empty");
         fs::copy(daemon::log_file(&away), daemon::log_file(&dir)).expect("copied");
-        assert!(
-            !await_directory((&dir, log), &gone, at_once()),
-            "it has a copy, perhaps an old one"
-        );
+        let copied = await_directory((&dir, log), &gone, at_once());
+        assert_eq!(copied, InVain, "it has a copy, perhaps an old one");
         fs::remove_dir_all(&dir).expect("removed");
         fs::rename(&away, &dir).expect("moved back");
-        assert!(await_directory((&dir, log), &gone, at_once()));
+        assert_eq!(await_directory((&dir, log), &gone, at_once()), Usable);
     }
 }
