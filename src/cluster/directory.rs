@@ -3,8 +3,9 @@
 //! One launcher at a time has the directory of a run: it holds a lock that ends with the process,
 //! however that ends.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::{CheckpointSpec, RunSpec};
@@ -41,7 +42,7 @@ impl Directory {
     pub(crate) fn claim_empty(path: &Path) -> Result<Self, ClusterError> {
         let path = std::path::absolute(path).map_err(|source| unusable(path, source))?;
         let logs = path.join("logs");
-        fs::create_dir_all(&logs).map_err(|source| unusable(&logs, source))?;
+        make_logs(&path).map_err(|source| unusable(&logs, source))?;
         let marker = path.join(RUN);
         Self::check(&path)?;
         match OpenOptions::new().write(true).create_new(true).open(&marker) {
@@ -266,8 +267,19 @@ fn at(path: &Path, source: io::Error) -> ClusterError {
     ClusterError::File { path: path.to_path_buf(), source }
 }
 
+/// Makes the folder of the processes' logs in a run's directory. Other users may not read them.
+pub(super) fn make_logs(run: &Path) -> io::Result<()> {
+    fs::create_dir_all(run)?;
+    match DirBuilder::new().mode(0o700).create(run.join("logs")) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error),
+        _ => Ok(()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use everstep_transport::protocol::checkpoint::OnFailure;
     use everstep_transport::protocol::exemplars;
 
@@ -303,6 +315,8 @@ mod tests {
         let directory = Directory::claim_new_empty(folder.path(), "my run").expect("a directory");
         let path = directory.path().to_path_buf();
         assert!(path.ends_with("my-run-001"), "{path:?}");
+        let mode = fs::metadata(path.join("logs")).expect("a folder").permissions().mode();
+        assert_eq!(mode & 0o777, 0o700, "logs are for this user alone");
         let again = Directory::claim_empty(&path);
         assert!(matches!(again, Err(ClusterError::Occupied(_))), "{again:?}");
         directory.write_run(&exemplars::run()).expect("written");

@@ -284,7 +284,7 @@ impl Files {
         let kind = kind(error);
         let path = directory.path();
         if kind == io::ErrorKind::NotFound {
-            let _ = fs::create_dir_all(path.join("logs")); // if not, the next try says why
+            let _ = super::directory::make_logs(path); // if not, the next try says why
             self.looked_at = None;
         }
         if !self.trouble.contains(&kind) {
