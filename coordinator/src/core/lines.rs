@@ -14,7 +14,10 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{Generation, Lineage, Message, MetricsLine, Step, WorkerId};
+use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::{
+    Cause, Generation, Lineage, Message, MetricsLine, Step, WorkerId,
+};
 use everstep_transport::time::Time;
 
 use super::invariants;
@@ -117,9 +120,12 @@ impl Lines {
         self.recent.back().map_or(Generation(0), |record| record.line.generation)
     }
 
-    /// Takes the next line, and returns its record for the file.
-    fn take(&mut self, line: MetricsLine) -> LineRecord {
-        let sums = self.sums().with(&line, self.stalls.line(&line));
+    /// Takes the next line, and returns its record for the file. A pause is no stall.
+    fn take(&mut self, state: &State, line: MetricsLine) -> LineRecord {
+        let is_first = line.generation != self.newest_generation();
+        let stall = self.stalls.line(&line);
+        let stall = stall.filter(|_| !is_first || !has_rested(state, line.generation));
+        let sums = self.sums().with(&line, stall);
         self.reach = line.step;
         if line.step == Step(1) {
             self.first_loss = Some(line.loss);
@@ -148,6 +154,14 @@ impl Lines {
             self.recent.pop_front();
         }
     }
+}
+
+/// Whether the run was paused before this generation.
+fn has_rested(state: &State, number: Generation) -> bool {
+    state.events().iter().rev().any(|event| match event.kind {
+        EventKind::Generation { generation, cause: Cause::Resume, .. } => generation == number,
+        _ => false,
+    })
 }
 
 // The file.
@@ -225,7 +239,7 @@ impl Lines {
                 && line.generation >= self.newest_generation()
                 && state.lines().admits(line.step, line.generation);
             if follows {
-                fresh.push(self.take(line));
+                fresh.push(self.take(state, line));
             }
         }
         if fresh.is_empty() {

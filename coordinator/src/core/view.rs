@@ -226,9 +226,13 @@ impl Core {
     /// Why a run that has begun starts no step, for want of workers.
     fn waiting(&self) -> Option<Waiting> {
         let (run, record) = (self.state.run()?, self.state.record()?);
-        let rests = self.state.pause().is_some() || self.closes();
-        let is_enough = record.world_size() >= run.min_workers;
-        let of_generation = self.state.waiting_since().filter(|_| !rests || !is_enough);
+        // A pause is no want of workers. All that are to leave are enough to save what they hold.
+        let known = record.members.iter().filter_map(|it| self.state.workers().get(&it.worker));
+        let closes = self.closes();
+        let stays = |known: &&Worker| closes || known.phase != WorkerPhase::Leaving;
+        let staying = known.filter(stays).count();
+        let is_enough = staying >= run.min_workers as usize;
+        let of_generation = self.state.waiting_since().filter(|_| !is_enough);
         let (members, since_unix_ms) = match self.change.short_of_workers() {
             Some((members, since)) => (members, of_generation.unwrap_or(self.unix_ms(since))),
             None => (record.world_size(), of_generation?),

@@ -72,6 +72,33 @@ fn i26_a_pause_comes_after_the_step_under_way_and_saves_a_checkpoint() {
     assert_eq!(world.events().iter().filter(|kind| **kind == EventKind::Resumed).count(), 1);
 }
 
+/// The record after a pause takes its time, since a member does not answer.
+#[test]
+fn a_run_that_is_resumed_does_not_wait_for_workers() {
+    let (mut world, links) = paused(2);
+    world.pass(60_000, &links);
+    world.actor(links[1]).mute = true;
+    assert_eq!(world.ask(2, OperatorCommand::Resume), None);
+    let update = world.watch(7, 0);
+    assert_eq!((world.stands().2, update.paused, update.waiting), (true, None, None));
+    world.actor(links[1]).mute = false;
+    world.pass(1_000, &links);
+    assert_eq!(world.stands(), (Cause::Resume, 7, false));
+}
+
+#[test]
+fn a_pause_is_no_stall() {
+    let (mut world, links) = paused(2);
+    world.pass(60_000, &links);
+    assert_eq!(world.ask(2, OperatorCommand::Resume), None);
+    let generation = world.generation();
+    let line = |step: u64, unix_ms: u64| MetricsLine { unix_ms, ..line(generation, step) };
+    let lines = vec![line(8, 600_000), line(9, 600_100)];
+    world.beat_with(links[0], |heartbeat| heartbeat.lines = lines);
+    assert_eq!(world.core.newest_step(), Step(9));
+    assert_eq!(world.core.lines.sums().longest_stall_ms, 0.0);
+}
+
 #[test]
 fn a_run_without_checkpoints_pauses_all_the_same() {
     let (mut world, links) = World::training(2);
