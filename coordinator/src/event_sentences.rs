@@ -3,8 +3,11 @@
 //! A sentence names a worker by number, id and host as long as the state remembers the worker, and
 //! by its id later.
 
+use std::time::Duration;
+
 use everstep_transport::protocol::outcome::{EventKind, Inability};
-use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
+use everstep_transport::protocol::reason::NamedWorker;
+use everstep_transport::protocol::{CoordinatorId, Step, WorkerId, WriteFailure};
 
 use crate::state::State;
 
@@ -25,6 +28,7 @@ pub(crate) fn is_trouble(kind: &EventKind) -> bool {
             | EventKind::Standstill { .. }
             | EventKind::CheckpointFailed { .. }
             | EventKind::CheckpointDamaged { .. }
+            | EventKind::Waiting { .. }
     )
 }
 
@@ -56,10 +60,7 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::Rollback { from, to, reason } => {
             format!("the run went back from step {from} to step {to}: {reason}")
         }
-        EventKind::Recovered { coordinator } => format!(
-            "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
-             lost"
-        ),
+        EventKind::Recovered { coordinator } => recovered(*coordinator),
         EventKind::Unable { name, reason, inability: Inability::Run } => {
             format!("{name} cannot compute the run: {reason}")
         }
@@ -93,7 +94,23 @@ pub(crate) fn sentence(state: &State, kind: &EventKind) -> String {
         EventKind::Continued { step } => {
             format!("the run goes on from the checkpoint of step {step} of another cluster")
         }
+        EventKind::Waiting { awaited } => format!("the run waits: {awaited}"),
+        EventKind::WaitingOver { owners, waited_ms } => {
+            waits_no_more(owners.iter().map(called), *waited_ms)
+        }
     }
+}
+
+fn recovered(coordinator: CoordinatorId) -> String {
+    format!(
+        "the cluster goes on from coordinator {coordinator} alone: what only the others had is lost"
+    )
+}
+
+fn waits_no_more(owners: impl Iterator<Item = NamedWorker>, waited_ms: u64) -> String {
+    let owners: Vec<String> = owners.map(|owner| owner.to_string()).collect();
+    let waited = Duration::from_millis(waited_ms);
+    format!("the run waits no more for {}, after {waited:.1?}", owners.join(", "))
 }
 
 fn members(count: usize) -> String {

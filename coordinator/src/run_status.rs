@@ -196,7 +196,7 @@ fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::outcome::{OwnersAwaited, PausedBy, Waiting};
-    use everstep_transport::protocol::reason::{PauseReason, UnsavedReason};
+    use everstep_transport::protocol::reason::{LossReason, PauseReason, UnsavedReason};
     use everstep_transport::protocol::{
         HostName, MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerLabel, WriteFailure,
     };
@@ -207,6 +207,14 @@ mod tests {
 
     fn place() -> ModelPlace {
         ModelPlace { host: "node-7".into(), path: "/runs/model.safetensors".into() }
+    }
+
+    /// A wait for this owner of the newest copies.
+    fn silent(owner: WorkerLabel) -> OwnersAwaited {
+        let (owners, workers) = (vec![owner.worker], vec![owner]);
+        let reasons = vec![LossReason::Silent(2_200)];
+        let (since_unix_ms, checkpoint) = (78_000, Step(800));
+        OwnersAwaited { shards: 3, owners, since_unix_ms, workers, reasons, checkpoint }
     }
 
     fn at_step(step: u64) -> Option<MetricsLine> {
@@ -249,9 +257,7 @@ mod tests {
         let waiting = ClusterView { waiting: Some(waiting), changing: true, ..view() };
         assert_eq!(run_status(&waiting).1, "waiting: 1 of at least 2 workers");
         let label = WorkerLabel { number: 2, worker: WorkerId(4), host: HostName::of("b") };
-        let (owners, workers) = (vec![WorkerId(4)], vec![label]);
-        let (since_unix_ms, checkpoint) = (78_000, Step(800));
-        let awaited = OwnersAwaited { shards: 3, owners, since_unix_ms, workers, checkpoint };
+        let awaited = silent(label);
         let owners = ClusterView { owners_awaited: Some(awaited), changing: true, ..view() };
         let words = "waiting for 12 s: worker 2 (id 4, on b) is silent, and no other worker holds \
                      3 parameter shards; if it has ended for good, `everstep run rollback --step \

@@ -148,8 +148,8 @@ impl State {
             Command::Generation(change) => self.follow(unix_ms, term, change),
             Command::Died(loss) => self.report_death(unix_ms, loss),
             Command::LeaveAll { generation } => self.leave_all(unix_ms, *generation),
-            Command::AwaitOwners { generation, owners } => {
-                self.await_owners(unix_ms, *generation, owners)
+            Command::AwaitOwners { generation, owners, awaited } => {
+                self.await_owners(unix_ms, *generation, (owners, awaited.as_ref()))
             }
             Command::ListCheckpoint { run, checkpoint, deleted, skipped } => {
                 self.runs.must_be(*run)?;

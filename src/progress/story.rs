@@ -1,5 +1,7 @@
 //! The events of a cluster, in plain sentences: one for each event that a user should know.
 
+use std::time::Duration;
+
 use everstep_transport::protocol::outcome::{Event, EventKind, Inability};
 use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
 
@@ -59,7 +61,9 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Leading { term, coordinator } if event.number > 1 => {
             format!("coordinator {coordinator} leads from now on, in term {term}")
         }
-        EventKind::Submitted { .. }
+        EventKind::WaitingOver { waited_ms, .. } => waits_no_more(*waited_ms),
+        EventKind::Waiting { .. } // The launcher says now and then what the run waits for.
+        | EventKind::Submitted { .. }
         | EventKind::Registered { .. }
         | EventKind::Leading { .. }
         | EventKind::CheckpointRequested { .. }
@@ -68,6 +72,10 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         | EventKind::Failed { .. } => return None,
     };
     Some(output::plain(&sentence))
+}
+
+fn waits_no_more(waited_ms: u64) -> String {
+    format!("waits no more for owners, after {:.1?}", Duration::from_millis(waited_ms))
 }
 
 fn saved(step: Step, bytes: u64, seconds: f64) -> String {

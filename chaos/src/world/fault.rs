@@ -183,6 +183,9 @@ impl World {
     fn hang(&mut self, machine: Node, until: Time) {
         let Node::Worker(place) = self.workers.process(machine) else { return };
         let Some(worker) = self.workers.find_mut(place) else { return };
+        if worker.hangs_until < self.now {
+            worker.hangs_since = self.now;
+        }
         worker.hangs_until = worker.hangs_until.max(until);
         self.queue.put(until, Event::Free(place, worker.builds));
     }

@@ -245,13 +245,19 @@ impl World {
 
     /// Whether the run allows a coordinator to give up a worker's process. It does after
     /// [`GIVE_UP_AFTER`] without a word to this coordinator. Without a word to it at all, the time
-    /// counts that earlier leaders logged.
+    /// counts that earlier leaders logged. It also does if the device has hung for so long, even if
+    /// the word that it has gone on is under way.
     fn gives_up(&self, coordinator: usize, (worker, place): (WorkerId, usize)) -> bool {
         let coordinator = &self.coordinators[coordinator];
         let Some(core) = coordinator.node().map(|node| node.core()) else { return false };
         let logged = Duration::from_millis(core.state().awaited().waited_ms(worker));
         let own = coordinator.silence(self.now, place);
-        own >= GIVE_UP_AFTER || !coordinator.has_heard(place) && logged + own >= GIVE_UP_AFTER
+        let silent = own >= GIVE_UP_AFTER
+            || !coordinator.has_heard(place) && logged + own >= GIVE_UP_AFTER;
+        let process = &self.workers[place];
+        let hung = process.hangs_until.since(process.hangs_since) >= GIVE_UP_AFTER
+            && self.now < process.hangs_until + GIVE_UP_AFTER;
+        silent || hung
     }
 }
 

@@ -32,6 +32,8 @@ pub struct SimWorker {
     core: Core,
     pool: Pool,
     pub(super) sim_device: Option<SimDevice>,
+    /// Since when its device does nothing, or did nothing the last time.
+    pub(super) hangs_since: Time,
     /// Its device does nothing until this time.
     pub(super) hangs_until: Time,
     /// How many devices it has built. The world ignores reports of earlier ones.
@@ -82,6 +84,7 @@ impl SimWorker {
             clock,
             pool,
             sim_device: None,
+            hangs_since: Time(0),
             hangs_until: Time(0),
             builds: 0,
             peers: Peers::default(),

@@ -212,7 +212,21 @@ impl FailureDetector {
         was_hung
     }
 
-    fn is_hung(&self, worker: WorkerId) -> bool {
+    /// How long the worker's answer has been waited for in vain: since it was heard last, or, if
+    /// its device hangs while it is heard, since it was suspected of that.
+    pub(super) fn in_vain(&self, now: Time, worker: WorkerId) -> Duration {
+        let hung = self.suspects.get(&worker).filter(|_| self.is_hung(worker));
+        let hung = hung.map_or(Duration::ZERO, |suspect| now.since(suspect.since));
+        self.unheard(now, worker).max(hung)
+    }
+
+    /// Why the worker is suspected, if it is.
+    pub(super) fn reason(&self, worker: WorkerId) -> Option<&LossReason> {
+        self.suspects.get(&worker).map(|known| &known.suspicion.reason)
+    }
+
+    /// Whether the worker's device is suspected to hang.
+    pub(super) fn is_hung(&self, worker: WorkerId) -> bool {
         self.certainty(worker) == Some(Certainty::Hung)
     }
 

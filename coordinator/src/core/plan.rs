@@ -79,7 +79,7 @@ pub(super) struct PlanInputs<'a> {
     pub(super) checkpoints: &'a Checkpoints,
     /// What operators ask of the next generation, and workers that are to leave.
     pub(super) asked: Asked,
-    /// Why the leader gives up the state of silent owners, or why the run is to go back although
+    /// Why the leader gives up the state of owners, or why the run is to go back although
     /// nothing is lost.
     pub(super) give_up: Option<&'a GiveUp>,
     /// Whether a bug is planted in the core: its plan is proposed without a proof.
@@ -102,7 +102,7 @@ pub(super) enum Plan {
 pub(super) enum Wait {
     /// More workers: this many take part.
     Workers(u32),
-    /// The silent owners of parameter shards that no other worker shows.
+    /// The owners of parameter shards that no other worker shows, and that do not answer.
     Owners {
         /// How many shards these are.
         shards: u32,
@@ -118,7 +118,8 @@ pub(super) enum Wait {
 /// What the leader may give up without proof.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum GiveUp {
-    /// The state of these owners, which have been silent for `redundancy.give_up_after`.
+    /// The state of these owners, which have been silent, or have devices that hang, for
+    /// `redundancy.give_up_after`.
     Silent(BTreeSet<WorkerId>),
     /// Every step after this one, as an operator asks.
     After(Step),

@@ -7,10 +7,12 @@ mod cluster;
 
 use std::collections::BTreeMap;
 
+use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{
     Outcome, OwnersAwaited, RunPause, Update, Waiting, WorkerState, WorkerView,
 };
-use everstep_transport::protocol::{NodeName, Rank, Step, WorkerId};
+use everstep_transport::protocol::reason::LossReason;
+use everstep_transport::protocol::{NodeName, Rank, Step, WorkerId, WorkerLabel};
 use everstep_transport::time::Time;
 
 pub use self::cluster::{ClusterView, RunEnd};
@@ -200,14 +202,28 @@ impl Core {
         if self.running() { lasting.filter(both).collect() } else { Vec::new() }
     }
 
-    /// The owners that a run waits for: it starts no step while they are silent.
-    fn owners_awaited(&self) -> Option<OwnersAwaited> {
+    /// The owners that a run waits for: it starts no step while they do not answer.
+    pub(super) fn owners_awaited(&self) -> Option<OwnersAwaited> {
         let (shards, owners, since) = self.change.waits_for_owners().filter(|_| self.running())?;
-        let owners: Vec<WorkerId> = owners.iter().copied().collect();
-        let labels = owners.iter().filter_map(|owner| self.state.label(*owner)).collect();
+        let known = owners.iter().filter_map(|owner| Some((*owner, self.state.label(*owner)?)));
+        let (owners, workers): (Vec<WorkerId>, Vec<WorkerLabel>) = known.unzip();
+        let reasons = owners.iter().map(|owner| self.reason_of_wait(*owner)).collect();
         let since_unix_ms = self.state.awaited().since().unwrap_or(self.unix_ms(since));
         let checkpoint = self.newest_checkpoint();
-        Some(OwnersAwaited { shards, owners, since_unix_ms, workers: labels, checkpoint })
+        Some(OwnersAwaited { shards, owners, since_unix_ms, workers, reasons, checkpoint })
+    }
+
+    /// Why an owner that the run waits for does not answer. A revoked worker is let in no more,
+    /// whichever leader revoked it.
+    fn reason_of_wait(&self, owner: WorkerId) -> LossReason {
+        let role = Role::Worker;
+        let known = self.state.workers().get(&owner);
+        let node = known.map(|known| Identity { role, name: known.name.clone() });
+        match self.health.detector.reason(owner) {
+            _ if node.is_some_and(|node| self.state.is_revoked(&node)) => LossReason::Revoked,
+            Some(reason) => reason.clone(),
+            None => LossReason::NoAnswer,
+        }
     }
 
     /// Why the run is paused. After the last step no member takes any, so the pause is in force.

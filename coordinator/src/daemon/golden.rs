@@ -154,7 +154,7 @@ fn first_entries(format: u64) -> Vec<CommandEntry> {
         Command::Recover { survivor: 1 },
         Command::SpendToken { token: [6; 9], node: name() },
         Command::Died(loss),
-        Command::AwaitOwners { generation: Generation(3), owners },
+        Command::AwaitOwners { generation: Generation(3), owners, awaited: None },
     ];
     let entry = |(unix_ms, command)| CommandEntry { unix_ms, command };
     (1_700_000_000_000..).zip(commands).map(entry).collect()

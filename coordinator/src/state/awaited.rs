@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use everstep_transport::protocol::outcome::{EventKind, OwnersAwaited};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{Generation, WorkerId};
 use rkyv::{Archive, Deserialize, Serialize};
@@ -60,12 +61,26 @@ impl State {
         &mut self,
         unix_ms: u64,
         generation: Generation,
-        owners: &[AwaitedOwner],
+        (owners, awaited): (&[AwaitedOwner], Option<&OwnersAwaited>),
     ) -> Result<EntryOutcome, Rejection> {
         if generation != self.generation() {
             return Err(Rejection::ChangeIsOver(generation));
         }
+        if owners.is_empty() {
+            self.end_wait(unix_ms);
+        } else if let Some(awaited) = awaited.filter(|_| self.awaited().since().is_none()) {
+            self.events.note(unix_ms, EventKind::Waiting { awaited: awaited.clone() });
+        }
         self.generation.awaited.replace(unix_ms, owners);
         Ok(EntryOutcome::Accepted)
+    }
+
+    /// The wait for owners is over, if there is one. An event tells of it.
+    pub(super) fn end_wait(&mut self, unix_ms: u64) {
+        let awaited = std::mem::take(&mut self.generation.awaited);
+        if let Some(since) = awaited.since {
+            let (owners, waited_ms) = (awaited.workers().collect(), unix_ms.saturating_sub(since));
+            self.events.note(unix_ms, EventKind::WaitingOver { owners, waited_ms });
+        }
     }
 }

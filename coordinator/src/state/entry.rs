@@ -12,7 +12,7 @@ use everstep_transport::identity::{AcceptedToken, TokenId};
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::outcome::{EventKind, Outcome};
+use everstep_transport::protocol::outcome::{EventKind, Outcome, OwnersAwaited};
 use everstep_transport::protocol::reason::{LossReason, RollbackReason, UnsavedReason};
 use everstep_transport::protocol::{
     CheckpointId, CoordinatorId, Generation, Lineage, ListedCheckpoint, NodeName, OperatorCommand,
@@ -152,6 +152,8 @@ pub enum Command {
         generation: Generation,
         /// The owners, by id.
         owners: Vec<AwaitedOwner>,
+        /// The wait as people see it, if there is one.
+        awaited: Option<OwnersAwaited>,
     },
     /// A checkpoint is complete: its manifest is durable, and its step is settled.
     ListCheckpoint {

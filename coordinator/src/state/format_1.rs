@@ -147,7 +147,7 @@ impl From<CommandV1> for super::Command {
             CommandV1::SpendToken { token, node } => Self::SpendToken { token, node },
             CommandV1::Died(it) => Self::Died(it.into()),
             CommandV1::AwaitOwners { generation, owners } => {
-                Self::AwaitOwners { generation, owners }
+                Self::AwaitOwners { generation, owners, awaited: None }
             }
         }
     }

@@ -92,7 +92,6 @@ impl CurrentGeneration {
     /// one.
     fn replace(&mut self, unix_ms: u64, record: &Record) -> bool {
         self.number = record.number;
-        self.awaited = AwaitedOwners::default();
         self.waiting_since = record.waiting.then(|| self.waiting_since.unwrap_or(unix_ms));
         self.record.replace(record.clone()).is_some()
     }
@@ -195,6 +194,7 @@ impl State {
             self.checkpoints.go_back(record.resume);
             self.lines.go_back(number, record.resume);
         }
+        self.end_wait(unix_ms);
         self.part_with(unix_ms, change);
         self.enrol(unix_ms, record);
         self.note_unreachable(unix_ms, change);

@@ -374,6 +374,7 @@ fn of_operators() -> Vec<Message> {
                 owners: vec![WorkerId(4)],
                 since_unix_ms: 5,
                 workers: vec![label],
+                reasons: vec![LossReason::Silent(2_200)],
                 checkpoint: STEP,
             }),
             model_awaited: Some(ModelAwaited {

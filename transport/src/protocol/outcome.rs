@@ -263,6 +263,21 @@ pub enum EventKind {
         /// The step of that checkpoint's state.
         step: Step,
     },
+    /// The run starts no step until owners of parameter shards answer, which may live. The event
+    /// comes once, when the wait begins.
+    Waiting {
+        /// The shards, the owners, why they do not answer, and the step to which an operator's
+        /// rollback would go back.
+        #[serde(flatten)]
+        awaited: OwnersAwaited,
+    },
+    /// The wait for owners of parameter shards is over: they have answered, or are given up.
+    WaitingOver {
+        /// The owners that the run waited for in the end, by id.
+        owners: Vec<WorkerId>,
+        /// How long the run waited, milliseconds.
+        waited_ms: u64,
+    },
 }
 
 /// Where the reason lies that a worker cannot compute a run.
@@ -433,7 +448,7 @@ pub struct Update {
     pub divergence: Option<String>,
     /// What the run waits for, if it waits.
     pub waiting: Option<Waiting>,
-    /// The silent owners that the run waits for: no other worker holds their parameter shards.
+    /// The owners that the run waits for: no other worker holds their parameter shards.
     pub owners_awaited: Option<OwnersAwaited>,
     /// What the model of a trained run waits for.
     pub model_awaited: Option<ModelAwaited>,

@@ -76,16 +76,19 @@ impl Awaiting {
         heard + since.map_or(Duration::ZERO, |since| now.since(since))
     }
 
-    /// How long this leader has listened for an owner in vain, while another worker answered.
+    /// How long this leader has waited for an owner in vain, while another worker answered.
     fn own_wait(&self, roster: Roster<'_>, owner: WorkerId) -> Duration {
-        roster.detector.unheard(roster.now, owner).min(self.heard(roster.now))
+        roster.detector.in_vain(roster.now, owner).min(self.heard(roster.now))
     }
 
-    /// The same, plus the time of earlier leaders if this leader never heard the owner.
+    /// The same, plus the time of earlier leaders if this leader never heard the owner, or hears
+    /// that its device hangs.
     fn waited(&self, roster: Roster<'_>, owner: WorkerId) -> Duration {
         let own = self.own_wait(roster, owner);
         let before = self.logged.as_ref().and_then(|logged| logged.get(&owner).copied());
-        own + before.filter(|_| !roster.detector.has_heard(owner)).unwrap_or_default()
+        let detector = roster.detector;
+        let goes_on = !detector.has_heard(owner) || detector.is_hung(owner);
+        own + before.filter(|_| goes_on).unwrap_or_default()
     }
 
     /// Whether leaders have listened for an owner for as long as the run waits.
@@ -142,11 +145,12 @@ impl Core {
     /// generation tells of the lost members. If the change takes long, the log tells earlier of the
     /// members that have surely ended.
     pub(super) fn log_wait(&mut self, now: Time) {
+        let awaited = self.owners_awaited();
         let Parts { change, roster, outbox } = self.parts(now);
         let ChangePhase::Pausing(pausing) = &mut change.phase else { return };
         if let Some(owners) = pausing.wait_to_log(roster) {
             let generation = roster.state.generation();
-            outbox.propose(now, Command::AwaitOwners { generation, owners });
+            outbox.propose(now, Command::AwaitOwners { generation, owners, awaited });
         }
         for worker in pausing.deaths_to_log(roster) {
             let loss =

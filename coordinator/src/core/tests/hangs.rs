@@ -108,6 +108,39 @@ fn i8_nobody_is_suspected_when_all_devices_are_slow_at_once() {
 }
 
 #[test]
+fn i21_a_run_that_says_so_gives_up_what_a_device_that_hangs_holds() {
+    let run = RunSpec { copies: 1, give_up_after_ms: Some(10_000), ..run_of(3) };
+    let (mut world, links) = World::training_as(run);
+    world.commit(1..=3);
+    let hang = |world: &mut World, from: u64, to: u64| {
+        for seconds in from..to {
+            computes(world, links[1], 1_000 * seconds, 2_000);
+            world.pass(1_000, &[links[0], links[2]]);
+        }
+    };
+    hang(&mut world, 31, 40);
+    assert_eq!(world.generation(), Generation(1), "it hangs for 9 s beyond what it may take");
+    hang(&mut world, 40, 46);
+    assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));
+    assert_eq!(world.members().len(), 2);
+}
+
+/// Its links are closed by the revocation, which is no silence.
+#[test]
+fn a_run_says_that_the_owner_for_which_it_waits_is_revoked() {
+    let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(3) });
+    world.commit(1..=3);
+    let name = NodeName::parse(&world.actor(links[1]).node).expect("a valid name");
+    world.actor(links[1]).mute = true;
+    world.request(1, OperatorCommand::Revoke(Identity { role: Role::Worker, name }));
+    world.cut(links[1]);
+    world.pass(5_000, &[links[0], links[2]]);
+    let words = world.watch(0, 0).owners_awaited.expect("it waits").to_string();
+    assert!(words.contains(" is revoked, and no other worker holds"), "{words}");
+    assert!(!words.contains("silent"), "{words}");
+}
+
+#[test]
 fn i21_the_run_waits_for_a_device_that_hangs_with_a_last_copy() {
     let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(3) });
     world.commit(1..=3);
@@ -118,6 +151,15 @@ fn i21_the_run_waits_for_a_device_that_hangs_with_a_last_copy() {
         world.pass(1_000, &[links[0], links[2]]);
     }
     assert_eq!((world.generation(), lost(&world)), (Generation(1), vec![]));
+    let awaited = world.watch(0, 0).owners_awaited.expect("it says for whom it waits");
+    let shards = awaited.shards;
+    let words = format!(
+        "{} hangs (its device has computed one data shard for 31.0s, which takes 2.0s there as a \
+         rule), and no other worker holds {shards} parameter shards; `everstep run rollback --step \
+         0` gives up what it held",
+        awaited.workers[0]
+    );
+    assert_eq!(awaited.to_string(), words);
     // The device was only slow.
     computes(&mut world, links[1], 0, 2_000);
     world.pass(1_000, &links);

@@ -252,6 +252,36 @@ fn a_run_that_no_worker_answers_says_for_whom_it_waits() {
     assert_eq!((world.record().resume, world.watch(0, 0).owners_awaited), (Step(5), None));
 }
 
+/// What the events say of waits for owners.
+fn waits(world: &World) -> Vec<String> {
+    let told = |kind: EventKind| match kind {
+        EventKind::Waiting { awaited } => Some(awaited.to_string()),
+        EventKind::WaitingOver { waited_ms, .. } => Some(format!("over after {waited_ms} ms")),
+        _ => None,
+    };
+    world.events().into_iter().filter_map(told).collect()
+}
+
+#[test]
+fn events_say_once_for_whom_a_run_waits_and_once_that_it_waits_no_more() {
+    let (mut world, links) = World::training(1);
+    world.commit(1..=5);
+    world.actor(links[0]).mute = true;
+    world.pass(20_000, &[]);
+    world.restart();
+    world.pass(20_000, &[]);
+    let awaited = world.watch(0, 0).owners_awaited.expect("it waits");
+    let expected = format!("{} is silent, and no other worker holds", awaited.workers[0]);
+    let told = waits(&world);
+    assert!(told.len() == 1 && told[0].starts_with(&expected), "{told:?}");
+    world.actor(links[0]).mute = false;
+    let link = world.relink(links[0]);
+    world.pass(500, &[link]);
+    let told = waits(&world);
+    assert_eq!((told.len(), world.record().resume), (2, Step(5)));
+    assert!(told[1].starts_with("over after 3"), "{told:?}");
+}
+
 /// The leader changes more often than the run would wait for.
 #[test]
 fn i21_the_wait_for_an_owner_goes_on_under_the_next_leader() {

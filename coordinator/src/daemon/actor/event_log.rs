@@ -56,6 +56,15 @@ pub(super) fn log(state: &State, event: &Event) {
             let (event, worker) = (name(&event.kind), worker.0);
             info!(event, number, worker, "{words}");
         }
+        EventKind::Waiting { awaited } => {
+            let owners: Vec<u64> = awaited.owners.iter().map(|owner| owner.0).collect();
+            let (shards, checkpoint) = (awaited.shards, awaited.checkpoint.0);
+            warn!(event = "waiting", number, ?owners, shards, checkpoint, "{words}");
+        }
+        EventKind::WaitingOver { owners, waited_ms } => {
+            let owners: Vec<u64> = owners.iter().map(|owner| owner.0).collect();
+            warn!(event = "waiting_over", number, ?owners, waited_ms, "{words}");
+        }
         other if is_trouble(other) => warn!(event = name(other), number, "{words}"),
         other => info!(event = name(other), number, "{words}"),
     }

@@ -8,7 +8,7 @@ use std::fmt;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use crate::protocol::ids::{Step, WorkerId, WorkerLabel};
-use crate::protocol::reason::{PauseReason, as_words};
+use crate::protocol::reason::{LossReason, PauseReason, as_words};
 
 /// A run that starts no step, because too few workers take part.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,16 +22,20 @@ pub struct Waiting {
 }
 
 /// A run that starts no step: no worker shows some parameter shards, and their owners may live.
+/// Each owner has its place in `owners`, `workers` and `reasons`.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct OwnersAwaited {
     /// Number of parameter shards that no worker shows.
     pub shards: u32,
-    /// The silent owners, by id.
+    /// The owners, by id.
     pub owners: Vec<WorkerId>,
     /// Since when: wall clock of the coordinator, milliseconds of Unix time.
     pub since_unix_ms: u64,
-    /// The silent owners, by the names that people use.
+    /// The owners, by the names that people use.
     pub workers: Vec<WorkerLabel>,
+    /// Why each of them is suspected. JSON has sentences.
+    #[serde(serialize_with = "as_sentences")]
+    pub reasons: Vec<LossReason>,
     /// The step to which the run goes back if an operator gives them up: that of the newest
     /// checkpoint. 0: the initial state.
     pub checkpoint: Step,
@@ -39,20 +43,48 @@ pub struct OwnersAwaited {
 
 impl fmt::Display for OwnersAwaited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let called: Vec<String> = self.workers.iter().map(ToString::to_string).collect();
-        let (is, has, it) = match called.len() {
-            1 => ("is", "has", "it"),
-            _ => ("are", "have", "they"),
-        };
-        let (called, shards, step) = (called.join(", "), self.shards, self.checkpoint);
+        let (has, it) = if self.workers.len() == 1 { ("has", "it") } else { ("have", "they") };
+        let (shards, step, standings) = (self.shards, self.checkpoint, self.standings());
         let plural = if shards == 1 { "" } else { "s" };
-        write!(
-            f,
-            "{called} {is} silent, and no other worker holds {shards} parameter \
-             shard{plural}; if {it} {has} ended for good, `everstep run rollback --step {step}` \
-             gives up what {it} held"
-        )
+        write!(f, "{standings}, and no other worker holds {shards} parameter shard{plural}; ")?;
+        if self.silent().count() == self.workers.len() {
+            write!(f, "if {it} {has} ended for good, ")?;
+        }
+        write!(f, "`everstep run rollback --step {step}` gives up what {it} held")
     }
+}
+
+impl OwnersAwaited {
+    /// How each owner stands, in words: the silent ones together, each other one by its reason.
+    fn standings(&self) -> String {
+        let silent: Vec<String> = self.silent().map(ToString::to_string).collect();
+        let is = if silent.len() == 1 { "is" } else { "are" };
+        let silent = (!silent.is_empty()).then(|| format!("{} {is} silent", silent.join(", ")));
+        let others =
+            self.workers.iter().zip(&self.reasons).filter_map(|(worker, reason)| match reason {
+                LossReason::DeviceHangs(hang) => Some(format!("{worker} hangs ({hang})")),
+                LossReason::Revoked => Some(format!("{worker} is revoked")),
+                _ => None,
+            });
+        silent.into_iter().chain(others).collect::<Vec<String>>().join(", ")
+    }
+
+    /// The owners of which nothing is heard, or no answer.
+    fn silent(&self) -> impl Iterator<Item = &WorkerLabel> {
+        let silent = |reason: &LossReason| {
+            !matches!(reason, LossReason::DeviceHangs(_) | LossReason::Revoked)
+        };
+        let owners = self.workers.iter().zip(&self.reasons);
+        owners.filter(move |(_, reason)| silent(reason)).map(|(worker, _)| worker)
+    }
+}
+
+/// JSON has the sentences of reasons.
+fn as_sentences<S: serde::Serializer>(
+    reasons: &[LossReason],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(reasons.iter().map(ToString::to_string))
 }
 
 /// A run that starts no step until an operator resumes it.
