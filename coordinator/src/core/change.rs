@@ -336,6 +336,7 @@ impl Core {
             self.suspect_silent(now);
         }
         self.join_up(now);
+        self.judge_builds(now);
         self.judge_unable(now);
         self.see_to_model(now);
         self.see_to_checkpoints(now);

@@ -2,13 +2,15 @@
 //!
 //! A worker says how long its device has computed a data shard, and how long one usually takes
 //! there. A device that takes [`TIMES`] as long, and at least what the run allows, counts as hung.
+//! The first data shard after a build may take [`FIRST_TIMES`] what the run allows, since a device
+//! may compile then, and [`FIRST_TIMES_OTHERS`] what is usual for any other worker.
 //! Its worker is suspected, and the others go on without it if they can. When all members are slow
 //! at once, the cause is one that they share, such as the storage of their data. Then no other
 //! worker could go on better, and none is suspected. Instead the run says, in an event and in its
 //! status, that no device gets on. A run of one worker does the same. A suspect is cleared when
 //! its device goes on.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::message::ShardTime;
@@ -23,11 +25,18 @@ use super::roster::Roster;
 
 /// A device hangs when a data shard takes this many times as long as usual there.
 const TIMES: u64 = 3;
+/// The first data shard after a build may take this many times what the run allows at least: 10 min
+/// unless the run says otherwise.
+pub(super) const FIRST_TIMES: u64 = 60;
+/// It may also take this many times as long as data shards usually take elsewhere.
+const FIRST_TIMES_OTHERS: u64 = 10;
 
 /// The workers that have said that their devices are slow: by half of what makes a suspect.
 #[derive(Debug, Default)]
 pub(super) struct DeviceProgress {
     slow: BTreeSet<WorkerId>,
+    /// How long a data shard usually takes each worker, milliseconds.
+    usual_ms: BTreeMap<WorkerId, u64>,
     /// The devices of all members stand still, as this one does.
     standstill: Option<Standstill>,
 }
@@ -44,6 +53,18 @@ pub struct Standstill {
 impl DeviceProgress {
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.slow.remove(&worker);
+        self.usual_ms.remove(&worker);
+    }
+
+    /// How long this data shard may take the worker, milliseconds, in a run that allows `least`.
+    fn allowed_ms(&mut self, worker: WorkerId, usual_ms: u64, least: u64) -> u64 {
+        if usual_ms > 0 {
+            self.usual_ms.insert(worker, usual_ms);
+            return least.max(usual_ms.saturating_mul(TIMES));
+        }
+        let elsewhere = self.usual_ms.values().max().copied().unwrap_or_default();
+        let first = least.saturating_mul(FIRST_TIMES);
+        first.max(elsewhere.saturating_mul(FIRST_TIMES_OTHERS))
     }
 
     /// A member's device is slow, or is not. Returns whether any member's device gets on.
@@ -71,9 +92,9 @@ impl Core {
         }
         let Some(least) = self.state.run().map(|run| run.hang_after_ms) else { return };
         let ShardTime { under_way_ms, usual_ms } = told.unwrap_or_default();
-        let most = least.max(usual_ms.saturating_mul(TIMES));
         let Self { health, state, links, .. } = self;
         let WorkerHealth { progress, detector, .. } = health;
+        let most = progress.allowed_ms(worker, usual_ms, least);
         let roster = Roster { now, state, links, detector };
         let any_gets_on = progress.note(roster, worker, under_way_ms >= most / 2);
         if under_way_ms < most {

@@ -4,7 +4,7 @@
 //! begin without one of these workers fails, with the worker's words. So does a run under way. The
 //! workers stay for the next run. A reason of a worker's own place, such as a lack of memory, never
 //! ends a run. The status names that worker, which tries again, and counts as a worker that may
-//! yet be able to compute.
+//! yet be able to compute. So does a worker with a build that takes very long: it may hang.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -16,6 +16,7 @@ use everstep_transport::time::Time;
 
 use super::failure_detector::{Certainty, Suspicion};
 use super::links::PeerPhase;
+use super::progress::FIRST_TIMES;
 use super::workers::bounded;
 use super::{Core, LinkId};
 
@@ -28,6 +29,8 @@ pub(super) struct UnableWorkers {
     reasons: BTreeMap<NodeName, UnableReason>,
     /// Since when there is a worker for which the run is the reason.
     since: Option<Time>,
+    /// The workers that build the run, and since when.
+    building: BTreeMap<LinkId, Time>,
     /// Whether the end of the run is proposed.
     is_judged: bool,
 }
@@ -65,6 +68,14 @@ impl UnableWorkers {
         }
         let before = self.reasons.insert(name.clone(), why);
         before.is_none_or(|before| before.inability != inability)
+    }
+
+    /// These workers build the run now. Returns those that have done so for as long as this.
+    fn build(&mut self, now: Time, building: Vec<LinkId>, most: Duration) -> Vec<LinkId> {
+        let since = |link| (link, self.building.get(&link).copied().unwrap_or(now));
+        self.building = building.into_iter().map(since).collect();
+        let overdue = self.building.iter().filter(|(_, since)| now.since(**since) >= most);
+        overdue.map(|(link, _)| *link).collect()
     }
 
     /// The first worker for which the run is the reason, and why a run that has not begun fails.
@@ -143,6 +154,17 @@ impl Core {
         self.completion.unable.is_judged = true;
         let reason = FailReason::MemberUnable { worker: known.label(worker), words };
         self.propose_end(now, Outcome::Failed { name: Some(name), reason });
+    }
+
+    /// Says of workers with a build that takes very long that they cannot compute the run yet.
+    pub(super) fn judge_builds(&mut self, now: Time) {
+        let Some(least) = self.state.run().map(|run| run.hang_after_ms) else { return };
+        let most = Duration::from_millis(least.saturating_mul(FIRST_TIMES));
+        let building = self.workers_in(|phase| phase == PeerPhase::Welcomed);
+        for link in self.completion.unable.build(now, building, most) {
+            let words = format!("its build of the model and the data has taken {most:?} so far");
+            self.cannot_build(now, link, (Inability::Place, &words));
+        }
     }
 
     /// Ends a run that cannot begin without workers that cannot compute it.

@@ -105,7 +105,8 @@ pub struct Heartbeat {
 pub struct ShardTime {
     /// Time spent on the present data shard, milliseconds.
     pub under_way_ms: u64,
-    /// Time that a data shard usually takes, milliseconds.
+    /// Time that a data shard usually takes, milliseconds. 0 for the first after a build: no time
+    /// is usual yet.
     pub usual_ms: u64,
 }
 

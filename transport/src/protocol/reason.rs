@@ -53,13 +53,16 @@ impl fmt::Display for NamedWorker {
 pub struct DeviceHang {
     /// How long it has computed the data shard, milliseconds.
     pub spent_ms: u64,
-    /// How long a data shard takes there as a rule, milliseconds.
+    /// How long a data shard takes there as a rule, milliseconds. 0 for the first after a build.
     pub usual_ms: u64,
 }
 
 impl fmt::Display for DeviceHang {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [spent, usual] = [self.spent_ms, self.usual_ms].map(Duration::from_millis);
+        if usual.is_zero() {
+            return write!(f, "its device has computed its first data shard for {spent:.1?}");
+        }
         write!(
             f,
             "its device has computed one data shard for {spent:.1?}, which takes {usual:.1?} there \

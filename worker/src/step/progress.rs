@@ -4,10 +4,11 @@
 //! for the heartbeat. A coordinator uses it to notice a device that hangs while its worker's
 //! heartbeats go on. The time of a data shard does not include waiting for parameters, but it
 //! includes loading: a data set that is always slow has long data shards. A stall, in which the
-//! data set cannot read a sample yet, is left out: the run waits for it. The first data shard
-//! after a build is never under suspicion, since a device may compile then. Nor is a validation,
-//! which is not a data shard. A change of generation builds nothing, so the usual time outlives it:
-//! the coordinator finds a sample that hangs one worker after the other at each of them.
+//! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
+//! a build has no usual time, since a device may compile then: the coordinator is patient. A
+//! validation is not a data shard, and is never under suspicion. A change of generation builds
+//! nothing, so the usual time outlives it: the coordinator finds a sample that hangs one worker
+//! after the other at each of them.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -105,12 +106,12 @@ impl Progress {
         (self.looked, self.under_way) = (None, Duration::ZERO);
     }
 
-    /// The times for a heartbeat. None before the usual time is known, or while nothing is
-    /// computed.
+    /// The times for a heartbeat. None while nothing is computed.
     pub(super) fn told(&self) -> Option<ShardTime> {
+        self.looked?;
         let ms = |time: Duration| time.as_millis() as u64;
-        let usual = self.usual.known().filter(|_| self.looked.is_some())?;
-        Some(ShardTime { under_way_ms: ms(self.under_way), usual_ms: ms(usual) })
+        let usual_ms = self.usual.known().map_or(0, |usual| ms(usual).max(1));
+        Some(ShardTime { under_way_ms: ms(self.under_way), usual_ms })
     }
 }
 
@@ -139,8 +140,8 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_data_shard_of_a_build_tells_nothing() {
-        assert_eq!(told(&[900]), None, "it compiles, perhaps");
+    fn only_the_first_data_shard_of_a_build_has_no_usual_time() {
+        assert_eq!(told(&[900]), Some((90_000, 0)), "it compiles, perhaps");
         assert_eq!(told(&[900, 10]), Some((1_000, 90_000)), "no other one takes as long");
         assert_eq!(told(&[900, 10, 3]), Some((300, 1_000)));
     }

@@ -51,6 +51,31 @@ fn a_run_says_how_long_a_device_may_take_at_least() {
     assert_eq!(world.generation(), Generation(2));
 }
 
+/// A device may compile in the first data shard after a build, which has no usual time.
+#[test]
+fn a_joiner_whose_first_data_shard_never_ends_is_left_out() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=3);
+    for link in &links[..2] {
+        computes(&mut world, *link, 100, 70_000);
+    }
+    computes(&mut world, links[2], 699_000, 0);
+    assert_eq!(world.generation(), Generation(1), "others take 70 s as a rule");
+    computes(&mut world, links[2], 700_000, 0);
+    assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
+    let reason = "its device has computed its first data shard for 700.0s";
+    assert_eq!(lost(&world)[0].1, reason);
+}
+
+#[test]
+fn a_run_says_that_no_device_ends_its_first_data_shard() {
+    let (mut world, links) = World::training(2);
+    links.iter().for_each(|link| computes(&mut world, *link, 599_000, 0));
+    assert_eq!(standstills(&world), Vec::<String>::new(), "they may compile for 10 min");
+    computes(&mut world, links[0], 600_000, 0);
+    assert_eq!((world.generation(), standstills(&world).len()), (Generation(1), 1));
+}
+
 /// What the events say of devices that all stand still.
 fn standstills(world: &World) -> Vec<String> {
     let told = |event: &Event| match &event.kind {

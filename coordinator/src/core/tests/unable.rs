@@ -63,6 +63,25 @@ fn a_run_that_has_workers_enough_begins_without_those_that_cannot() {
     assert!(world.watch(0, 0).unable.is_empty());
 }
 
+/// The build may hang, and the worker's network thread answers all the same.
+#[test]
+fn a_run_says_that_a_build_takes_very_long() {
+    let mut world = World::with_run(run_of(1));
+    let link = world.greeted("worker-1");
+    world.pass(599_000, &[]);
+    assert_eq!(status(&world), "starting: 0 of 1 worker registered");
+    world.pass(2_000, &[]);
+    let words = "starting: 0 of 1 worker registered; worker-1 cannot compute yet: its build of the \
+                 model and the data has taken 600s so far";
+    assert_eq!(status(&world), words);
+    let told = |kind: &&EventKind| matches!(kind, EventKind::Unable { .. });
+    world.pass(700_000, &[]);
+    assert_eq!(world.events().iter().filter(told).count(), 1);
+    world.workers.insert(link, Actor::default());
+    world.say(link, Message::Register(registration(link.0)));
+    assert_eq!(world.generation(), Generation(1), "it was only slow");
+}
+
 #[test]
 fn a_run_that_waits_for_more_fails_after_three_seconds() {
     let mut world = World::with_run(run_of(3));
