@@ -157,7 +157,9 @@ impl Core {
 
     fn on_shell_input(&mut self, now: Time, input: ShellInput) {
         match input {
-            ShellInput::Connected { link, identity } => self.connected(link, identity),
+            ShellInput::Connected { link, identity, address } => {
+                self.connected(link, identity, address)
+            }
             ShellInput::Disconnected { link, end, reason } => {
                 self.disconnected(now, link, end, &reason);
             }

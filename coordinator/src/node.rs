@@ -236,9 +236,10 @@ impl Node {
     /// The core takes what concerns it. Links and messages of coordinators concern the node, too.
     fn on_shell_input(&mut self, now: Time, input: ShellInput) {
         match input {
-            ShellInput::Connected { link, identity } => {
+            ShellInput::Connected { link, identity, address } => {
                 self.peers.connected(link, &identity);
-                self.core.handle(now, ShellInput::Connected { link, identity: identity.clone() });
+                let connected = ShellInput::Connected { link, identity: identity.clone(), address };
+                self.core.handle(now, connected);
                 self.introduce_to(link, &identity);
             }
             ShellInput::Disconnected { link, end, reason } => {

@@ -1,7 +1,7 @@
 //! `everstep worker ls`: the workers, and what the run waits for.
 
 use everstep_transport::protocol::Step;
-use everstep_transport::protocol::outcome::{Update, WorkerState, WorkerView};
+use everstep_transport::protocol::outcome::{IdleWorker, Update, WorkerState, WorkerView};
 use serde_json::json;
 
 use crate::cli::AskFlags;
@@ -17,7 +17,8 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
     if flags.json {
         return output::print(json!({
             "workers": update.workers,
-            "idle": update.idle,
+            "idle": update.idle.iter().map(|idle| &idle.name).collect::<Vec<_>>(),
+            "idle_workers": update.idle,
             "waiting": update.waiting,
             "bitwise": update.divergence.is_none(),
             "bitwise_reason": update.divergence,
@@ -36,7 +37,8 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
         "device",
         "telemetry",
     ];
-    let rows = std::iter::once(head.map(str::to_string)).chain(update.workers.iter().map(row));
+    let rows = update.workers.iter().map(row).chain(update.idle.iter().map(idle_row));
+    let rows = std::iter::once(head.map(str::to_string)).chain(rows);
     let rows: Vec<_> = rows.collect();
     let reason = update.divergence.as_ref();
     let reason =
@@ -50,20 +52,20 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
 fn sentence(update: &Update) -> String {
     let count = |state| update.workers.iter().filter(|worker| worker.state == state).count();
     if !update.idle.is_empty() {
-        let names: Vec<_> = update.idle.iter().map(ToString::to_string).collect();
-        let (count, plural) = (names.len(), if names.len() == 1 { " waits" } else { "s wait" });
-        return format!("{count} worker{plural} for a run: {}", names.join(", "));
+        let count = update.idle.len();
+        return format!("{} for a run", doing(count, "waits", "wait"));
     }
     if let Some(paused) = update.paused.as_ref() {
-        return format!("{paused}: {} take part", workers(count(WorkerState::Training)));
+        let part = doing(count(WorkerState::Training), "takes part", "take part");
+        return format!("{paused}: {part}");
     }
     match update.waiting {
         Some(waiting) => {
             format!("waiting: {} of at least {} workers take part", waiting.members, waiting.wanted)
         }
         None => format!(
-            "{} train, {} are brought up to date, {} wait",
-            workers(count(WorkerState::Training)),
+            "{}, {} brought up to date, {} waiting",
+            doing(count(WorkerState::Training), "trains", "train"),
             count(WorkerState::Learning),
             count(WorkerState::Waiting)
         ),
@@ -92,8 +94,17 @@ fn spare(workers: &[WorkerView]) -> Option<String> {
     })
 }
 
-fn workers(count: usize) -> String {
-    format!("{count} worker{}", if count == 1 { "" } else { "s" })
+/// So many workers do something, in words.
+fn doing(count: usize, one: &str, many: &str) -> String {
+    if count == 1 { format!("1 worker {one}") } else { format!("{count} workers {many}") }
+}
+
+/// A worker that waits for a run has a name and an address only.
+fn idle_row(IdleWorker { name, address }: &IdleWorker) -> [String; 11] {
+    let mut row = std::array::from_fn(|_| "-".to_string());
+    (row[2], row[3]) = (name.to_string(), "idle".into());
+    row[8] = address.map_or(row[8].clone(), |address| address.to_string());
+    row
 }
 
 fn row(worker: &WorkerView) -> [String; 11] {
@@ -131,7 +142,7 @@ fn row(worker: &WorkerView) -> [String; 11] {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::message::Message;
-    use everstep_transport::protocol::{Rank, WorkerId, exemplars};
+    use everstep_transport::protocol::{NodeName, Rank, WorkerId, exemplars};
 
     use super::*;
 
@@ -142,6 +153,15 @@ mod tests {
         });
         let (worker, rank) = (WorkerId(number.into()), Some(Rank(number - 1)));
         WorkerView { worker, number, rank, data_shards, host: None, ..views.expect("a view") }
+    }
+
+    #[test]
+    fn a_worker_that_waits_for_a_run_has_a_row_with_its_address() {
+        let name = NodeName::parse("worker-7").expect("a valid name");
+        let row = idle_row(&IdleWorker { name, address: Some(([10, 0, 0, 7], 4_000).into()) });
+        assert_eq!(row.join(" "), "- - worker-7 idle - - - - 10.0.0.7:4000 - -");
+        assert_eq!(doing(1, "trains", "train"), "1 worker trains");
+        assert_eq!(doing(2, "trains", "train"), "2 workers train");
     }
 
     #[test]

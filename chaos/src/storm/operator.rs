@@ -35,7 +35,8 @@ impl StormSim {
     pub(super) fn connect_operator(&mut self) {
         let name = NodeName::parse("operator").expect("a valid name");
         let identity = Identity { role: Role::Operator, name };
-        let connected = CoreInput::Shell(ShellInput::Connected { link: OPERATOR, identity });
+        let connected =
+            CoreInput::Shell(ShellInput::Connected { link: OPERATOR, identity, address: None });
         self.bring(StormLane::Up(OPERATOR), StormEvent::Arrive(connected));
         let (id, command) =
             (RequestId { client: 1, number: 1 }, OperatorCommand::Submit(self.run_spec().into()));

@@ -122,7 +122,11 @@ impl StormSim {
         let identity = Identity { role: Role::Worker, name: node_name(place) };
         self.bring(
             StormLane::Up(link),
-            StormEvent::Arrive(CoreInput::Shell(ShellInput::Connected { link, identity })),
+            StormEvent::Arrive(CoreInput::Shell(ShellInput::Connected {
+                link,
+                identity,
+                address: None,
+            })),
         );
         self.say(link, Message::Hello { worker: None });
         if cut {

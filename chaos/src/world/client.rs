@@ -62,7 +62,7 @@ impl World {
         let name = NodeName::parse(&format!("client-{client}")).expect("a valid name");
         let identity = Identity { role: Role::Operator, name };
         let link = LinkId(self.link(Node::Client(client), Node::Coordinator(place)));
-        self.step_coordinator(place, ShellInput::Connected { link, identity })
+        self.step_coordinator(place, ShellInput::Connected { link, identity, address: None })
     }
 
     /// A client asks a question, or repeats it.

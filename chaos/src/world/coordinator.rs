@@ -191,9 +191,9 @@ impl SimCoordinator {
         own(self.place, self.directory.incarnation)
     }
 
-    /// The identity in its certificate.
-    pub fn identity(&self) -> Identity {
-        Identity { role: Role::Coordinator, name: self.of_today().name }
+    fn connected(&self, link: LinkId) -> ShellInput {
+        let identity = Identity { role: Role::Coordinator, name: self.of_today().name };
+        ShellInput::Connected { link, identity, address: None }
     }
 }
 
@@ -316,9 +316,9 @@ impl World {
         }
         self.lose(peer, own, End::lost("another link replaces it"))?;
         let link = LinkId(self.link(own, peer));
-        let [first, second] = [one, two].map(|place| self.coordinators[place].identity());
-        self.step_coordinator(one, ShellInput::Connected { link, identity: second })?;
-        self.step_coordinator(two, ShellInput::Connected { link, identity: first })
+        let [first, second] = [one, two].map(|place| self.coordinators[place].connected(link));
+        self.step_coordinator(one, second)?;
+        self.step_coordinator(two, first)
     }
 
     pub(super) fn tick_coordinator(&mut self, place: usize) -> Result<(), Violation> {

@@ -134,7 +134,7 @@ impl World {
         let identity = Identity { role: Role::Operator, name };
         let link = LinkId(self.link(Node::Operator, Node::Coordinator(place)));
         self.queue.put(self.now, Event::Watch(link.0));
-        self.step_coordinator(place, ShellInput::Connected { link, identity })
+        self.step_coordinator(place, ShellInput::Connected { link, identity, address: None })
     }
 
     /// Asks the leader for news on this link, and repeats the command under way. Asks any other

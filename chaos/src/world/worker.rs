@@ -223,7 +223,7 @@ impl World {
         let name = self.coordinators[coordinator].of_today().name;
         let up = Input::CoordinatorUp { link: LinkId(number), name };
         self.later(Event::Worker(place, up));
-        self.step_coordinator(coordinator, ShellInput::Connected { link, identity })
+        self.step_coordinator(coordinator, ShellInput::Connected { link, identity, address: None })
     }
 
     pub(super) fn tick_worker(&mut self, place: usize) -> Result<(), Violation> {

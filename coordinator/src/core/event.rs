@@ -1,5 +1,7 @@
 //! The inputs and the outputs of a coordinator's core.
 
+use std::net::SocketAddr;
+
 use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::{
@@ -70,6 +72,8 @@ pub enum ShellInput {
         link: LinkId,
         /// The identity in the peer's certificate.
         identity: Identity,
+        /// The address from which the peer's packets come. `None` for a reader within this process.
+        address: Option<SocketAddr>,
     },
     /// A link is gone.
     Disconnected {

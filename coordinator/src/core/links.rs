@@ -4,6 +4,7 @@
 //! phase permits.
 
 use std::collections::BTreeMap;
+use std::net::SocketAddr;
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::{NodeName, WorkerId};
@@ -56,6 +57,8 @@ pub(super) enum PeerPhase {
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) identity: Identity,
+    /// The address from which the peer's packets come, if it is of another process.
+    pub(super) address: Option<SocketAddr>,
     pub(super) phase: PeerPhase,
     /// Whether the peer has said something, and learns of the coordinators.
     introduced: bool,
@@ -80,7 +83,7 @@ impl Links {
         self.ignored
     }
 
-    pub(super) fn insert(&mut self, link: LinkId, identity: Identity) {
+    pub(super) fn insert(&mut self, link: LinkId, identity: Identity, address: Option<SocketAddr>) {
         let phase = match identity.role {
             Role::Worker => PeerPhase::Connected,
             Role::Operator => PeerPhase::Operator,
@@ -89,7 +92,7 @@ impl Links {
         if identity.role == Role::Worker {
             self.workers.insert(identity.name.clone(), link);
         }
-        self.links.insert(link, Link { identity, phase, introduced: false });
+        self.links.insert(link, Link { identity, address, phase, introduced: false });
     }
 
     /// Forgets a link, and returns how far its peer had come.

@@ -303,7 +303,8 @@ impl World {
         self.links += 1;
         let link = LinkId(self.links);
         let name = NodeName::parse(name).expect("a valid name");
-        self.give(ShellInput::Connected { link, identity: Identity { role, name } });
+        let (identity, address) = (Identity { role, name }, None);
+        self.give(ShellInput::Connected { link, identity, address });
         link
     }
 

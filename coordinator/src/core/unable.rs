@@ -122,11 +122,15 @@ impl Core {
         link: LinkId,
         (inability, words): (Inability, &str),
     ) {
-        let Some(name) = self.links.find(link).map(|link| link.identity.name.clone()) else {
+        let Some((name, address)) =
+            self.links.find(link).map(|link| (link.identity.name.clone(), link.address))
+        else {
             return;
         };
         self.links.enter(link, PeerPhase::Unable);
-        let reason = bounded(words);
+        // An operator finds the machine of a worker without a registration by nothing else.
+        let place = address.map(|address| format!(" (the worker is at {})", address.ip()));
+        let reason = bounded(words) + &place.unwrap_or_default();
         let why = UnableReason { inability, words: reason.clone() };
         if self.completion.unable.note(now, &name, why) {
             self.note(now, EventKind::Unable { name, reason, inability });

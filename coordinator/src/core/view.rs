@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{
-    Outcome, OwnersAwaited, RunPause, Update, Waiting, WorkerState, WorkerView,
+    IdleWorker, Outcome, OwnersAwaited, RunPause, Update, Waiting, WorkerState, WorkerView,
 };
 use everstep_transport::protocol::reason::LossReason;
-use everstep_transport::protocol::{NodeName, Rank, Step, WorkerId, WorkerLabel};
+use everstep_transport::protocol::{Rank, Step, WorkerId, WorkerLabel};
 use everstep_transport::time::Time;
 
 pub use self::cluster::{ClusterView, RunEnd};
@@ -23,7 +23,7 @@ use super::{Core, EventsAfter, LinkId, ShellEffect, feeds};
 use crate::lines::PAGE;
 use crate::state::{Worker, WorkerPhase};
 
-/// The most nodes of idle workers in one answer.
+/// The most idle workers in one answer.
 const MOST_IDLE: usize = 1_000;
 
 /// What each watcher was last told of the workers.
@@ -113,14 +113,16 @@ impl Core {
         self.lines.is_open() && is_whole && reach.0.saturating_sub(step.0) <= PAGE as u64
     }
 
-    /// Nodes of workers that wait for a run, while none is under way.
-    fn idle(&self) -> Vec<NodeName> {
+    /// The workers that wait for a run, while none is under way.
+    pub(super) fn idle(&self) -> Vec<IdleWorker> {
         if self.state.run().is_some() && self.running() {
             return Vec::new();
         }
         let idle = self.workers_in(|phase| matches!(phase, PeerPhase::Greeted(None)));
         let links = idle.into_iter().filter_map(|link| self.links.find(link));
-        links.map(|link| link.identity.name.clone()).take(MOST_IDLE).collect()
+        let idle =
+            links.map(|it| IdleWorker { name: it.identity.name.clone(), address: it.address });
+        idle.take(MOST_IDLE).collect()
     }
 
     fn views(&self) -> Vec<WorkerView> {

@@ -1,5 +1,7 @@
 //! Links that come and go, and the messages of workers on them.
 
+use std::net::SocketAddr;
+
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Heartbeat, Registration};
 use everstep_transport::protocol::outcome::Outcome;
@@ -35,7 +37,12 @@ struct Failure {
 impl Core {
     /// A worker's newer link replaces an older one: the old end may be dead without a goodbye. This
     /// alone makes the worker no suspect: it may be about to say which worker it is.
-    pub(super) fn connected(&mut self, link: LinkId, identity: Identity) {
+    pub(super) fn connected(
+        &mut self,
+        link: LinkId,
+        identity: Identity,
+        address: Option<SocketAddr>,
+    ) {
         let older = (identity.role == Role::Worker).then(|| self.links.of_worker(&identity.name));
         if let Some(older) = older.flatten() {
             self.outbox.close(older, "a newer link of the same node replaced it");
@@ -44,7 +51,7 @@ impl Core {
         if let Some(worker) = self.state.on_node(&identity.name) {
             self.health.returned(worker);
         }
-        self.links.insert(link, identity);
+        self.links.insert(link, identity, address);
     }
 
     /// A worker that is no member may come back in time. A member is missed at once.

@@ -303,11 +303,11 @@ impl Handler<PeerConnected> for CoordinatorActor {
     type Result = ();
 
     fn handle(&mut self, PeerConnected { id, link }: PeerConnected, _: &mut Self::Context) {
-        let identity = link.identity().clone();
+        let (identity, address) = (link.identity().clone(), Some(link.remote_address()));
         tracing::debug!(peer = %identity, link = id.0, "connected");
         self.peers.insert(id, link);
         self.greet(&identity);
-        self.on_input(ShellInput::Connected { link: id, identity });
+        self.on_input(ShellInput::Connected { link: id, identity, address });
     }
 }
 

@@ -139,7 +139,7 @@ impl OperatorRequests {
             })
         });
         let identity = Identity { role: Role::Operator, name: name.expect("a valid name") };
-        let connected = NodeInput::Shell(ShellInput::Connected { link, identity });
+        let connected = NodeInput::Shell(ShellInput::Connected { link, identity, address: None });
         closed
             .into_iter()
             .chain([connected, NodeInput::Shell(ShellInput::Message { from: link, message })])

@@ -376,7 +376,7 @@ mod tests {
         });
         messages
             .chain([
-                NodeInput::Shell(ShellInput::Connected { link: LINK, identity }),
+                NodeInput::Shell(ShellInput::Connected { link: LINK, identity, address: None }),
                 gone,
                 durable,
             ])

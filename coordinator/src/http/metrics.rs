@@ -121,7 +121,8 @@ fn checkpoints(page: &mut MetricsText, cluster: &ClusterView) {
 
 fn workers(page: &mut MetricsText, Overview { cluster, .. }: &Overview) {
     let count = |state| cluster.workers.iter().filter(|view| view.state == state).count();
-    let states = STATES.map(|(state, name)| ("state", name, count(state) as f64));
+    let idle = |state| if state == WorkerState::Waiting { cluster.idle } else { 0 };
+    let states = STATES.map(|(state, name)| ("state", name, (count(state) + idle(state)) as f64));
     let help = "Workers that are there, by what they do.";
     page.labelled("everstep_workers", "gauge", help, &states);
 }

@@ -64,6 +64,7 @@ pub(crate) fn view() -> ClusterView {
         restores: None,
         standstill: None,
         unable: Vec::new(),
+        idle: 0,
         outage: None,
         now_unix_ms: 90_000,
         unreachable: Vec::new(),

@@ -191,7 +191,7 @@ impl World {
     /// Connects the test, under an identity, to a node.
     fn connect(&mut self, to: u64, identity: Identity) -> LinkId {
         let (here, there) = self.link(None, Some(to));
-        self.give(to, ShellInput::Connected { link: there, identity });
+        self.give(to, ShellInput::Connected { link: there, identity, address: None });
         here
     }
 
@@ -351,10 +351,11 @@ impl World {
                     NodeInput::Shell(ShellInput::Connected {
                         link: there,
                         identity: Identity { role, name: own },
+                        address: None,
                     }),
                 );
                 let identity = Identity { role, name: there_is.name };
-                self.give(id, ShellInput::Connected { link: here, identity });
+                self.give(id, ShellInput::Connected { link: here, identity, address: None });
             }
         }
     }

@@ -24,8 +24,8 @@ use super::ids::{
 use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::outcome::{
-    Event, EventKind, Inability, Outcome, OwnersAwaited, PartEvaluation, PausedBy, RunPause,
-    Update, Waiting, WorkerResult, WorkerState, WorkerView,
+    Event, EventKind, IdleWorker, Inability, Outcome, OwnersAwaited, PartEvaluation, PausedBy,
+    RunPause, Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
 use super::reason::{FailReason, LossReason, NamedWorker, PauseReason, UnsavedPart, UnsavedReason};
@@ -365,7 +365,7 @@ fn of_operators() -> Vec<Message> {
             lines: vec![line()],
             events: vec![event()],
             workers: vec![view],
-            idle: vec![name()],
+            idle: vec![IdleWorker { name: name(), address: Some(address()) }],
             forgotten: vec![WorkerId(6)],
             divergence: Some("one computes on cpu".into()),
             waiting: Some(Waiting { members: 1, wanted: 2, since_unix_ms: 3 }),

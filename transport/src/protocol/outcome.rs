@@ -313,6 +313,15 @@ pub enum WorkerState {
     Left,
 }
 
+/// A worker that waits for a run. It registers, and gets a number, when there is one.
+#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+pub struct IdleWorker {
+    /// The name of its node.
+    pub name: NodeName,
+    /// The address from which its packets come.
+    pub address: Option<SocketAddr>,
+}
+
 /// A worker as the coordinator sees it.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq)]
 pub struct WorkerView {
@@ -441,8 +450,8 @@ pub struct Update {
     pub workers: Vec<WorkerView>,
     /// Workers of earlier answers on this link that the coordinator no longer tells of.
     pub forgotten: Vec<WorkerId>,
-    /// Nodes of workers that wait for a run, a thousand at most.
-    pub idle: Vec<NodeName>,
+    /// The workers that wait for a run, a thousand at most.
+    pub idle: Vec<IdleWorker>,
     /// Why the run's bits differ from those of other such runs, if they do: the workers' first
     /// gradients differ.
     pub divergence: Option<String>,

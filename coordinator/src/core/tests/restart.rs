@@ -7,7 +7,7 @@ fn a_coordinator_that_is_not_elected_says_and_proposes_nothing() {
     let name = |name| NodeName::parse(name).expect("a valid name");
     for (link, role) in [(operator, Role::Operator), (worker, Role::Worker)] {
         let identity = Identity { role, name: name("node") };
-        core.handle(Time(0), ShellInput::Connected { link, identity });
+        core.handle(Time(0), ShellInput::Connected { link, identity, address: None });
     }
     let say = |core: &mut Core, from, message| {
         core.handle(Time(0), ShellInput::Message { from, message });

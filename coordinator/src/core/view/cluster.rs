@@ -58,6 +58,8 @@ pub struct ClusterView {
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
     /// only those with a place that is the reason.
     pub unable: Vec<(NodeName, UnableReason)>,
+    /// How many workers wait for a run, a thousand at most.
+    pub idle: usize,
     /// How many workers are silent, and for how long, if so many fell silent together that the
     /// coordinator's own network is the likelier cause.
     pub outage: Option<(usize, Duration)>,
@@ -134,6 +136,7 @@ impl Core {
             lacks_checkpoint: self.change.lacks_checkpoint().map(|since| self.unix_ms(since)),
             restores: self.leader().and_then(|_| self.restores()).map(|id| id.step),
             standstill: self.standstill(),
+            idle: self.idle().len(),
             unable: self.unable(),
             outage: self.health.detector.outage(now).filter(|_| self.running()),
             now_unix_ms: self.unix_ms(now),
