@@ -252,8 +252,8 @@ impl World {
         let Some(core) = coordinator.node().map(|node| node.core()) else { return false };
         let logged = Duration::from_millis(core.state().awaited().waited_ms(worker));
         let own = coordinator.silence(self.now, place);
-        let silent = own >= GIVE_UP_AFTER
-            || !coordinator.has_heard(place) && logged + own >= GIVE_UP_AFTER;
+        let silent =
+            own >= GIVE_UP_AFTER || !coordinator.has_heard(place) && logged + own >= GIVE_UP_AFTER;
         let process = &self.workers[place];
         let hung = process.hangs_until.since(process.hangs_since) >= GIVE_UP_AFTER
             && self.now < process.hangs_until + GIVE_UP_AFTER;
