@@ -5,19 +5,27 @@
 //! report when there was no link at all for long. The core decides whether that ends the worker.
 //! Until then the search goes on. Training goes on meanwhile.
 //!
+//! A coordinator that does not let the worker in may merely not know its log yet. So the worker
+//! asks it for a certificate. If the answer is that the worker was removed, the core hears so, and
+//! the search is over.
+//!
 //! This module does not know which coordinator leads. A silent coordinator is as good as any other.
 //! A link is lost when QUIC finds that the coordinator's process is gone, and not before.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use actix::{MailboxError, Recipient};
-use everstep_transport::identity::{Credentials, Identity, JoinToken, Role, UnixTime};
+use everstep_transport::identity::{
+    Credentials, EnrolmentError, Identity, JoinToken, Refusal, Role, UnixTime,
+};
 use everstep_transport::protocol::{CoordinatorView, NodeName};
 use everstep_transport::quic::{
-    self, ConnectError, DialSettings, Dialer, Endpoint, Expected, HostPort, Link, LinkError,
+    self, ConnectError, DialSettings, Dialer, Endpoint, EnrolError, Expected, HostPort, Link,
+    LinkError,
 };
 use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
@@ -110,7 +118,7 @@ impl CoordinatorLinks {
         let DialContext { endpoint, places, known, token } = dial_context;
         let now = Instant::now();
         Self {
-            endpoint: Arc::new(RenewingEndpoint { endpoint, token, renewing: Mutex::new(()) }),
+            endpoint: Arc::new(RenewingEndpoint::new(endpoint, token)),
             seeds: SeedAddresses::new(places, now),
             known,
             link_events,
@@ -131,7 +139,12 @@ impl CoordinatorLinks {
                     Ok(()) => self.take(),
                     Err(_) => return Ok(()), // The actor has ended.
                 },
-                (address, dialed) = self.dialer.dialed() => self.dialed(address, dialed).await?,
+                (address, dialed) = self.dialer.dialed() => {
+                    self.dialed(address, dialed).await?;
+                    if self.endpoint.is_removed() {
+                        return self.link_events.event.send(Event(Input::Removed)).await;
+                    }
+                }
                 Some(Ok(ended)) = self.readers.join_next() => self.lost(ended?).await?,
                 Some(Ok(addresses)) = self.seeds.resolving.join_next() => {
                     self.seeds.take(addresses);
@@ -338,9 +351,19 @@ struct RenewingEndpoint {
     token: JoinToken,
     /// Held while one call renews the certificate. One new certificate is enough.
     renewing: Mutex<()>,
+    /// Whether a coordinator has said that the cluster has removed this node.
+    removed: AtomicBool,
 }
 
 impl RenewingEndpoint {
+    fn new(endpoint: Arc<Endpoint>, token: JoinToken) -> Self {
+        Self { endpoint, token, renewing: Mutex::new(()), removed: AtomicBool::new(false) }
+    }
+
+    fn is_removed(&self) -> bool {
+        self.removed.load(Ordering::Relaxed)
+    }
+
     async fn connect_within(
         &self,
         address: SocketAddr,
@@ -355,7 +378,10 @@ impl RenewingEndpoint {
         }
         let held = self.endpoint.credentials();
         let dialed = self.endpoint.connect_within(address, expected, limit).await;
-        if matches!(dialed, Err(ConnectError::Expired { .. })) {
+        let is_in_question = |error: &ConnectError| {
+            matches!(error, ConnectError::Expired { .. }) || error.is_expulsion()
+        };
+        if dialed.as_ref().is_err_and(is_in_question) {
             self.renew(address, &held, limit).await;
         }
         dialed
@@ -372,6 +398,9 @@ impl RenewingEndpoint {
                 Ok(()) => tracing::info!("the worker's certificate is renewed"),
                 Err(error) => tracing::warn!(%error, "the new certificate is of no use"),
             },
+            Ok(Err(EnrolError::Enrolment(EnrolmentError::Refused(Refusal::Removed)))) => {
+                self.removed.store(true, Ordering::Relaxed);
+            }
             Ok(Err(error)) => tracing::debug!(%address, %error, "no new certificate"),
             Err(_) => tracing::debug!(%address, "no new certificate: no answer"),
         }

@@ -28,6 +28,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use everstep_kernels::buffer::Pool;
+use everstep_transport::identity::Refusal;
 use everstep_transport::protocol::message::{Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Inability, WorkerResult};
 use everstep_transport::protocol::{Generation, Message, NodeName, RunSpec, Step, Term, WorkerId};
@@ -228,6 +229,7 @@ impl Core {
             Input::Coordinator { link, message } => self.coordinator(now, link, message),
             Input::CoordinatorLost { link } => self.leader.lost(link), // Training goes on.
             Input::CoordinatorGone(reason) => self.abandoned(&reason),
+            Input::Removed => self.end(Exit::Refused(Refusal::Removed.to_string())),
             Input::Drain => self.drain(),
             Input::DrainOverdue => self.end(Exit::Drained),
             Input::Built(built) => self.built(built),

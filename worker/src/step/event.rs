@@ -46,6 +46,9 @@ pub enum Input {
     /// The shell could not reach any coordinator for longer than an unregistered worker waits. The
     /// shell keeps trying.
     CoordinatorGone(String),
+    /// A coordinator has refused this node a certificate, since its name is revoked: no coordinator
+    /// lets it in again.
+    Removed,
     /// The worker shall leave the run, in good order if there is time.
     Drain,
     /// The time for leaving in good order is over, or the operator insists: the worker leaves now.

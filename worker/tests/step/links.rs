@@ -68,6 +68,14 @@ fn a_worker_gives_up_without_a_coordinator_only_if_it_never_met_one() {
 }
 
 #[test]
+fn a_member_that_the_cluster_has_removed_ends_in_words() {
+    let mut solo = Solo::member(1);
+    solo.give(Input::Removed);
+    let Some(Exit::Refused(reason)) = exit(&mut solo) else { panic!("it goes on") };
+    assert!(reason.contains("removed from the cluster"), "{reason}");
+}
+
+#[test]
 fn a_member_outlives_all_coordinators_until_it_is_told_to_leave() {
     let mut solo = Solo::member(1);
     solo.give(Input::CoordinatorLost { link: LINK });

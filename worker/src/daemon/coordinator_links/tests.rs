@@ -3,7 +3,9 @@
 use std::net::{Ipv4Addr, UdpSocket};
 
 use actix::{Actor, Context, Handler};
-use everstep_transport::identity::{Authority, Enrolment, NODE_LIFETIME, TokenLimits};
+use everstep_transport::identity::{
+    AdmissionDecision, Applicant, Authority, Enrolment, Gatekeeper, NODE_LIFETIME, TokenLimits,
+};
 use everstep_transport::protocol::Message;
 use everstep_transport::quic::Settings;
 use tokio::sync::mpsc;
@@ -315,4 +317,38 @@ async fn a_worker_whose_certificate_has_expired_enrols_again() {
     let mut worker = world.worker_with(&[centre.local_address()], &expired);
     worker.linked(&["one"]).await;
     assert_ne!(worker.endpoint.credentials().chain(), expired.chain());
+}
+
+/// Refuses every node for this reason.
+struct Closed(Refusal);
+
+impl Gatekeeper for Closed {
+    fn admit(&self, _applicant: Applicant, _now: UnixTime) -> AdmissionDecision {
+        Box::pin(std::future::ready(Err(self.0.clone())))
+    }
+
+    fn renew(&self, _node: Identity, _now: UnixTime) -> AdmissionDecision {
+        Box::pin(std::future::ready(Err(self.0.clone())))
+    }
+}
+
+/// A coordinator that does not know its log yet lets no worker in, and that is no removal.
+#[actix::test]
+async fn a_worker_hears_that_it_was_removed_and_dials_no_more() {
+    let world = World::new();
+    for (refusal, is_removed) in [(Refusal::Undecided, false), (Refusal::Removed, true)] {
+        let credentials = world.issue(Role::Coordinator, "one", NODE_LIFETIME);
+        let enrolment = Enrolment::decided_by(world.authority.clone(), Closed(refusal));
+        let settings = Settings::for_address(anywhere().ip());
+        let one = Endpoint::bind(anywhere(), &credentials, settings, Some(enrolment)).unwrap();
+        one.admit_only(|node| node.role == Role::Coordinator);
+        let mut worker = world.worker(&[one.local_address()]);
+        if is_removed {
+            let Told::Event(input) = worker.hear().await else { panic!("a link came up") };
+            assert!(matches!(*input, Input::Removed));
+            assert!(worker.told.recv().await.is_none(), "the search is over");
+        } else {
+            worker.hears_nothing().await;
+        }
+    }
 }
