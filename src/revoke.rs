@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use everstep_transport::identity::{Credentials, Identity, Role};
-use everstep_transport::protocol::outcome::WorkerView;
+use everstep_transport::protocol::outcome::{Update, WorkerView};
 use everstep_transport::protocol::question::RevokedView;
 use everstep_transport::protocol::{NodeName, OperatorCommand, Step};
 use serde_json::json;
@@ -28,15 +28,21 @@ pub(crate) fn worker(flags: &RevokeWorkerFlags) -> Result<(), Failure> {
     let cluster = ClusterHandle::find(&flags.ask.cluster)?;
     let word = flags.worker.as_str();
     let revoked = cluster.ask(async |operator| {
-        let workers = operator.watch(Step(NEWEST), NEWEST).await?.workers;
+        let Update { workers, idle, .. } = operator.watch(Step(NEWEST), NEWEST).await?;
         let Some(name) = name_of(word, &cluster.dir, &workers) else { return Ok(Err(workers)) };
         let identity = Identity { role: Role::Worker, name };
+        let is_known =
+            workers.iter().map(|view| &view.name).chain(&idle).any(|known| *known == identity.name);
+        // A repeated revocation is no error.
+        if !is_known && !flags.unknown && !includes(&operator.revoked().await?, &identity) {
+            return Ok(Err(workers));
+        }
         operator.command(OperatorCommand::Revoke(identity.clone())).await?;
         Ok(Ok(identity))
     })?;
     let revoked = revoked.map_err(|workers| {
         unknown(word, &cluster.dir, &workers)
-            .because("a worker that is gone, and remembered no more, is known by its name alone")
+            .because("a worker that is gone for long is remembered no more: see `--unknown`")
     })?;
     tell(&revoked, flags.ask.json)
 }
@@ -74,7 +80,11 @@ fn operator(flags: &RevokeOperatorFlags) -> Result<(), Failure> {
 /// has the answer. The folder of a coordinator has other credentials by then.
 fn has_revoked(cluster: &ClusterHandle, operator: &Identity) -> bool {
     let revoked = cluster.ask(async |asked| asked.revoked().await).unwrap_or_default();
-    revoked.iter().any(|view| (view.role, &view.name) == (operator.role, &operator.name))
+    includes(&revoked, operator)
+}
+
+fn includes(revoked: &[RevokedView], node: &Identity) -> bool {
+    revoked.iter().any(|view| (view.role, &view.name) == (node.role, &node.name))
 }
 
 fn tell(Identity { role, name }: &Identity, as_json: bool) -> Result<(), Failure> {

@@ -131,6 +131,10 @@ pub struct RevokeWorkerFlags {
     /// The worker's number, its id as `id:9`, or its name, all as in `everstep worker ls`
     #[arg(value_name = "NUMBER|id:ID|NAME")]
     pub worker: String,
+    /// Revoke the name even if the cluster knows no worker of that name, such as one that is gone
+    /// for long
+    #[arg(long, env = "EVERSTEP_UNKNOWN", value_parser = BoolishValueParser::new())]
+    pub unknown: bool,
     /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,

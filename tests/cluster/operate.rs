@@ -160,3 +160,24 @@ fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
     assert_eq!(ended.code, Some(3), "{ended:?}");
     assert!(ended.block().contains("no coordinator answers: tried 127.0.0.1:"), "{ended:?}");
 }
+
+#[test]
+fn a_revoked_worker_ends_in_words_and_a_mistyped_name_is_not_revoked() {
+    let cluster = ByHand::found(World::new());
+    let (addresses, token) = (cluster.addresses(), cluster.world.path("one/join.token"));
+    let token = format!("@{}", show(&token));
+    let join = ["worker", "--coordinators", &addresses, "--join", &token, "--dir", "models"];
+    let worker = listening(cluster.world.start(&join)).0;
+    let name = until("a worker that waits", || {
+        cluster.json(&["worker", "ls"])["idle"][0].as_str().map(str::to_string)
+    });
+    let refused = cluster.try_to(&["worker", "revoke", "nosuch", "--dir", "one"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.block().contains("there is no worker nosuch"), "{refused:?}");
+    cluster.ask(&["worker", "revoke", "nosuch", "--unknown"]);
+    cluster.ask(&["worker", "revoke", &name]);
+    let ended = worker.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.block().contains("was removed from the cluster"), "{ended:?}");
+    cluster.ask(&["worker", "revoke", &name]); // an operator may repeat it
+}
