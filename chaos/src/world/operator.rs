@@ -280,7 +280,8 @@ impl World {
             return Ok(());
         }
         if refusal == Some(Rejection::Superseded) {
-            let seen = format!("request {} was refused for a later one, and is the newest", id.number);
+            let seen =
+                format!("request {} was refused for a later one, and is the newest", id.number);
             return Err(Violation { invariant: Invariant::I9, at: self.now, seen });
         }
         let submission =
