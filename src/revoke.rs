@@ -31,8 +31,9 @@ pub(crate) fn worker(flags: &RevokeWorkerFlags) -> Result<(), Failure> {
         let Update { workers, idle, .. } = operator.watch(Step(NEWEST), NEWEST).await?;
         let Some(name) = name_of(word, &cluster.dir, &workers) else { return Ok(Err(workers)) };
         let identity = Identity { role: Role::Worker, name };
-        let is_known =
-            workers.iter().map(|view| &view.name).chain(&idle).any(|known| *known == identity.name);
+        let idle = idle.iter().map(|idle| &idle.name);
+        let mut known = workers.iter().map(|view| &view.name).chain(idle);
+        let is_known = known.any(|name| *name == identity.name);
         // A repeated revocation is no error.
         if !is_known && !flags.unknown && !includes(&operator.revoked().await?, &identity) {
             return Ok(Err(workers));

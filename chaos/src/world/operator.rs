@@ -318,8 +318,8 @@ impl World {
     }
 
     /// The cluster must not carry out a refused command, however often the operator repeated it. So
-    /// the operator makes the same command under a new number. Those behind it get later numbers, or
-    /// the cluster takes them for commands that this one has superseded.
+    /// the operator makes the same command under a new number. Those behind it get later numbers,
+    /// or the cluster takes them for commands that this one has superseded.
     fn ask_anew(&mut self, refused: CoordinatorId) -> Result<(), Violation> {
         let SimOperator { commands, commanded, .. } = &mut self.operator;
         for (number, _) in commands.iter_mut() {

@@ -171,9 +171,7 @@ pub(crate) fn command_digest(command: &OperatorCommand) -> u64 {
         OperatorCommand::Drain(worker) => json(&("drain", worker.0)),
         OperatorCommand::CreateToken(token) => json(&("create_token", token.id())),
         OperatorCommand::RevokeToken(token) => json(&("revoke_token", token)),
-        OperatorCommand::Revoke(node) => {
-            json(&("revoke", node.role.to_string(), node.name.to_string()))
-        }
+        OperatorCommand::Revoke(node) => json(&("revoke", node.role, &node.name)),
         OperatorCommand::Remove(coordinator) => json(&("remove", coordinator)),
         OperatorCommand::Rollback { run, step, generation } => {
             json(&("rollback", run, step.0, generation.0))

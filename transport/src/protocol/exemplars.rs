@@ -5,7 +5,7 @@ mod runs;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use self::runs::stated_run;
-pub use self::runs::{resumed_run, run};
+pub use self::runs::{figures, resumed_run, run};
 use super::checkpoint::{
     CheckpointId, CheckpointView, ListedCheckpoint, ManifestToWrite, SavedPart, Verification,
     WorkerPart, WrittenManifest,
@@ -15,7 +15,6 @@ use super::cluster::{
     CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand, RequestId, Secret,
 };
 use super::device::{Accelerator, Device, DeviceKind, DeviceName, Telemetry};
-use super::figures::{RunFigures, Trouble};
 use super::format::LogFormat;
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{
@@ -402,29 +401,6 @@ fn of_operators() -> Vec<Message> {
 fn continuation() -> OperatorCommand {
     let (origin, run) = resumed_run();
     OperatorCommand::Continue { run: Box::new(run), origin: Box::new(origin) }
-}
-
-/// A run in figures.
-pub fn figures() -> RunFigures {
-    RunFigures {
-        steps: 9,
-        world_size: 2,
-        submitted_unix_ms: Some(1),
-        ended_unix_ms: Some(2),
-        first_loss: Some(5.5),
-        loss: Some(2.5),
-        validation_loss: Some(2.75),
-        metric: Some(0.5),
-        tokens_per_second: Some(1024.0),
-        eta_seconds: Some(3.0),
-        generations: 4,
-        steps_redone: 1,
-        workers_lost: 3,
-        rollbacks: 5,
-        longest_stall_ms: Some(60.0),
-        model: Some(place()),
-        trouble: Some(Trouble { unix_ms: 6, words: "worker 2 was lost".into() }),
-    }
 }
 
 fn questions_and_replies() -> Vec<Message> {

@@ -1,6 +1,7 @@
 //! Examples of a run's specification.
 
 use crate::protocol::chunk::Encoding;
+use crate::protocol::figures::{RunFigures, Trouble};
 use crate::protocol::run::{
     BatchSpec, DataSpec, InitSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, OptionValue,
     Precision, Rounding, RunSpec, ScheduleKind, TargetUnit, TokenType,
@@ -96,4 +97,27 @@ pub fn resumed_run() -> (RunOrigin, RunSpec) {
     let undone = vec![CheckpointId { step: Step(10), generation: Generation(2) }];
     let origin = RunOrigin { checkpoints, undone, generation: Generation(3), falls_back: true };
     (origin, stated_run())
+}
+
+/// A run in figures.
+pub fn figures() -> RunFigures {
+    RunFigures {
+        steps: 9,
+        world_size: 2,
+        submitted_unix_ms: Some(1),
+        ended_unix_ms: Some(2),
+        first_loss: Some(5.5),
+        loss: Some(2.5),
+        validation_loss: Some(2.75),
+        metric: Some(0.5),
+        tokens_per_second: Some(1024.0),
+        eta_seconds: Some(3.0),
+        generations: 4,
+        steps_redone: 1,
+        workers_lost: 3,
+        rollbacks: 5,
+        longest_stall_ms: Some(60.0),
+        model: Some(super::place()),
+        trouble: Some(Trouble { unix_ms: 6, words: "worker 2 was lost".into() }),
+    }
 }
