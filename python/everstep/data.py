@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -54,24 +54,24 @@ def fingerprint(keyed: Keyed, samples: int) -> str:
     """A hexadecimal digest of the length and of some samples: every worker must have the same."""
     digest = hashlib.blake2b(str(samples).encode())
     for place in range(min(samples, FINGERPRINT_SAMPLES)):
-        _hash(digest, keyed[0, place * samples // min(samples, FINGERPRINT_SAMPLES)])
+        add_to_digest(digest, keyed[0, place * samples // min(samples, FINGERPRINT_SAMPLES)])
     return digest.hexdigest()
 
 
-def _hash(digest: Any, value: Any) -> None:
+def add_to_digest(digest: Any, value: Any) -> None:
     """Adds a sample. Of values without known bytes only the type counts."""
     digest.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
         digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
         digest.update(value.view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    elif isinstance(value, dict):
+    elif isinstance(value, Mapping):
         for name in value:
             digest.update(repr(name).encode())
-            _hash(digest, value[name])
+            add_to_digest(digest, value[name])
     elif isinstance(value, (list, tuple)):
         for part in value:
-            _hash(digest, part)
+            add_to_digest(digest, part)
     elif isinstance(value, (bool, int, float, str, bytes)):
         digest.update(repr(value).encode())
     elif hasattr(value, "tobytes"):

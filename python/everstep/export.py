@@ -14,9 +14,18 @@ import torch
 MOMENTS = {
     "AdamW": ("exp_avg", "exp_avg_sq"),
     "Adam": ("exp_avg", "exp_avg_sq"),
+    "NAdam": ("exp_avg", "exp_avg_sq"),
+    "RAdam": ("exp_avg", "exp_avg_sq"),
+    "Adamax": ("exp_avg", "exp_inf"),
+    "RMSprop": ("square_avg", "momentum_buffer", "grad_avg"),
+    "Adagrad": ("sum",),
+    "Adadelta": ("square_avg", "acc_delta"),
+    "Rprop": ("prev", "step_size"),
     "SGD": ("momentum_buffer",),
     "Lion": ("exp_avg",),
 }
+#: The optimizers that count no steps.
+UNCOUNTED = ("SGD", "Lion")
 
 
 def vectors(found: list[tuple[str, bytes]]) -> list[torch.Tensor]:
@@ -26,17 +35,19 @@ def vectors(found: list[tuple[str, bytes]]) -> list[torch.Tensor]:
 
 def optimizer_state(
     optimizer: torch.optim.Optimizer,
+    rule: dict[str, Any],
     trained: list[tuple[str, torch.nn.Parameter, int]],
     moments: list[torch.Tensor],
     updates: int,
 ) -> dict[str, Any]:
-    """The ``state_dict`` of an optimizer after so many updates. ``trained`` are the parameters with
-    their places in the flat vectors."""
+    """The ``state_dict`` of an optimizer after so many updates. ``rule`` is the optimizer as plain
+    data, and ``trained`` are the parameters with their places in the flat vectors."""
     kind = type(optimizer).__name__
     offsets = {id(parameter): offset for _, parameter, offset in trained}
     found: dict[str, Any] = copy.deepcopy(optimizer.state_dict())
     numbers = iter(range(sum(len(group["params"]) for group in optimizer.param_groups)))
-    for group in optimizer.param_groups:
+    names = _names(optimizer, len(moments))
+    for group, told in zip(optimizer.param_groups, rule["groups"]):
         has_moments = kind != "SGD" or group["momentum"] != 0.0
         for parameter, number in zip(group["params"], numbers):
             if id(parameter) not in offsets or not has_moments or updates == 0:
@@ -44,11 +55,23 @@ def optimizer_state(
             begin = offsets[id(parameter)]
             parts = [moment[begin : begin + parameter.numel()] for moment in moments]
             shaped = [part.clone().view(parameter.shape) for part in parts]
-            state: dict[str, Any] = dict(zip(MOMENTS[kind], shaped))
-            if kind in ("Adam", "AdamW"):
+            state: dict[str, Any] = dict(zip(names, shaped))
+            if kind not in UNCOUNTED:
                 state["step"] = torch.tensor(float(updates))
+            if kind == "NAdam":
+                state["mu_product"] = torch.tensor(told["schedules"][updates - 1][2])
             found["state"][number] = state
     return found
+
+
+def _names(optimizer: torch.optim.Optimizer, count: int) -> tuple[str, ...]:
+    """The names of so many moments."""
+    names = MOMENTS[type(optimizer).__name__]
+    if type(optimizer).__name__ != "RMSprop":
+        return names
+    is_centered = any(group["centered"] for group in optimizer.param_groups)
+    has_momentum = count > 1 + is_centered
+    return names[:1] + names[1:2] * has_momentum + names[2:] * is_centered
 
 
 class Advanced:

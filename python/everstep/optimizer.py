@@ -1,4 +1,4 @@
-"""What a ``torch.optim`` object says: its formula, its groups, and the rates of each step.
+"""What a ``torch.optim`` object says: its formula, its groups, and their settings at each step.
 
 The object is read and never stepped. The owners of parameters apply the formula, in Rust.
 """
@@ -11,8 +11,34 @@ from typing import Any
 
 import torch
 
-#: The optimizers of PyTorch that Everstep can apply, by the names of their classes.
-KINDS = {"AdamW": "adamw", "Adam": "adam", "SGD": "sgd", "Lion": "lion"}
+#: The optimizers that Everstep can apply, by the names of their classes.
+KINDS = {
+    name: name.lower()
+    for name in (
+        "AdamW",
+        "Adam",
+        "Adamax",
+        "NAdam",
+        "RAdam",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "SGD",
+        "Lion",
+        "Rprop",
+    )
+}
+#: Why others cannot be applied to a part of the parameters.
+NOT_ELEMENTWISE = {
+    "LBFGS": "it computes the loss several times in a step",
+    "Muon": "it multiplies whole matrices, and parameter shards divide them",
+    "Adafactor": "it needs rows and columns of whole matrices, and parameter shards divide them",
+    "Shampoo": "it multiplies whole matrices, and parameter shards divide them",
+    "SOAP": "it multiplies whole matrices, and parameter shards divide them",
+    "LAMB": "it needs the norm of each tensor, and parameter shards divide tensors",
+    "LARS": "it needs the norm of each tensor, and parameter shards divide tensors",
+    "SparseAdam": "it needs sparse gradients, and here gradients are dense",
+}
 #: Settings that change a formula into one that Everstep does not have.
 UNSUPPORTED = ("amsgrad", "maximize", "differentiable")
 
@@ -24,12 +50,7 @@ def rule(
     steps: int,
 ) -> dict[str, Any]:
     """The optimizer as plain data. ``parameters`` have their places in the flat vector."""
-    kind = KINDS.get(type(optimizer).__name__)
-    if kind is None:
-        raise TypeError(
-            f"{type(optimizer).__name__} is none of the optimizers that Everstep can apply: use "
-            "torch.optim.AdamW, Adam or SGD, or everstep.Lion"
-        )
+    kind = _kind(optimizer)
     groups = optimizer.param_groups
     owner = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
     names = {id(p): name for name, p, _ in parameters}
@@ -49,54 +70,97 @@ def rule(
         number = owner[id(parameter)]
         if not runs or runs[-1][1] != number:
             runs.append((offset, number))
-    rates = _rates(optimizer, schedule, steps)
+    tables = _tables(optimizer, schedule, steps)
     return {
         "kind": kind,
-        "groups": [_group(group, rates[number]) for number, group in enumerate(groups)],
+        "groups": [_group(kind, *each, steps) for each in zip(groups, tables)],
         "runs": runs,
     }
 
 
-def _group(group: dict[str, Any], rates: list[float]) -> dict[str, Any]:
-    return {
-        "rates": rates,
+def _kind(optimizer: torch.optim.Optimizer) -> str:
+    """The formula. An optimizer of another library may share a name and have another formula."""
+    kind = type(optimizer)
+    is_known = kind.__module__.split(".")[0] in ("torch", "everstep")
+    if is_known and kind.__name__ in KINDS:
+        return KINDS[kind.__name__]
+    why = NOT_ELEMENTWISE.get(kind.__name__, "its formula is not known")
+    raise TypeError(
+        f"{kind.__name__} is none of the optimizers that Everstep can apply: {why}; use one of "
+        "torch.optim: " + ", ".join(name for name in KINDS if name != "Lion") + ", or everstep.Lion"
+    )
+
+
+#: The rate, the betas and the momentum of a group at one step.
+Entry = tuple[float, tuple[float, float], float]
+
+
+def _group(kind: str, group: dict[str, Any], table: list[Entry], steps: int) -> dict[str, Any]:
+    schedules = _nesterov(group, table, steps) if kind == "nadam" else [(0.0, 0.0, 0.0)]
+    decoupled = kind in ("adamw", "lion") or bool(group.get("decoupled_weight_decay", False))
+    settings = {
         "weight_decay": float(group.get("weight_decay", 0.0)),
-        "betas": [float(beta) for beta in group.get("betas", (0.0, 0.0))],
+        "is_decoupled": decoupled,
         "epsilon": float(group.get("eps", 0.0)),
-        "momentum": float(group.get("momentum", 0.0)),
         "dampening": float(group.get("dampening", 0.0)),
         "nesterov": bool(group.get("nesterov", False)),
+        "kept_squares": float(group.get("alpha", group.get("rho", 0.0))),
+        "is_centered": bool(group.get("centered", False)),
+        "rate_decay": float(group.get("lr_decay", 0.0)),
+        "first_sum": float(group.get("initial_accumulator_value", 0.0)),
+        "factors": [float(factor) for factor in group.get("etas", (0.0, 0.0))],
+        "sizes": [float(size) for size in group.get("step_sizes", (0.0, 0.0))],
+    }
+    return {
+        "rates": _short([entry[0] for entry in table]),
+        "betas": _short([entry[1] for entry in table]),
+        "momenta": _short([entry[2] for entry in table]),
+        "schedules": schedules,
+        "settings": settings,
     }
 
 
-def _rates(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list[list[float]]:
-    """The learning rate of each group at each step. A rate that never changes stands once."""
+def _short(table: list[Any]) -> list[Any]:
+    """A value that never changes stands once."""
+    return table if any(value != table[0] for value in table) else table[:1]
+
+
+def _entry(group: dict[str, Any]) -> Entry:
+    first, second = group.get("betas", (0.0, 0.0))
+    return float(group["lr"]), (float(first), float(second)), float(group.get("momentum", 0.0))
+
+
+def _tables(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list[list[Entry]]:
+    """What a schedule makes of each group at each step."""
     groups = optimizer.param_groups
     if schedule is None:
-        return [[float(group["lr"])] for group in groups]
+        return [[_entry(group)] for group in groups]
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise TypeError("ReduceLROnPlateau does not follow from the step: use another schedule")
-    fixed = [_moving(group) for group in groups]
     before = copy.deepcopy(schedule.state_dict())
-    rates: list[list[float]] = [[] for _ in groups]
+    moving = ("lr", "betas", "momentum")
+    kept = [{it: copy.deepcopy(group[it]) for it in moving if it in group} for group in groups]
+    tables: list[list[Entry]] = [[] for _ in groups]
     with warnings.catch_warnings():
         # PyTorch warns of a schedule that moves before its optimizer, which never moves here.
         warnings.simplefilter("ignore")
-        first = [float(group["lr"]) for group in groups]
-        for _ in range(steps):
-            for own, group in zip(rates, groups):
-                own.append(float(group["lr"]))
-            if [_moving(group) for group in groups] != fixed:
-                raise ValueError(
-                    "the schedule changes betas or momentum, and Everstep applies schedules of "
-                    "the learning rate: with OneCycleLR say cycle_momentum=False"
-                )
-            schedule.step()
+        for step in range(steps):
+            if step:
+                schedule.step()
+            for table, group in zip(tables, groups):
+                table.append(_entry(group))
     schedule.load_state_dict(before)
-    for group, rate in zip(groups, first):
-        group["lr"] = rate
-    return [own if any(rate != own[0] for rate in own) else own[:1] for own in rates]
+    for group, values in zip(groups, kept):
+        group.update(values)
+    return tables
 
 
-def _moving(group: dict[str, Any]) -> tuple[Any, Any]:
-    return tuple(group.get("betas", ())), group.get("momentum")
+def _nesterov(group: dict[str, Any], table: list[Entry], steps: int) -> list[tuple[float, ...]]:
+    """NAdam's momentum of each step and of the next one, and the product of all so far."""
+    decay, product, schedules = float(group["momentum_decay"]), 1.0, []
+    for step in range(1, steps + 1):
+        beta = table[min(step, len(table)) - 1][1][0]
+        now, then = (beta * (1.0 - 0.5 * 0.96 ** (at * decay)) for at in (step, step + 1))
+        product *= now
+        schedules.append((now, then, product))
+    return schedules

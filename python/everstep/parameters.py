@@ -8,18 +8,17 @@ from typing import Any
 import torch
 
 from everstep import _everstep
-
-#: The element types that a model may have beside its trained parameters.
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.int64}
+from everstep.buffers import FixedBuffers, bytes_of
 
 
 class Parameters:
     """The trained parameters: views of one f32 tensor, in the order of their names in the model.
 
-    Each stays the same object, so optimizers, tied modules and ``state_dict`` notice nothing.
+    Each stays the same object, so optimizers, tied modules and ``state_dict`` notice nothing. After
+    them the vector has room for ``statistics`` elements.
     """
 
-    def __init__(self, model: torch.nn.Module) -> None:
+    def __init__(self, model: torch.nn.Module, statistics: int = 0) -> None:
         #: Name, parameter, and where it begins in the flat vector.
         self.trained: list[tuple[str, torch.nn.Parameter, int]] = []
         offset = 0
@@ -37,7 +36,7 @@ class Parameters:
             offset += parameter.numel()
         if not self.trained:
             raise ValueError("the model has no parameter that is trained")
-        self.flat = torch.empty(offset)
+        self.flat = torch.empty(offset + statistics)
         with torch.no_grad():
             for _, parameter, at in self.trained:
                 view = self.flat[at : at + parameter.numel()].view(parameter.shape)
@@ -59,26 +58,15 @@ class Parameters:
         return {name: parameter.detach() for name, parameter, _ in self.trained}
 
 
-def fixed_digest(model: torch.nn.Module) -> str:
-    """A hexadecimal digest of what a model has beside trained parameters: every worker's is equal."""
+def fixed_digest(model: torch.nn.Module, buffers: FixedBuffers) -> str:
+    """A hexadecimal digest of what training leaves as it is: every worker's is equal."""
     digest = hashlib.blake2b()
-    frozen = ((name, it) for name, it in model.named_parameters() if not it.requires_grad)
-    for name, tensor in [*frozen, *model.named_buffers()]:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_bytes(tensor))
+    for name, tensor in model.named_parameters():
+        if not tensor.requires_grad:
+            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+            digest.update(bytes_of(tensor))
+    buffers.digest(digest)
     return digest.hexdigest()
-
-
-def buffers(model: torch.nn.Module) -> dict[str, bytes]:
-    """A digest of each buffer, by its name."""
-    return {
-        name: hashlib.blake2b(_bytes(it)).digest() for name, it in model.named_buffers()
-    }
-
-
-def _bytes(tensor: torch.Tensor) -> bytes:
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 class Gradients:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import hashlib
 import json
 import math
 import os
-import shutil
 import sys
-import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -21,14 +17,15 @@ from typing import Any
 
 import torch
 
-from everstep import _everstep, data as samples, export, optimizer as rules, safetensors, seeds
+from everstep import _everstep, data as samples, export, optimizer as rules, process, safetensors
+from everstep import seeds
 from everstep.alone import Launcher, own_script
+from everstep.buffers import FixedBuffers, Statistics
 from everstep.evaluation import Evaluator, Function
-from everstep.parameters import Gradients, Parameters, buffers, fixed_digest
+from everstep.parameters import Gradients, Parameters, fixed_digest
+from everstep.probe import Probe, processor
 from everstep.weights import Weights
 
-#: How much the scheduler favours the worker's other threads: a starved one loses healthy links.
-NICE = 5
 #: How long a complete run may take to have its report, seconds.
 REPORT_TIMEOUT = 30.0
 
@@ -52,7 +49,7 @@ class Run:
     generators before (``torch.manual_seed``).
 
     ``model``: its f32 parameters that require gradients are trained. Their values now are the
-    initial weights. ``optimizer``: AdamW, Adam or SGD of ``torch.optim``, or
+    initial weights. ``optimizer``: one of ``torch.optim`` that is elementwise, or
     :class:`everstep.Lion`. Its class and its groups are read, and it is never stepped.
     ``schedule``: any scheduler that follows from the step alone.
 
@@ -61,10 +58,15 @@ class Run:
     ``micro_batch`` samples, and ``data_shards`` is the most workers that compute at once.
     ``clip_norm``: the greatest norm of a step's gradient. ``copies``: how many workers hold each
     part of the optimizer's state. ``loaders``: processes that read samples ahead, 0 for none.
+    ``loss_scaling``: in the place of a ``GradScaler``, for a loop in ``torch.float16``.
 
     ``validation``: held-out samples, for the function that :meth:`evaluate` marks. ``weights``: a
     number for each sample, such as its count of tokens. Then a step's loss is the mean over all
     units of the step, and :meth:`backward` gets the mean over the units of its micro-batch.
+
+    ``buffers``: what becomes of a buffer that training changes, by its name: ``"mean"`` adds the
+    mean of the changes of all data shards, ``"first"`` takes the value of the first data shard, and
+    ``"local"`` leaves each process its own. Batch norms and instance norms need no mention.
     """
 
     def __init__(
@@ -86,6 +88,8 @@ class Run:
         copies: int = 2,
         loaders: int = 0,
         collate: Callable[[list[Any]], Any] | None = None,
+        loss_scaling: bool = False,
+        buffers: dict[str, str] | None = None,
         device: str | torch.device | None = None,
         name: str | None = None,
     ) -> None:
@@ -97,19 +101,22 @@ class Run:
         if self.device.type != "cpu":
             raise ValueError(f"device={self.device}: Everstep computes PyTorch models on the CPU")
         threads = int(os.environ.get("EVERSTEP_THREADS", "1"))
-        _prepare_thread(threads)
+        process.prepare_thread(threads)
         count = samples.check(data)
         self.steps = _steps(steps, epochs, count, data_shards * micro_batch * accumulate)
         self._model, self._seed = model, seed
         self._optimizer, self._schedule = optimizer, schedule
         self._weights = None if weights is None else Weights(weights, count)
         self._shape = data_shards, accumulate
-        self._parameters = Parameters(model)
-        rule = rules.rule(optimizer, schedule, self._parameters.trained, self.steps)
+        self._statistics = Statistics(model, buffers)
+        self._parameters = Parameters(model, self._statistics.count)
+        self._statistics.live_in(self._parameters.flat)
+        self._fixed_buffers = FixedBuffers(model, self._statistics)
+        self._rule = rules.rule(optimizer, schedule, self._parameters.trained, self.steps)
         keyed = samples.Keyed(data, seed)
         self._evaluator = Evaluator(model, validation, seed, collate or samples.default_collate)
         is_alone = "EVERSTEP_COORDINATORS" not in os.environ
-        self._directory = _temporary() if is_alone else _directory()
+        self._directory = process.temporary() if is_alone else process.directory()
         settings = {
             "name": name or Path(sys.argv[0]).stem or "script",
             "seed": seed,
@@ -122,18 +129,22 @@ class Run:
             "clip_norm": clip_norm,
             "copies": copies,
             "threads": threads,
+            "loss_scaling": loss_scaling,
+            "processor": processor(),
             "data_digest": self._data_digest(keyed, count, validation),
-            "fixed_digest": fixed_digest(model),
+            "fixed_digest": fixed_digest(model, self._fixed_buffers),
             "torch": torch.__version__,
         }
         self._engine = _everstep.Engine(
             json.dumps(settings),
-            json.dumps(rule),
+            json.dumps(self._rule),
             self._parameters.layout(),
+            self._statistics.layout(),
             self._parameters.flat.data_ptr(),
             str(self._initial_weights()),
         )
         self._gradients = Gradients(self._engine, self._parameters)
+        self._probe = Probe(self._engine, loss_scaling)
         self._batches = samples.Batches(keyed, self._engine.rows, accumulate, loaders, collate)
         self._turn: tuple[int, int, int, bool, bool, float, list[int]] | None = None
         self._step = 1
@@ -141,9 +152,8 @@ class Run:
         self._is_launched = "EVERSTEP_CONTROL_FD" in os.environ
         self._launcher = self._launch_alone(threads) if is_alone else None
         self._report: dict[str, Any] | None = None
-        self._buffers: dict[str, bytes] | None = buffers(model)
         _the_run = self
-        _print_stacks_of_fatal_errors()
+        process.print_stacks_of_fatal_errors()
         self._watch_the_end()
         self._engine.start(self._is_launched, self._launcher is None)
         if self._launcher is not None:
@@ -159,7 +169,7 @@ class Run:
         path = self._directory / f"initial-{digest}.safetensors"
         if not path.exists():
             self._directory.mkdir(parents=True, exist_ok=True)
-            safetensors.write(path, self._parameters.tensors())
+            safetensors.write(path, {**self._parameters.tensors(), **self._statistics.tensors()})
         return path
 
     def _launch_alone(self, threads: int) -> Launcher:
@@ -221,11 +231,13 @@ class Run:
         self._evaluator.check()
         while True:
             # A loop that was interrupted goes on with the turn that it has left.
+            is_again = self._turn is not None
             self._turn = self._turn or self._engine.next()
             if self._turn is None:
                 break
             step, shard, micro = self._turn[:3]
             if step == 0:
+                self._statistics.load()
                 self._engine.evaluated(*self._evaluator.of(self._turn[6]))
                 self._turn = None
                 continue
@@ -233,6 +245,8 @@ class Run:
             batch = self._batches.of((step, shard, micro))
             seeds.seed_generators(seeds.key(seeds.MICRO_BATCH, self._seed, step, shard, micro))
             self._engine.parameters()
+            self._statistics.begin(self._turn[3], is_again)
+            self._probe.begin(batch, is_again)
             yield batch
             if self._turn is not None:
                 raise RuntimeError("the loop's body did not call run.backward(loss)")
@@ -259,16 +273,20 @@ class Run:
             raise RuntimeError("run.backward is called once in each turn of the loop over the run")
         if loss.numel() != 1:
             raise ValueError(f"the loss has {loss.numel()} elements: give the mean, one number")
-        is_first, is_last, scale = self._turn[3:6]
+        self._probe.check(loss)
+        data_shard, (is_first, is_last, scale) = self._turn[1], self._turn[3:6]
         factor = self._factor(weight)
         self._is_in_backward = True
         self._gradients.begin(is_first, is_last)
         (loss * (scale * factor)).backward()
         self._gradients.finish()
-        self._check_buffers()
+        statistics = self._publish_statistics(data_shard, scale) if is_last else None
+        self._fixed_buffers.check()
+        self._probe.end()
         self._turn, self._is_in_backward = None, False
         self._engine.done(float(loss.detach()) * factor)
         self._gradients.release()
+        del statistics  # the engine has read it
 
     def _factor(self, weight: float | None) -> float:
         """What the mean over a step's micro-batches multiplies this one's loss by."""
@@ -303,9 +321,10 @@ class Run:
             )
         updates, vectors = found[0], export.vectors(found[2])
         self._parameters.flat.copy_(vectors[0])
+        self._statistics.load()
         with export.Advanced(self._optimizer, self._schedule, self.steps):
             optimizer = export.optimizer_state(
-                self._optimizer, self._parameters.trained, vectors[1:], updates
+                self._optimizer, self._rule, self._parameters.trained, vectors[1:], updates
             )
             schedule = self._schedule and self._schedule.state_dict()
             content = {"model": self._model.state_dict(), "optimizer": optimizer}
@@ -323,20 +342,11 @@ class Run:
             )
         safetensors.write(path, self._model.state_dict())
 
-    def _check_buffers(self) -> None:
-        """After the first pass: a model must have no state beside its parameters that training
-        changes. It would differ from worker to worker."""
-        before, self._buffers = self._buffers, None
-        if before is None:
-            return
-        after = buffers(self._model)
-        changed = [name for name in before if after.get(name) != before[name]]
-        if changed:
-            raise RuntimeError(
-                f"training changes the buffer {changed[0]}, and Everstep does not carry buffers "
-                "from worker to worker: take a norm without statistics, such as GroupNorm, or "
-                "track_running_stats=False"
-            )
+    def _publish_statistics(self, data_shard: int, scale: float) -> torch.Tensor | None:
+        data_shards, accumulate = self._shape
+        # The factor of the loss is the loss scale, a power of two, over the number of passes.
+        loss_scale = 2.0 ** round(math.log2(scale * data_shards * accumulate))
+        return self._statistics.publish(self._engine, data_shard, data_shards, loss_scale)
 
     def _conclude(self) -> None:
         """The worker has ended: after its run, or before."""
@@ -354,7 +364,9 @@ class Run:
         trained = self._directory / "model.safetensors"
         if self._report is not None and trained.exists():
             # A worker that joined late may not have all trained weights itself.
-            self._parameters.load(safetensors.read_f32(trained))
+            tensors = safetensors.read_f32(trained)
+            self._parameters.load(tensors)
+            self._statistics.take(tensors)
             self._is_complete = True
         if self._report is None:
             self._take_last_checkpoint()
@@ -368,6 +380,7 @@ class Run:
             return
         if found is not None:
             self._parameters.flat.copy_(export.vectors(found[2])[0])
+            self._statistics.load()
             self._report = {"state": "complete", "steps": self.steps, "state_hash": found[1]}
             self._is_complete = True
 
@@ -421,33 +434,3 @@ def _steps(steps: int | None, epochs: int | None, count: int, batch: int) -> int
     if batch <= 0:
         raise ValueError("data_shards, micro_batch and accumulate must be at least 1")
     return steps if steps is not None else -(-epochs * count // batch)  # type: ignore[operator]
-
-
-def _print_stacks_of_fatal_errors() -> None:
-    """Has the log get the stacks of all threads if the process dies, or is ended as it hangs."""
-    try:
-        faulthandler.enable()
-    except (AttributeError, ValueError, OSError):
-        pass  # there is no stderr with a file descriptor, as in a notebook
-
-
-def _directory() -> Path:
-    """The directory with the run's files, or that of a worker from elsewhere."""
-    stated = os.environ.get("EVERSTEP_DIR")
-    return Path(stated) if stated else _temporary()
-
-
-def _temporary() -> Path:
-    """A directory for as long as this process lives."""
-    made = tempfile.mkdtemp(prefix="everstep-")
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return Path(made)
-
-
-def _prepare_thread(threads: int) -> None:
-    """The thread that computes gives way to those that send, and has the run's thread count."""
-    try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-    except OSError:
-        pass  # a system may refuse, and the run goes on
-    torch.set_num_threads(threads)

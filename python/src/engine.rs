@@ -51,22 +51,23 @@ type StateInPython = (u64, String, Vec<(String, Py<PyBytes>)>);
 
 #[pymethods]
 impl Engine {
-    /// `settings` and `rule` are JSON. `tensors` are the names and shapes of the parameters. Their
-    /// f32 elements lie at `address`, one tensor after the other. `weights` is a file that has
-    /// them.
+    /// `settings` and `rule` are JSON. `tensors` are the names and shapes of the parameters, and
+    /// `statistics` those of the buffers that follow them, each with its kind. Their f32 elements
+    /// lie at `address`, one tensor after the other. `weights` is a file that has them.
     #[new]
     fn new(
         settings: &str,
         rule: &str,
         tensors: Vec<(String, Vec<usize>)>,
+        statistics: Vec<(String, Vec<usize>, String)>,
         address: usize,
         weights: PathBuf,
     ) -> PyResult<Self> {
         let settings: Settings = serde_json::from_str(settings).map_err(refused)?;
         let table = blake3::hash(rule.as_bytes()).to_hex().to_string();
         let rule = TorchRule::parse(rule).map_err(refused)?;
-        let tensors_digest = blake3::hash(json!(tensors).to_string().as_bytes());
-        let layout = model::layout(tensors);
+        let tensors_digest = blake3::hash(json!([tensors, statistics]).to_string().as_bytes());
+        let layout = model::layout(tensors, statistics).map_err(refused)?;
         let parameters = layout.count();
         // SAFETY: `address` is that of the flat tensor, which `everstep.Run` keeps for as long as
         // the process lives. Its thread computes with it only during its turns and after the run.
@@ -94,6 +95,7 @@ impl Engine {
             data,
             rule,
             watched: true,
+            processor: settings.processor,
         };
         let script = Mutex::new(Some(script));
         Ok(Self { rendezvous, parameters, sampler, stated, trained, script })
@@ -136,6 +138,11 @@ impl Engine {
                 Next::Turn(turn) => return Ok(Some(in_python(turn))),
             }
         }
+    }
+
+    /// Whether this turn is to find out why the first passes have had unequal results.
+    fn is_diagnosing(&self) -> bool {
+        self.rendezvous.is_diagnosing()
     }
 
     /// Waits until the flat vector has the parameters of this turn.

@@ -7,6 +7,7 @@
 //! - `engine`: the worker of a script, as Python sees it.
 //! - `rendezvous`: where the worker's threads meet the script's thread.
 //! - `model`: the script's model and data, as the worker sees them.
+//! - `probe`: whether the script's model repeats.
 //! - `optimizer`: PyTorch's formulas, which the owners of parameters apply.
 //! - `statement`: the run that a script states.
 //! - `memory`: memory of tensors, which PyTorch owns.
@@ -16,6 +17,7 @@ mod engine;
 mod memory;
 mod model;
 mod optimizer;
+mod probe;
 mod rendezvous;
 mod statement;
 mod watchdog;

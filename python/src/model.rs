@@ -9,12 +9,14 @@ use std::time::Duration;
 
 use everstep::script::KIND;
 use everstep::{Batch, Compute, DataError, Dataset, Evaluation, Init, Layout, Registry};
-use everstep_kernels::compute::{ComputeError, GradientSink, Pass};
+use everstep_kernels::compute::{ComputeError, ComputeReport, GradientSink, Pass};
+use everstep_kernels::layout::Statistic;
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::BuildError;
 
 use crate::memory::TensorMemory;
 use crate::optimizer::TorchRule;
+use crate::probe::probe;
 use crate::rendezvous::{Rendezvous, Turn};
 use crate::statement::{OPTIMIZER, contradiction};
 use crate::watchdog::Watchdog;
@@ -43,19 +45,23 @@ pub struct WorkerScript {
     pub rule: TorchRule,
     /// Whether the process ends if the script hangs.
     pub watched: bool,
+    /// The kind of CPU, and the instructions that PyTorch uses there.
+    pub processor: String,
 }
 
 /// The model, the data set and the optimizer of a script, under their names.
 pub fn registry(script: WorkerScript) -> Registry {
     let WorkerScript { rendezvous, stated, trained, layout, flat, weights, .. } = script;
-    let WorkerScript { samples, held_out, data, rule, watched, .. } = script;
+    let WorkerScript { samples, held_out, data, rule, watched, processor, .. } = script;
     let (flat, rule) = (Arc::new(Mutex::new(flat)), Arc::new(rule));
     let build = move |run: &RunSpec, _: everstep::ChosenDevice<'_>| {
         let (rendezvous, layout) = (rendezvous.clone(), layout.clone());
-        let (flat, weights) = (flat.clone(), weights.clone());
+        let (flat, weights, processor) = (flat.clone(), weights.clone(), processor.clone());
         let hang_after = Duration::from_millis(run.hang_after_ms);
         let watchdog = Watchdog::new(if watched { hang_after } else { Duration::MAX });
-        let model = ScriptModel { rendezvous, layout, flat, weights, watchdog };
+        let is_probed = false;
+        let model =
+            ScriptModel { rendezvous, layout, flat, weights, watchdog, processor, is_probed };
         Ok(Box::new(model) as Box<dyn Compute>)
     };
     Registry::new()
@@ -79,6 +85,9 @@ struct ScriptModel {
     flat: Arc<Mutex<TensorMemory>>,
     weights: PathBuf,
     watchdog: Watchdog,
+    processor: String,
+    /// The first pass has been computed several times, with one result.
+    is_probed: bool,
 }
 
 impl Compute for ScriptModel {
@@ -98,6 +107,9 @@ impl Compute for ScriptModel {
     ) -> Result<f64, ComputeError> {
         let turn = Turn::Training(pass, samples_of(batch));
         let mut flat = self.flat.lock().unwrap_or_else(PoisonError::into_inner);
+        if !std::mem::replace(&mut self.is_probed, true) {
+            return probe(&self.rendezvous, &turn, (&mut flat, &mut self.watchdog), sink);
+        }
         self.rendezvous.compute(turn, &mut flat, sink, &mut self.watchdog)
     }
 
@@ -107,6 +119,10 @@ impl Compute for ScriptModel {
 
     fn device_bytes(&self) -> usize {
         2 * size_of::<f32>() * self.layout.count()
+    }
+
+    fn report(&self) -> ComputeReport {
+        ComputeReport { processor: Some(self.processor.clone()), ..ComputeReport::default() }
     }
 
     fn initial_weights(&self) -> Option<PathBuf> {
@@ -161,11 +177,27 @@ fn joined(halves: &[u32]) -> u64 {
     halves.iter().rev().fold(0, |number, half| number << 32 | u64::from(*half))
 }
 
-/// The layout of tensors with these names and shapes. Their values come from the script.
-pub fn layout(tensors: Vec<(String, Vec<usize>)>) -> Layout {
-    let mut layout = Layout::new();
+/// The layout of tensors with these names and shapes, and then of statistics, each with its kind.
+/// Their values come from the script.
+///
+/// # Errors
+/// If there is no such kind of statistic.
+pub fn layout(
+    tensors: Vec<(String, Vec<usize>)>,
+    statistics: Vec<(String, Vec<usize>, String)>,
+) -> Result<Layout, String> {
+    let (mut layout, init) = (Layout::new(), Init::Constant(0.0));
     for (name, shape) in tensors {
-        layout.push(name, &shape, Init::Constant(0.0));
+        layout.push(name, &shape, init);
     }
-    layout
+    for (name, shape, kind) in statistics {
+        let kind = match kind.as_str() {
+            "mean" => Statistic::Mean,
+            "count" => Statistic::Count,
+            "first" => Statistic::First,
+            _ => return Err(format!("{name}: there is no statistic of the kind {kind}")),
+        };
+        layout.push_statistic(name, &shape, init, kind);
+    }
+    Ok(layout)
 }

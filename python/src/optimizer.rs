@@ -1,16 +1,23 @@
 //! PyTorch's optimizers, as rules that the owners of parameter shards apply.
 //!
-//! In: the groups of a `torch.optim` object, and the learning rate of each group at each step. The
-//! formulas are PyTorch's, in f32 with fused multiply-adds where PyTorch's kernels have them. AdamW
-//! is its fused kernel's, to the bit (`python/tests/test_optimizer.py`).
+//! In: the groups of a `torch.optim` object, and the settings of each group that change from step
+//! to step. The formulas are PyTorch's, in f32. AdamW is its fused kernel's, to the bit
+//! (`python/tests/test_optimizer.py`). No formula uses the platform's mathematics library, so
+//! unlike machines have the same bits.
 //!
-//! w: weight, g: gradient, m and v: the means of gradients and of their squares, b: SGD's buffer.
+//! - `adam`: AdamW, Adam, NAdam, RAdam, Adamax.
+//! - `squares`: RMSprop, Adagrad, Adadelta: steps over a root of squared gradients.
+//! - `sgd`: SGD.
+//! - `signs`: Lion, Rprop: the direction of a step is a sign.
+
+mod adam;
+mod sgd;
+mod signs;
+mod squares;
 
 use std::sync::Arc;
 
 use everstep::{UpdateBlock, UpdateInputs, UpdateRule};
-use everstep_kernels::optimizer::power;
-use multiversion::multiversion;
 use serde::Deserialize;
 
 /// An optimizer with its groups. Python states it as JSON.
@@ -28,27 +35,106 @@ pub struct TorchRule {
 enum TorchKind {
     AdamW,
     Adam,
+    Adamax,
+    Nadam,
+    Radam,
+    Rmsprop,
+    Adagrad,
+    Adadelta,
     Sgd,
     Lion,
+    Rprop,
 }
 
-/// The settings of a group of parameters.
+/// The settings of a group of parameters. A table has a value for each step, from the first. Its
+/// last value stays.
 #[derive(Clone, Debug, Deserialize)]
 struct ParameterGroup {
-    /// The rate of each step, from the first. The last one stays.
     rates: Vec<f64>,
+    betas: Vec<[f64; 2]>,
+    momenta: Vec<f64>,
+    /// NAdam's: the momentum of this step and of the next, and the product of all so far.
+    schedules: Vec<[f64; 3]>,
+    settings: GroupSettings,
+}
+
+/// What never changes in a group. Each formula uses a part of it.
+#[derive(Clone, Debug, Deserialize)]
+struct GroupSettings {
     weight_decay: f64,
-    betas: [f64; 2],
+    /// Weights decay by themselves, and not as a part of their gradients.
+    is_decoupled: bool,
     epsilon: f64,
-    momentum: f64,
     dampening: f64,
     nesterov: bool,
+    /// The share that a mean of squares keeps: RMSprop's alpha, Adadelta's rho.
+    kept_squares: f64,
+    /// RMSprop subtracts the square of the mean.
+    is_centered: bool,
+    /// How fast the rate of Adagrad falls with its steps.
+    rate_decay: f64,
+    /// Adagrad's sum of squares before the first step.
+    first_sum: f64,
+    /// Rprop's factors of a step's size, after a change of sign and without one.
+    factors: [f64; 2],
+    /// Rprop's smallest and greatest step.
+    sizes: [f64; 2],
+}
+
+/// The settings of a group at one step.
+struct GroupStep<'a> {
+    settings: &'a GroupSettings,
+    rate: f64,
+    betas: [f64; 2],
+    momentum: f64,
+    schedule: [f64; 3],
+    /// The number of this update, from 1.
+    number: u64,
 }
 
 impl ParameterGroup {
-    fn rate(&self, step: u64) -> f64 {
-        self.rates[step.clamp(1, self.rates.len() as u64) as usize - 1]
+    fn at(&self, inputs: &UpdateInputs<'_>) -> GroupStep<'_> {
+        let step = inputs.run_step;
+        GroupStep {
+            settings: &self.settings,
+            rate: entry(&self.rates, step),
+            betas: entry(&self.betas, step),
+            momentum: entry(&self.momenta, step),
+            schedule: entry(&self.schedules, inputs.step),
+            number: inputs.step,
+        }
     }
+
+    fn has_momentum(&self) -> bool {
+        self.momenta.iter().any(|momentum| *momentum != 0.0)
+    }
+
+    fn is_whole(&self) -> bool {
+        let empty = [self.rates.is_empty(), self.betas.is_empty(), self.momenta.is_empty()];
+        !empty.contains(&true) && !self.schedules.is_empty()
+    }
+}
+
+impl GroupStep<'_> {
+    /// The factor of a weight that decays by itself, and the share of it that its gradient gets.
+    fn decay(&self) -> [f32; 2] {
+        let GroupSettings { weight_decay, is_decoupled, .. } = *self.settings;
+        match is_decoupled {
+            true => [(1.0 - self.rate * weight_decay) as f32, 0.0],
+            false => [1.0, weight_decay as f32],
+        }
+    }
+}
+
+/// The entry of a table at a step, from 1.
+fn entry<T: Copy>(table: &[T], step: u64) -> T {
+    table[step.clamp(1, table.len() as u64) as usize - 1]
+}
+
+/// A gradient with a share of its weight.
+#[inline(always)]
+fn with_decay(gradient: f32, share: f32, weight: f32) -> f32 {
+    if share == 0.0 { gradient } else { share.mul_add(weight, gradient) }
 }
 
 impl TorchRule {
@@ -64,9 +150,9 @@ impl TorchRule {
         if !(begins && ascends && known) {
             return Err("the groups do not cover the parameters".into());
         }
-        match rule.groups.iter().any(|group| group.rates.is_empty()) {
-            true => Err("a group has no learning rate".into()),
-            false => Ok(rule),
+        match rule.groups.iter().all(ParameterGroup::is_whole) {
+            true => Ok(rule),
+            false => Err("a group of the optimizer has an empty table".into()),
         }
     }
 
@@ -75,8 +161,15 @@ impl TorchRule {
         match self.kind {
             TorchKind::AdamW => "adamw",
             TorchKind::Adam => "adam",
+            TorchKind::Adamax => "adamax",
+            TorchKind::Nadam => "nadam",
+            TorchKind::Radam => "radam",
+            TorchKind::Rmsprop => "rmsprop",
+            TorchKind::Adagrad => "adagrad",
+            TorchKind::Adadelta => "adadelta",
             TorchKind::Sgd => "sgd",
             TorchKind::Lion => "lion",
+            TorchKind::Rprop => "rprop",
         }
     }
 
@@ -85,30 +178,46 @@ impl TorchRule {
         self.groups[0].rates[0]
     }
 
-    fn update_group(
-        &self,
-        group: &ParameterGroup,
-        block: UpdateBlock<'_>,
-        inputs: &UpdateInputs<'_>,
-    ) {
+    fn has_momentum(&self) -> bool {
+        self.groups.iter().any(ParameterGroup::has_momentum)
+    }
+
+    fn is_centered(&self) -> bool {
+        self.groups.iter().any(|group| group.settings.is_centered)
+    }
+
+    fn update_group(&self, step: &GroupStep<'_>, block: UpdateBlock<'_>) {
         let UpdateBlock { weights, moments, gradient } = block;
-        let rate = group.rate(inputs.run_step);
         match (self.kind, moments) {
-            (TorchKind::AdamW, [mean, square]) => {
-                let kept = 1.0 - rate * group.weight_decay;
-                AdamStep::new(group, rate, inputs.step, [kept, 0.0])
-                    .update([weights, mean, square], gradient);
+            (TorchKind::AdamW | TorchKind::Adam, [mean, square]) => {
+                adam::adam(step, [weights, mean, square], gradient);
             }
-            (TorchKind::Adam, [mean, square]) => {
-                AdamStep::new(group, rate, inputs.step, [1.0, group.weight_decay])
-                    .update([weights, mean, square], gradient);
+            (TorchKind::Nadam, [mean, square]) => {
+                adam::nadam(step, [weights, mean, square], gradient);
             }
-            (TorchKind::Lion, [mean]) => lion(group, rate, [weights, mean], gradient),
-            (TorchKind::Sgd, [buffer]) if group.momentum != 0.0 => {
-                let is_first = inputs.step == 1;
-                sgd_with_momentum(group, (rate, is_first), [weights, buffer], gradient);
+            (TorchKind::Radam, [mean, square]) => {
+                adam::radam(step, [weights, mean, square], gradient);
             }
-            (TorchKind::Sgd, _) => sgd(group, rate, weights, gradient),
+            (TorchKind::Adamax, [mean, greatest]) => {
+                adam::adamax(step, [weights, mean, greatest], gradient);
+            }
+            (TorchKind::Rmsprop, [square, others @ ..]) => {
+                let (buffer, mean) = others.split_at_mut(usize::from(self.has_momentum()));
+                let others = [buffer, mean].map(|part| part.first_mut().map(|it| &mut **it));
+                squares::rmsprop(step, ([weights, square], others), gradient);
+            }
+            (TorchKind::Adagrad, [sum]) => squares::adagrad(step, [weights, sum], gradient),
+            (TorchKind::Adadelta, [square, change]) => {
+                squares::adadelta(step, [weights, square, change], gradient);
+            }
+            (TorchKind::Sgd, [buffer]) if step.momentum != 0.0 => {
+                sgd::with_momentum(step, [weights, buffer], gradient);
+            }
+            (TorchKind::Sgd, _) => sgd::plain(step, weights, gradient),
+            (TorchKind::Lion, [mean]) => signs::lion(step, [weights, mean], gradient),
+            (TorchKind::Rprop, [before, size]) => {
+                signs::rprop(step, [weights, before, size], gradient);
+            }
             _ => unreachable!("the number of moments was checked"),
         }
     }
@@ -117,9 +226,13 @@ impl TorchRule {
 impl UpdateRule for TorchRule {
     fn moments(&self) -> usize {
         match self.kind {
-            TorchKind::AdamW | TorchKind::Adam => 2,
-            TorchKind::Lion => 1,
-            TorchKind::Sgd => usize::from(self.groups.iter().any(|group| group.momentum != 0.0)),
+            TorchKind::AdamW | TorchKind::Adam | TorchKind::Nadam | TorchKind::Radam => 2,
+            TorchKind::Adamax | TorchKind::Adadelta | TorchKind::Rprop => 2,
+            TorchKind::Lion | TorchKind::Adagrad => 1,
+            TorchKind::Sgd => usize::from(self.has_momentum()),
+            TorchKind::Rmsprop => {
+                1 + usize::from(self.has_momentum()) + usize::from(self.is_centered())
+            }
         }
     }
 
@@ -145,96 +258,7 @@ impl UpdateRule for TorchRule {
                 moments: &mut own,
                 gradient: &gradient[inside],
             };
-            self.update_group(&self.groups[*group], block, inputs);
+            self.update_group(&self.groups[*group].at(inputs), block);
         }
-    }
-}
-
-/// The factors of one step of Adam, made in f64 and rounded once.
-struct AdamStep {
-    /// The share of a weight that decoupled decay keeps.
-    kept: f32,
-    /// The share of a weight that coupled decay adds to its gradient.
-    coupled: f32,
-    new_mean: f32,
-    beta2: f32,
-    new_square: f32,
-    /// Minus the rate, over the correction of the first mean.
-    rate: f32,
-    /// The root of the second mean's correction.
-    root: f32,
-    epsilon: f32,
-}
-
-impl AdamStep {
-    fn new(group: &ParameterGroup, rate: f64, step: u64, [kept, coupled]: [f64; 2]) -> Self {
-        let [beta1, beta2] = group.betas;
-        Self {
-            kept: kept as f32,
-            coupled: coupled as f32,
-            new_mean: (1.0 - beta1) as f32,
-            beta2: beta2 as f32,
-            new_square: (1.0 - beta2) as f32,
-            rate: -(rate / (1.0 - power(beta1, step))) as f32,
-            root: (1.0 - power(beta2, step)).sqrt() as f32,
-            epsilon: group.epsilon as f32,
-        }
-    }
-
-    fn update(&self, [weights, mean, square]: [&mut [f32]; 3], gradient: &[f32]) {
-        adam(self, (weights, mean, square), gradient);
-    }
-}
-
-#[multiversion(targets = "simd")]
-fn adam(step: &AdamStep, state: (&mut [f32], &mut [f32], &mut [f32]), gradient: &[f32]) {
-    let (weights, mean, square) = state;
-    for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
-        let g = if step.coupled == 0.0 { *g } else { step.coupled.mul_add(*w, *g) };
-        let kept = *w * step.kept;
-        *m = step.new_mean.mul_add(g - *m, *m);
-        *v = (step.new_square * g).mul_add(g, step.beta2 * *v);
-        *w = kept + (step.rate * *m) / (v.sqrt() / step.root + step.epsilon);
-    }
-}
-
-#[multiversion(targets = "simd")]
-fn sgd(group: &ParameterGroup, rate: f64, weights: &mut [f32], gradient: &[f32]) {
-    let (rate, decay) = (-rate as f32, group.weight_decay as f32);
-    for (w, g) in weights.iter_mut().zip(gradient) {
-        let g = if decay == 0.0 { *g } else { decay.mul_add(*w, *g) };
-        *w = rate.mul_add(g, *w);
-    }
-}
-
-#[multiversion(targets = "simd")]
-fn sgd_with_momentum(
-    group: &ParameterGroup,
-    (rate, is_first): (f64, bool),
-    state: [&mut [f32]; 2],
-    gradient: &[f32],
-) {
-    let [weights, buffer] = state;
-    let (rate, decay, momentum) = (-rate as f32, group.weight_decay as f32, group.momentum as f32);
-    let new = (1.0 - group.dampening) as f32;
-    for ((w, b), g) in weights.iter_mut().zip(buffer).zip(gradient) {
-        let g = if decay == 0.0 { *g } else { decay.mul_add(*w, *g) };
-        *b = if is_first { g } else { new.mul_add(g, momentum * *b) };
-        let change = if group.nesterov { momentum.mul_add(*b, g) } else { *b };
-        *w = rate.mul_add(change, *w);
-    }
-}
-
-#[multiversion(targets = "simd")]
-fn lion(group: &ParameterGroup, rate: f64, state: [&mut [f32]; 2], gradient: &[f32]) {
-    let [weights, mean] = state;
-    let [beta1, beta2] = group.betas.map(|beta| beta as f32);
-    let [new1, new2] = group.betas.map(|beta| (1.0 - beta) as f32);
-    let (kept, rate) = ((1.0 - rate * group.weight_decay) as f32, rate as f32);
-    for ((w, m), g) in weights.iter_mut().zip(mean).zip(gradient) {
-        let direction = beta1 * *m + new1 * g;
-        let sign = f32::from(direction > 0.0) - f32::from(direction < 0.0);
-        *w = *w * kept - rate * sign;
-        *m = beta2 * *m + new2 * g;
     }
 }

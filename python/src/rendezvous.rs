@@ -65,6 +65,8 @@ struct State {
     /// How many requests were made and served.
     made: u64,
     served: u64,
+    /// The script's thread looks for the cause of unequal passes.
+    is_diagnosing: bool,
     /// Why the script will take no more turns.
     left: Option<String>,
     ended: Option<Ended>,
@@ -120,6 +122,11 @@ impl Rendezvous {
         state.served == state.made
     }
 
+    /// Whether this turn is to find out why equal passes have had unequal results.
+    pub fn is_diagnosing(&self) -> bool {
+        self.state().is_diagnosing
+    }
+
     /// The script takes no more turns, for this reason. It would leave again on every worker.
     pub fn leave(&self, words: String) {
         self.state().left.get_or_insert(words);
@@ -136,6 +143,11 @@ impl Rendezvous {
     }
 
     // The worker's threads.
+
+    /// The next turn is to find out why equal passes have had unequal results.
+    pub fn diagnose(&self) {
+        self.state().is_diagnosing = true;
+    }
 
     /// Has the script's thread compute a micro-batch with the parameters in `flat`. Returns its
     /// mean loss. Ends the process if that thread hangs.

@@ -32,6 +32,10 @@ pub struct Settings {
     clip_norm: Option<f64>,
     copies: u32,
     threads: u32,
+    /// The loss is multiplied by a scale, so that gradients of fp16 do not vanish.
+    loss_scaling: bool,
+    /// The kind of CPU, and the instructions that PyTorch uses there. No part of the run.
+    pub processor: String,
     /// A digest of some samples, held-out ones among them, and of their weights, hexadecimal.
     pub data_digest: String,
     /// A digest of what the model has beside its trained parameters, hexadecimal.
@@ -85,7 +89,7 @@ impl Settings {
                 width: 1,
                 context: 1,
                 vocabulary: ModelSpec::VOCABULARY,
-                precision: Precision::F32,
+                precision: if self.loss_scaling { Precision::F16 } else { Precision::F32 },
                 recompute: false,
                 init: Some(InitSpec { path: KIND.into(), digest: weights }),
                 unit: TargetUnit::Sample,
@@ -129,6 +133,7 @@ pub fn contradiction(stated: &RunSpec, trained: &RunSpec) -> Option<String> {
         ("its number of steps", stated.steps != trained.steps),
         ("its initial weights", stated.model.init != trained.model.init),
         ("its model", differs("fixed") || differs("tensors")),
+        ("its loss scaling", stated.model.precision != trained.model.precision),
         ("its number of threads", differs(THREADS)),
         ("its version of PyTorch", differs("torch")),
         ("its data", stated.data != trained.data || differs("data")),

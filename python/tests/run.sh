@@ -26,6 +26,11 @@ done
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
 "${pip[@]}" install 'maturin>=1.7,<2' pytest
 
+# have: whether a package can be imported.
+have() {
+    "$venv/bin/python" -c "import $1" 2>/dev/null
+}
+
 # have_torch: whether PyTorch of this version can be imported.
 have_torch() {
     [ "$("$venv/bin/python" -c 'import torch; print(torch.__version__.split("+")[0])' 2>/dev/null)" = "$torch" ]
@@ -37,6 +42,11 @@ if [ "$torch" != none ] && ! have_torch; then
         "$venv/bin/python" python/tests/cuda_stubs.py \
             "$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torch" "$stubs" ||
         echo "warning: PyTorch $torch cannot be installed" >&2
+fi
+if have torch && ! { have transformers && have accelerate; }; then
+    # The dependencies of accelerate would bring all of CUDA's libraries.
+    { "${pip[@]}" install transformers psutil && "${pip[@]}" install --no-deps accelerate; } ||
+        echo "warning: transformers cannot be installed" >&2
 fi
 [ "${1:-}" != --environment ] || exit 0
 
@@ -62,4 +72,6 @@ if ! have_torch; then
     echo "========================================================================" >&2
     echo "SKIPPED: there is no PyTorch here, so no test of training has run." >&2
     echo "========================================================================" >&2
+elif ! have transformers; then
+    echo "SKIPPED: there is no package transformers here, so its example has not run." >&2
 fi

@@ -22,9 +22,9 @@ def test_a_run_as_one_call_has_the_same_bits_on_1_and_3_workers(train, tmp_path)
     assert f"state {one.hash}" in one.out
 
 
-def test_the_validation_is_that_of_a_plain_loop_over_the_samples(train, tmp_path):
+def test_the_validation_is_that_of_a_plain_loop_over_the_samples(train):
     # Batches of one sample each, so that no mean over tokens mixes samples.
-    ended = train("validated.py", str(tmp_path / "model.safetensors"))
+    ended = train("validated.py")
     assert ended.code == 0, ended.err
     plain = float(ended.out.split("plain ")[1].split()[0])
     assert ended.report["loss"]["validation"] == pytest.approx(plain, rel=1e-6)

@@ -35,7 +35,7 @@ def test_groups_are_ranges_of_the_flat_vector():
     found, _ = rule(groups)
     assert found["kind"] == "adamw"
     assert found["runs"] == [(0, 1), (12, 0)], "the matrix, and then three vectors"
-    assert [group["weight_decay"] for group in found["groups"]] == [0.0, 0.01]
+    assert [group["settings"]["weight_decay"] for group in found["groups"]] == [0.0, 0.01]
     assert [group["rates"] for group in found["groups"]] == [[0.5], [0.5]]
 
 
@@ -50,16 +50,90 @@ def test_a_schedule_becomes_a_table_and_is_put_back():
     assert made.param_groups[0]["lr"] == 1.0
 
 
+def test_a_schedule_of_momentum_is_a_table_too():
+    import torch
+
+    cycle = lambda made: torch.optim.lr_scheduler.OneCycleLR(made, 1.0, total_steps=10)
+    for make, name in [
+        (lambda net: torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5), "momenta"),
+        (lambda net: torch.optim.Adam(net.parameters(), betas=(0.5, 0.9)), "betas"),
+    ]:
+        found, made = rule(make, cycle)
+        before = dict(made.param_groups[0])
+        table = found["groups"][0][name]
+        assert len(table) == 10 and min(table) < max(table)
+        assert table[0] == (before["momentum"] if name == "momenta" else before["betas"])
+
+
+def test_nadam_has_its_own_table_of_momentum():
+    import torch
+
+    found, _ = rule(lambda net: torch.optim.NAdam(net.parameters()), steps=3)
+    momenta = [0.9 * (1 - 0.5 * 0.96 ** (step * 4e-3)) for step in (1, 2, 3, 4)]
+    schedules = found["groups"][0]["schedules"]
+    assert [entry[0] for entry in schedules] == pytest.approx(momenta[:3])
+    assert schedules[2][1:] == pytest.approx((momenta[3], momenta[0] * momenta[1] * momenta[2]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("AdamW", {}),
+        ("NAdam", {}),
+        ("RAdam", {}),
+        ("Adamax", {}),
+        ("RMSprop", {}),
+        ("RMSprop", {"momentum": 0.9}),
+        ("RMSprop", {"centered": True}),
+        ("RMSprop", {"momentum": 0.9, "centered": True}),
+        ("Adagrad", {}),
+        ("Adadelta", {}),
+        ("Rprop", {}),
+        ("SGD", {"momentum": 0.9}),
+    ],
+)
+def test_the_state_of_an_optimizer_is_exported_as_pytorch_has_it(kind, settings):
+    import torch
+
+    from everstep import export
+    from everstep.parameters import Parameters
+
+    net = model()
+    told, made = rule(lambda net: getattr(torch.optim, kind)(net.parameters(), **settings), net=net)
+    fresh = made.state_dict()
+    trained = Parameters(net).trained
+    for _ in range(3):
+        made.zero_grad()
+        net(torch.ones(2, 4)).square().sum().backward()
+        made.step()
+    expected = made.state_dict()["state"]
+    names = [name for name in export.MOMENTS[kind] if name in expected[0]]
+    moments = [torch.cat([it[name].flatten() for it in expected.values()]) for name in names]
+    made.load_state_dict(fresh)
+    found = export.optimizer_state(made, told, trained, moments, 3)["state"]
+    assert found.keys() == expected.keys()
+    for number, state in expected.items():
+        assert found[number].keys() == state.keys()
+        for name, value in state.items():
+            torch.testing.assert_close(found[number][name], torch.as_tensor(value))
+
+
 def test_what_cannot_be_applied_is_refused_in_words():
     import torch
 
     schedulers = torch.optim.lr_scheduler
     adamw = lambda net: torch.optim.AdamW(net.parameters())
+
+    class AdamW(torch.optim.AdamW):
+        """Another library's, of the same name."""
+
+    Foreign = lambda net: AdamW(net.parameters())
     for optimizer, schedule, words in [
         (lambda net: torch.optim.Adam(net.parameters(), amsgrad=True), None, "amsgrad"),
-        (lambda net: torch.optim.Adagrad(net.parameters()), None, "none of the optimizers"),
+        (lambda net: torch.optim.Adafactor(net.parameters()), None, "rows and columns"),
+        (lambda net: torch.optim.LBFGS(net.parameters()), None, "several times in a step"),
+        (Foreign, None, "its formula is not known"),
         (lambda net: torch.optim.SGD([net[0].weight], lr=1.0), None, "does not have the parameter"),
-        (adamw, lambda made: schedulers.OneCycleLR(made, 1.0, total_steps=20), "cycle_momentum"),
         (adamw, schedulers.ReduceLROnPlateau, "ReduceLROnPlateau"),
     ]:
         with pytest.raises((TypeError, ValueError), match=words):
@@ -139,36 +213,3 @@ def test_what_an_evaluation_may_return():
     for odd in ({"accuracy": 0.25}, {"loss": 1, "a": 1, "b": 2}):
         with pytest.raises(ValueError, match="at most one more mean"):
             means(odd)
-
-
-class Published:
-    """Takes the gradients that go out, as the engine does."""
-
-    def __init__(self):
-        self.values = {}
-
-    def publish(self, offset, address, count):
-        import ctypes
-
-        self.values[offset] = list((ctypes.c_float * count).from_address(address))
-
-
-def test_a_data_shard_that_was_given_up_leaves_nothing_in_the_next_gradient():
-    import torch
-
-    from everstep.parameters import Gradients, Parameters
-
-    net, engine = model(), Published()
-    gradients = Gradients(engine, Parameters(net))
-    x = torch.randn(8, 4)
-
-    def turn(is_first, is_last):
-        gradients.begin(is_first, is_last)
-        net(x).square().sum().backward()
-        gradients.finish()
-
-    turn(True, True)
-    expected = dict(engine.values)
-    turn(True, False)  # The run goes back, and the second micro-batch never comes.
-    turn(True, True)
-    assert engine.values == expected

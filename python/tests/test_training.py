@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -71,9 +72,82 @@ def test_killed_workers_change_no_bit(launch, train, gpt_hash, seed):
     assert (ended.report["samples_lost"], ended.report["samples_repeated"]) == (0, 0)
 
 
-def test_a_convolutional_network_has_the_same_bits_on_1_and_3_workers(train):
-    hashes = {train("cnn.py", flags=workers(count)).hash for count in (1, 3)}
+@pytest.fixture(scope="session")
+def cnn_hash():
+    """The state hash of cnn.py, as its first run found it."""
+    return {}
+
+
+def test_running_statistics_have_the_same_bits_on_1_2_and_4_workers(train, cnn_hash, tmp_path):
+    files = set()
+    for count in (1, 2, 4):
+        path = tmp_path / f"model-{count}.safetensors"
+        found = train("cnn.py", str(path), flags=workers(count)).hash
+        assert found == cnn_hash.setdefault("hash", found), f"{count} workers"
+        files.add(path.read_bytes())
+    assert len(files) == 1 and b"norm1.running_var" in files.pop()
+
+
+def test_killed_workers_change_no_running_statistics(launch, train, cnn_hash):
+    expected = cnn_hash.get("hash") or train("cnn.py").hash
+    launched = launch("cnn.py", flags=workers(3, "--respawn"))
+    for step in (3, 9):
+        launched.await_steps(step)
+        there = launched.workers()
+        if len(there) > 1:
+            os.kill(there[-1], signal.SIGKILL)
+    assert launched.end().hash == expected
+
+
+@pytest.mark.parametrize(
+    "features",
+    [
+        ("bf16", "checkpoint", "tied", "unused", "onecycle"),
+        ("fp16", "reentrant", "frozen"),
+        ("lora", "tied"),
+        ("compile",),
+    ],
+    ids=" ".join,
+)
+def test_what_models_use_changes_no_bit(train, features):
+    if "compile" in features and not any(map(shutil.which, ("c++", "g++", "clang++"))):
+        pytest.skip("there is no C++ compiler here, which torch.compile needs")
+    hashes = {train("features.py", *features, flags=workers(count)).hash for count in (1, 2)}
     assert len(hashes) == 1
+
+
+def test_a_worker_with_other_instructions_makes_the_run_not_bitwise_and_is_named(launch, tmp_path):
+    import torch
+
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("this processor has no AVX2")
+    gate = tmp_path / "gate"
+    script = ("gpt.py", "--steps", "40", "--gate", str(gate))
+    launched = launch(*script, flags=("--isa", "avx2"))
+    plain = {**os.environ, "ATEN_CPU_CAPABILITY": "default"}
+    joiner = join(launched, tmp_path / "joiner", script, env=plain)
+    gate.touch()
+    ended = launched.end()
+    _, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
+    assert ended.code == 0 and joiner.returncode == 0, ended.err + told
+    assert ended.report["bitwise"] is False
+    reason = ended.report["bitwise_reason"]
+    assert "on cpu AVX2, " in reason and "on cpu DEFAULT, " in reason, reason
+
+
+def test_a_worker_with_other_threads_is_refused_in_words(launch, tmp_path):
+    gate = tmp_path / "gate"
+    script = ("gpt.py", "--steps", "40", "--gate", str(gate))
+    launched = launch(*script)
+    joiner = join(launched, tmp_path / "joiner", script, "--threads", "2", registers=False)
+    until = time.monotonic() + LAUNCH_TIMEOUT
+    while "its number of threads" not in (launched.directory / "events.jsonl").read_text():
+        assert time.monotonic() < until, joiner.poll()
+        time.sleep(0.05)
+    joiner.kill()
+    joiner.communicate()
+    gate.touch()
+    assert launched.end().report["bitwise"] is True
 
 
 def test_a_saved_model_is_that_of_a_state_dict(train, tmp_path):
@@ -101,8 +175,12 @@ def test_an_exception_ends_the_run_and_is_printed_once(train):
         ("backward", "write run.backward(loss) in place of loss.backward()"),
         ("forgotten", "did not call run.backward"),
         ("sample", "sample 63 is damaged"),
-        ("statistics", "running_mean"),
-        ("muon", "none of the optimizers"),
+        ("buffer", 'buffers={"1.calls": "mean"}'),
+        ("synchronous", "SyncBatchNorm"),
+        ("adafactor", "rows and columns of whole matrices"),
+        ("chance", "no deterministic implementation of put_"),
+        ("noise", "the data set does not repeat here"),
+        ("half", "loss_scaling=True"),
     ],
 )
 def test_a_script_that_errs_fails_its_run_in_words(train, fault, words):
@@ -156,24 +234,23 @@ def test_a_killed_launch_leaves_no_process(launch):
     assert not [pid for pid in started if is_alive(pid)]
 
 
-def join(launched, directory, script: tuple[str, ...], gate) -> subprocess.Popen[str]:
-    """Starts a worker by hand, with its files elsewhere. Opens the gate once it has registered."""
+def join(launched, folder, script, *flags, registers=True, env=None) -> subprocess.Popen[str]:
+    """Starts a worker by hand, with its files elsewhere, and waits until it has registered."""
     launched.await_steps(15)  # steps are settled a little later
     home = launched.directory
     coordinators = json.loads((home / "cluster.json").read_text())["coordinators"]
     command = [sys.executable, "-m", "everstep", "worker"]
     command += ["--coordinators", coordinators[0]["address"]]
-    command += ["--join", f"@{home / 'join.token'}", "--dir", str(directory)]
+    command += ["--join", f"@{home / 'join.token'}", "--dir", str(folder), *flags]
     command += ["--", str(SCRIPTS / script[0]), *script[1:]]
     pipe = subprocess.PIPE
-    joiner = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    joiner = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=env)
     events = home / "events.jsonl"
     until = time.monotonic() + LAUNCH_TIMEOUT
-    while events.read_text().count('"registered"') < 2:
+    while registers and events.read_text().count('"registered"') < 2:
         assert joiner.poll() is None, joiner.communicate()
         assert time.monotonic() < until
         time.sleep(0.05)
-    gate.touch()
     return joiner
 
 
@@ -184,7 +261,8 @@ def test_a_worker_joins_with_its_script(launch, train, tmp_path):
     expected = train(*script).hash
     gate.unlink()
     launched = launch(*script)
-    joiner = join(launched, tmp_path / "joiner", script, gate)
+    joiner = join(launched, tmp_path / "joiner", script)
+    gate.touch()
     ended = launched.end()
     _, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
     assert ended.hash == expected
@@ -197,7 +275,8 @@ def test_a_worker_in_another_directory_has_the_model_of_the_last_checkpoint(laun
     saved.mkdir()
     script = ("faulty.py", "shared", "300", str(gate), str(saved))
     launched = launch(*script, flags=("--checkpoint-every", "1000"))
-    joiner = join(launched, tmp_path / "joiner", script, gate)
+    joiner = join(launched, tmp_path / "joiner", script)
+    gate.touch()
     ended = launched.end()
     out, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
     assert joiner.returncode == 0, told

@@ -1,4 +1,7 @@
-"""A small convolutional network without statistics, on random crops of noise with a pattern."""
+"""A small convolutional network with running statistics and dropout, on random crops of noise with a
+pattern."""
+
+import sys
 
 import torch
 import torch.nn.functional as F
@@ -11,14 +14,16 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.one, self.two = nn.Conv2d(1, 8, 3), nn.Conv2d(8, 8, 3, stride=2)
+        self.norm1, self.norm2 = nn.BatchNorm2d(8), nn.BatchNorm2d(8, momentum=None)
         self.norm = nn.GroupNorm(2, 8)
+        self.dropout = nn.Dropout(0.2)
         self.frozen = nn.Linear(8, 8)
         self.frozen.requires_grad_(False)
         self.out = nn.Linear(8, 4)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = F.relu(self.norm(self.two(F.relu(self.one(x)))))
-        return self.out(self.frozen(x.mean((2, 3))))
+        x = self.norm2(self.two(F.relu(self.norm1(self.one(x)))))
+        return self.out(self.frozen(self.dropout(F.relu(self.norm(x)).mean((2, 3)))))
 
 
 class Images:
@@ -44,6 +49,10 @@ def main() -> None:
     for x, y in run:
         run.backward(F.cross_entropy(model(x), y))
     assert run.steps == 24
+    assert int(model.norm1.num_batches_tracked) == int(model.norm2.num_batches_tracked) == 24
+    assert 0.0 < float(model.norm1.running_var.min()) and float(model.norm1.running_mean.abs().min()) > 0.0
+    if len(sys.argv) > 1:
+        run.save(sys.argv[1])
     print("hash", run.report.state_hash)
 
 

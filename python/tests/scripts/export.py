@@ -2,12 +2,13 @@
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 from torch import nn
 
 import everstep
-from everstep import data
+from everstep import data, safetensors
 
 kind, steps, path, plain = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
 STEPS, SHARDS, ROWS = 25, 2, 4
@@ -27,6 +28,11 @@ def make():
     groups = [{"params": model[0].parameters(), "weight_decay": 0.1}, {"params": model[2].parameters()}]
     if kind == "adamw":
         optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.01, fused=True)
+    elif kind == "nadam":
+        model.insert(1, nn.BatchNorm1d(64, affine=False))
+        optimizer = torch.optim.NAdam(groups, lr=1e-2)
+    elif kind == "rmsprop":
+        optimizer = torch.optim.RMSprop(groups, lr=1e-3, momentum=0.9, centered=True)
     else:
         optimizer = torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True)
     return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
@@ -50,6 +56,9 @@ run.export(path)
 # The plain loop, on the samples of the same plan.
 found = torch.load(path)
 assert found["step"] == steps
+trained = safetensors.read_f32(Path(os.environ["EVERSTEP_DIR"]) / "model.safetensors")
+assert found["model"].keys() == trained.keys()
+assert all(torch.equal(found["model"][name].float(), trained[name]) for name in trained)
 model, optimizer, schedule = make()
 model.load_state_dict(found["model"])
 optimizer.load_state_dict(found["optimizer"])

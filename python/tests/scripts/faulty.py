@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import secrets
 import sys
 import time
 from pathlib import Path
@@ -21,9 +22,29 @@ class Numbers:
     def __getitem__(self, index: int) -> torch.Tensor:
         if fault == "sample" and index == 63:
             raise KeyError("sample 63 is damaged")
-        if fault == "data":
-            return torch.tensor([os.getpid() + index / 64.0])
-        return torch.tensor([index / 64.0])
+        noise = secrets.randbelow(1 << 20) / 64.0 if fault == "noise" else 0.0
+        return torch.tensor([index / 64.0 + noise + (os.getpid() if fault == "data" else 0)])
+
+
+class Counting(nn.Module):
+    """Counts its calls in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return x
+
+
+class Chance(nn.Module):
+    """Draws from a generator that nobody seeds, and has an operation that need not repeat."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            torch.zeros(4).put_(torch.tensor([1]), torch.ones(1))
+        return x * (1.0 + secrets.randbelow(1 << 20) / 64.0)
 
 
 def hang(marker: Path) -> None:
@@ -38,11 +59,15 @@ def hang(marker: Path) -> None:
 if fault != "unseeded":
     torch.manual_seed(1)
 model = nn.Sequential(nn.Linear(1, 4), nn.Linear(4, 1))
-if fault == "statistics":
-    model.insert(1, nn.BatchNorm1d(4))
+if fault == "buffer":
+    model.insert(1, Counting())
+if fault == "synchronous":
+    model.insert(1, nn.SyncBatchNorm(4))
+if fault == "chance":
+    model.insert(1, Chance())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-if fault == "muon":
-    optimizer = torch.optim.RMSprop(model.parameters())
+if fault == "adafactor":
+    optimizer = torch.optim.Adafactor(model.parameters())
 run = everstep.Run(model, optimizer, data=Numbers(), steps=int(sys.argv[2]) if len(sys.argv) > 2 else 2000, data_shards=2, micro_batch=4)
 for x in run:
     loss = (model(x) - 3 * x).square().mean()
@@ -65,6 +90,9 @@ for x in run:
             loss.backward()
         if fault == "forgotten":
             continue
+    if fault == "half":
+        with torch.autocast("cpu", torch.float16):
+            loss = model(x).float().square().mean()
     run.backward(loss)
 print("after the loop")
 if fault == "shared":

@@ -2,6 +2,8 @@
 
 import argparse
 import math
+import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -68,6 +70,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save")
+    parser.add_argument("--gate", help="at step 20, wait for this file")
     flags = parser.parse_args()
     torch.manual_seed(flags.seed)
     model = GPT(layers=2, width=32, heads=2, dropout=flags.dropout)
@@ -85,6 +88,8 @@ def main() -> None:
     for x, y in run:
         loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         run.backward(loss)
+        while flags.gate and run.step >= 20 and not Path(flags.gate).exists():
+            time.sleep(0.01)
     if flags.save:
         run.save(flags.save)
     print("hash", run.report.state_hash)

@@ -5,12 +5,28 @@ import os
 import sys
 
 import torch
-from torch import nn
+from torch import nn, optim
 
 import everstep
 
 kind, path, plain = sys.argv[1:]
 STEPS, SHARDS, ROWS = 20, 2, 4
+OPTIMIZERS = {
+    "adamw": lambda groups: optim.AdamW(groups, lr=1e-2, weight_decay=0.01, fused=True),
+    "sgd": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9),
+    "nesterov": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
+    "batchnorm": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9),
+    "onecycle": lambda groups: optim.AdamW(groups, lr=1e-2, fused=True),
+    "nadam": lambda groups: optim.NAdam(groups, lr=1e-2),
+    "radam": lambda groups: optim.RAdam(groups, lr=1e-2, decoupled_weight_decay=True),
+    "adamax": lambda groups: optim.Adamax(groups, lr=1e-2),
+    "rmsprop": lambda groups: optim.RMSprop(groups, lr=1e-3, momentum=0.9, centered=True),
+    "adagrad": lambda groups: optim.Adagrad(
+        groups, lr=1e-2, lr_decay=0.01, initial_accumulator_value=0.1
+    ),
+    "adadelta": lambda groups: optim.Adadelta(groups, lr=1.0),
+    "rprop": lambda groups: optim.Rprop([p for group in groups for p in group["params"]], lr=1e-3),
+}
 
 
 class Numbers:
@@ -24,12 +40,16 @@ class Numbers:
 def make():
     torch.manual_seed(5)
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
-    groups = [{"params": model[0].parameters(), "weight_decay": 0.1}, {"params": model[2].parameters()}]
-    if kind == "adamw":
-        optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.01, fused=True)
-    else:
-        optimizer = torch.optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=kind == "nesterov")
-    return model, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
+    groups = [{"params": list(model[0].parameters())}, {"params": list(model[2].parameters())}]
+    if kind != "rprop":
+        groups[0]["weight_decay"] = 0.1
+    if kind == "batchnorm":
+        model.insert(1, nn.BatchNorm1d(64, affine=False))
+    optimizer = OPTIMIZERS[kind](groups)
+    if kind == "onecycle":
+        rates = optim.lr_scheduler.OneCycleLR(optimizer, [1e-2, 2e-2], total_steps=STEPS)
+        return model, optimizer, rates
+    return model, optimizer, optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
 
 
 def loss_of(model, x):
@@ -51,9 +71,16 @@ model, optimizer, schedule = make()
 batches = data.Batches(data.Keyed(Numbers(), 1), run._engine.rows, 1, 0, None)
 for step in range(1, STEPS + 1):
     optimizer.zero_grad()
+    before = {name: it.clone() for name, it in model.named_buffers()}
+    after = {name: torch.zeros_like(it) for name, it in before.items()}
     for shard in range(SHARDS):
         x = batches.of((step, shard, 0))
         (loss_of(model, x) / SHARDS).backward()
+        for name, it in model.named_buffers():
+            after[name] += it
+            it.copy_(before[name])
+    for name, it in model.named_buffers():
+        it.copy_(after[name] / SHARDS)
     optimizer.step()
     schedule.step()
 partial = f"{plain}-{os.getpid()}"

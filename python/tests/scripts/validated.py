@@ -1,12 +1,10 @@
-"""Validates on held-out samples one by one, and once more in a plain loop."""
-
-import sys
+"""Validates on held-out samples one by one, and once more in a plain loop. The running statistics of
+its batch norm are those of all data shards."""
 
 import torch
 from torch import nn
 
 import everstep
-from everstep import safetensors
 
 
 class Numbers:
@@ -26,7 +24,7 @@ def loss_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 def make() -> nn.Module:
     torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 2))
+    return nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.GELU(), nn.Linear(8, 2))
 
 
 model, held_out = make(), Numbers(37)
@@ -45,9 +43,8 @@ def evaluate(x: torch.Tensor) -> torch.Tensor:
 for x in run:
     assert model.training
     run.backward(loss_of(model, x))
-run.save(sys.argv[1])
 plain = make().eval()
-plain.load_state_dict(safetensors.read_f32(sys.argv[1]))
+plain.load_state_dict(model.state_dict())
 with torch.no_grad():
     losses = [float(loss_of(plain, held_out[index][None])) for index in range(len(held_out))]
 print("plain", sum(losses) / len(losses))

@@ -1,0 +1,39 @@
+"""The examples, on the small data that they make."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from conftest import needs_torch
+
+pytestmark = needs_torch
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SMALL = {
+    "nanogpt.py": ("--steps", "6", "--layers", "1", "--width", "32"),
+    "resnet.py": ("--epochs", "2", "--samples", "192", "--width", "8"),
+    "gpt2.py": ("--steps", "4", "--layers", "1"),
+    "trainer.py": ("--steps", "4", "--layers", "1"),
+    "lora.py": ("--steps", "10"),
+}
+#: The packages that examples need beside PyTorch.
+NEEDS = {"gpt2.py": "transformers", "trainer.py": "accelerate"}
+
+
+def test_each_example_is_listed_and_run():
+    found = {path.name for path in EXAMPLES.glob("*.py")}
+    assert found == set(SMALL)
+    readme = (EXAMPLES / "README.md").read_text()
+    assert all(f"`{name}`" in readme for name in found)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_an_example_trains_to_the_same_bits_on_1_and_2_workers(train, name):
+    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
+        pytest.skip(f"there is no package {NEEDS[name]} here")
+    script = str(EXAMPLES / name)
+    ended = [train(script, *SMALL[name], flags=("--workers", str(count))) for count in (1, 2)]
+    assert len({it.hash for it in ended}) == 1
+    assert ended[0].report["loss"]["last"] < ended[0].report["loss"]["first"]
