@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 import everstep
 
 features = set(sys.argv[1:])
-WIDTH, LENGTH, VOCABULARY, STEPS = 32, 16, 32, 8
+WIDTH, LENGTH, VOCABULARY, STEPS = 32, 16, 32, 6
 
 
 class LowRank(nn.Module):
