@@ -107,7 +107,7 @@ pub struct DeviceInfo {
 /// is not known for sure is missing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PeakFlops {
-    /// In f32.
+    /// Operations in f32, all of them.
     pub single: Option<u64>,
     /// In 16 bits, with sums in f32.
     pub half: Option<u64>,

@@ -36,9 +36,9 @@ pub type StageHook = Arc<dyn Fn(Stage) -> io::Result<()> + Send + Sync>;
 /// Where files are written, and what is called at each stage of each.
 #[derive(Clone)]
 pub struct DurableFiles {
-    /// The file system.
+    /// The file system that the files lie on.
     pub files: Arc<dyn FileSystem>,
-    /// What is called.
+    /// The hook that each stage of each file calls.
     pub hook: StageHook,
 }
 
@@ -124,7 +124,7 @@ impl PartialFile {
     /// Puts the file in place, durably, if there is none.
     ///
     /// # Errors
-    /// As [`FileSystem::rename_new`].
+    /// Those of [`FileSystem::rename_new`], and errors of syncing.
     pub fn create_new(mut self) -> io::Result<()> {
         self.sync()?;
         self.within.files.rename_new(&self.partial, &self.path)?;

@@ -48,7 +48,7 @@ pub enum Command {
     Register {
         /// The id of the run that it registers for.
         run: u64,
-        /// The worker's node.
+        /// The name of the node that it runs on.
         name: NodeName,
         /// What the worker states of itself.
         registration: Registration,
@@ -60,14 +60,14 @@ pub enum Command {
     },
     /// A worker that is no member is gone. A member goes only by a generation without it.
     Lose {
-        /// The worker's id.
+        /// The id of the worker that is gone.
         worker: WorkerId,
         /// How a coordinator noticed that.
         reason: LossReason,
     },
     /// A worker is to leave.
     Drain {
-        /// The worker's id.
+        /// The id of the worker that is to leave.
         worker: WorkerId,
     },
     /// A generation follows the current one.
@@ -83,7 +83,7 @@ pub enum Command {
     Note {
         /// The run that the proposer means. With another one under way, nothing changes.
         run: u64,
-        /// The event.
+        /// The event, as watchers get it.
         kind: EventKind,
     },
     /// A run is over.
@@ -137,9 +137,9 @@ pub enum Command {
     },
     /// A node was admitted with a token.
     SpendToken {
-        /// The token's id.
+        /// The id of the token that it has shown.
         token: TokenId,
-        /// The node's name.
+        /// The name that the node was admitted under.
         node: NodeName,
     },
     /// The process of a member has ended, and the generation without it may take long. The member
