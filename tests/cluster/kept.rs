@@ -103,7 +103,8 @@ fn each_run_of_a_cluster_has_a_model_and_a_status_of_its_own() {
     let _worker = listening(world.start(&words));
     until("a worker that waits", || {
         let listed = ask(&world, &["worker", "ls"], &home);
-        listed.stdout.starts_with("1 worker waits for a run: worker-").then_some(())
+        let [said, row] = ["1 worker waits for a run\n", "worker-"];
+        (listed.stdout.starts_with(said) && listed.stdout.contains(row)).then_some(())
     });
     let config = fs::read_to_string(world.config()).expect("a configuration");
     let mut models = Vec::new();

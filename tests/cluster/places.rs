@@ -78,7 +78,7 @@ fn a_directory_that_is_gone_costs_time_and_no_worker() {
     let world = world();
     let dir = folder(&world, "models");
     let places = Places::begin(world, &[Some(&dir), Some(&dir)]);
-    fs::remove_dir(&dir).expect("it is empty");
+    fs::remove_dir_all(&dir).expect("removed");
     fs::write(&dir, "a file in its place").expect("written");
     places.submit();
     let model = dir.join("model.safetensors");

@@ -3,7 +3,6 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use everstep::cli::Overrides;
 use everstep::{RunSpec, builtin, config};
 use everstep_transport::protocol::OperatorCommand;
 use everstep_transport::protocol::outcome::{Outcome, state_hash};
-use rustix::process::{Pid, Resource, Rlimit, kill_process, prlimit};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
 
 use crate::world::{
@@ -310,32 +309,6 @@ fn a_coordinator_whose_disk_is_full_ends_with_the_reason_and_the_others_go_on() 
     let again = Member::listening(group.again(&dir, address), dir).expect("it listens");
     group.members.push(again);
     group.until_agreed(3);
-}
-
-#[test]
-fn a_coordinator_that_waits_for_its_directory_ends_when_a_signal_tells_it_to() {
-    let world = world();
-    let mut group = CoordinatorGroup::found(&world.path("coordinators"), 3, &["--ephemeral"]);
-    let leader = group.leader(3);
-    let Member { dir, address, program, .. } = group.members.remove(leader);
-    drop(program);
-    let mut full = bounded(&group.again(&dir, address));
-    let mut full = full.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().expect("it starts");
-    let mut lines = BufReader::new(full.stderr.take().expect("a pipe")).lines();
-    let mut until_said = |words: &str| {
-        let said = |line: Result<String, _>| line.expect("text").contains(words);
-        assert!(lines.any(said), "it says \"{words}\"");
-    };
-    until_said("coordinator listens");
-    group.leader(3);
-    fill_the_disk_of(full.id());
-    assert!(group.command(NOTHING).is_err(), "the others agree");
-    until_said("the coordinator waits for it");
-    let told = Instant::now();
-    kill_process(Pid::from_child(&full), Signal::TERM).expect("it is ours");
-    let ended = until("its end", || full.try_wait().expect("a child"));
-    assert!(told.elapsed() < Duration::from_secs(20), "it does not wait its minute out");
-    assert_eq!(ended.signal(), None, "it ends in good order: {ended}");
 }
 
 #[test]
