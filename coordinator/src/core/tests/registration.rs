@@ -207,12 +207,13 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
     let mut expected = 0;
     let of_workers = [
         &["hello", "heartbeat", "register", "fetch_record", "finished", "failed", "leave"][..],
-        &["status", "unable", "written"],
+        &["status", "unable", "written", "predecessors"],
     ]
     .concat();
     let of_operators = [
         &["submit", "watch", "exited", "drain", "request", "transfer"][..],
         &["ask_coordinators", "ask_tokens", "ask_runs", "ask_revoked", "ask_checkpoints"],
+        &["ask_verification"],
     ]
     .concat();
     for message in exemplars::all() {
