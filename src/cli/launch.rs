@@ -76,7 +76,7 @@ pub struct LaunchFlags {
     /// bits then, more slowly [default: the newest of each CPU]
     #[arg(long, value_name = "ISA", env = "EVERSTEP_ISA")]
     pub isa: Option<InstructionSet>,
-    /// A TOML file with what the script does not state: the sections [checkpoint] and [redundancy]
+    /// A TOML file with what the script does not state: the sections checkpoint and redundancy
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,
     /// Write a checkpoint every so many steps, and one at the end. 0: none
