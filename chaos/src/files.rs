@@ -6,9 +6,9 @@
 //!
 //! Intuition: operations change a cache, which all processes see. A sync of a file makes its
 //! content durable, and a sync of a folder the names in it. When the power fails, each folder keeps
-//! the first few of its unsynced changes, whatever the other folders keep. Of a file that is not
-//! synced a part may be left, or zeros in place of its end: lengths are in a file system's journal,
-//! and data are not. The end of a process loses nothing, but leaves its work half done.
+//! the first few of its unsynced changes, independently of the other folders. Of an unsynced file a
+//! part may be left, or zeros in place of its end: lengths are in a file system's journal, and data
+//! are not. The end of a process loses nothing, but leaves its work half done.
 
 // A store is shared between threads in production, hence the mutex. Here it never waits.
 

@@ -54,7 +54,7 @@ fn write(store: &dyn Store, done: &mut Objects) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Whatever is listed is whole, and whatever was acknowledged is listed.
+/// Every listed object is whole, and every acknowledged object is listed.
 #[track_caller]
 fn holds(files: &SimFiles, done: &Objects, is_deleted: bool, when: &str) {
     let store = open(files, None).expect("it is back");

@@ -37,8 +37,8 @@ impl Watchdog {
     }
 }
 
-/// Ends the process, whatever its threads do. `faulthandler`, which the package has enabled, then
-/// writes the stacks of all Python threads into the log. It needs no lock of Python for that.
+/// Ends the process, even if a thread holds Python's lock. `faulthandler`, which the package has
+/// enabled, then writes the stacks of all Python threads into the log. It needs no lock for that.
 pub fn end_process(limit: Duration) -> ! {
     tracing::error!(
         seconds = limit.as_secs_f64(),

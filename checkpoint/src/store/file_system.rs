@@ -1,7 +1,7 @@
 //! The file system below a directory, as far as a store needs it.
 //!
 //! There are two: that of the machine ([`LocalFiles`]), and the one of the simulator, which loses
-//! whatever is not synced. So the simulator can hold a directory to the order in which it syncs.
+//! all unsynced changes. So the simulator can hold a directory to the order in which it syncs.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -169,7 +169,8 @@ pub(crate) fn command_digest(command: &OperatorCommand) -> u64 {
         }
         OperatorCommand::Cancel(run) => json(&("cancel", run)),
         OperatorCommand::Drain(worker) => json(&("drain", worker.0)),
-        OperatorCommand::CreateToken(token) => json(&("create_token", token.id())),
+        // So the first format of the state has it.
+        OperatorCommand::CreateToken(token) => token.id().to_vec(),
         OperatorCommand::RevokeToken(token) => json(&("revoke_token", token)),
         OperatorCommand::Revoke(node) => json(&("revoke", node.role, &node.name)),
         OperatorCommand::Remove(coordinator) => json(&("remove", coordinator)),

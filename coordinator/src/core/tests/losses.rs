@@ -316,3 +316,21 @@ fn a_member_that_was_taken_for_dead_and_answers_is_a_member_anew() {
     world.pass(100, &[]);
     assert_eq!(world.comings_and_goings().pop(), Some(format!("lost {first}")), "now it is");
 }
+
+/// Invariant I21: the file of a directory proves an end that no link and no launcher tells of.
+#[test]
+fn i21_a_worker_that_has_the_locks_of_others_proves_their_ends() {
+    let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(2) });
+    world.commit(1..=5);
+    world.cut(links[1]);
+    world.pass(60_000, &links[..1]);
+    let again = world.worker("worker-9");
+    let (stranger, lost) = (99_999, registration(links[1].0).incarnation);
+    world.say(again, Message::Predecessors { ended: vec![stranger] });
+    world.pass(1_000, &[links[0], again]);
+    assert_eq!(world.generation(), Generation(1), "silence is no death");
+    world.say(again, Message::Predecessors { ended: vec![stranger, lost] });
+    world.pass(1_000, &[links[0], again]);
+    assert_eq!((world.record().cause, world.record().resume), (Cause::Rollback, Step(0)));
+    assert_eq!(world.members(), [world.id(links[0]), world.id(again)]);
+}
