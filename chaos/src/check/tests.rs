@@ -6,8 +6,8 @@ use everstep_transport::protocol::reason::RollbackReason;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    CheckpointSpec, Chunk, ChunkKind, DataShard, HistoryEntry, HistoryEvent, LossScale, Message,
-    MetricsLine, ModelPlace, NodeName, OnFailure, Ownership, Rank, Term,
+    Cause, CheckpointSpec, Chunk, ChunkKind, DataShard, HistoryEntry, HistoryEvent, LossScale,
+    Message, MetricsLine, ModelPlace, NodeName, OnFailure, Ownership, Rank, Term,
 };
 
 use super::*;
@@ -459,6 +459,21 @@ fn i6_a_copy_that_is_given_up_although_it_is_needed() {
     assert_eq!(see(&mut checks, Observation::Proposed(&alone)), Ok(()), "nobody else holds it");
     see(&mut checks, Observation::Holds(SECOND, &owned, Step(1))).expect("as it should be");
     assert_eq!(see(&mut checks, Observation::Proposed(&alone)), Err(Invariant::I6));
+}
+
+#[test]
+fn i6_a_restored_copy_counts_from_the_first_step_on() {
+    let mut held = HeldVersions::default();
+    for worker in [FIRST, SECOND] {
+        held.restored(worker, Shard(0), Step(1));
+    }
+    let restored = Record { cause: Cause::Rollback, ..second() };
+    let mut alone = Record { number: Generation(3), predecessor: Generation(2), ..second() };
+    alone.owners[0].owners.truncate(1);
+    assert_eq!(held.proposed(&alone, Some(&restored), 2), Ok(()), "the other may not know it");
+    let later = Record { resume: Step(2), commit: Some(commit(2)), ..alone.clone() };
+    let found = held.proposed(&later, Some(&restored), 2);
+    assert_eq!(found.map_err(|(invariant, _)| invariant), Err(Invariant::I6), "a step was made");
 }
 
 #[test]
