@@ -53,7 +53,7 @@ impl Rests {
             EventKind::CheckpointRequested { step } if !self.listed.contains(step) => {
                 self.asked.insert(*step);
             }
-            EventKind::Checkpoint { step, .. } => {
+            EventKind::Checkpoint { step, .. } | EventKind::Continued { step } => {
                 self.listed.insert(*step);
                 self.asked.remove(step);
             }
@@ -142,7 +142,9 @@ mod tests {
             EventKind::Checkpoint { step: Step(4), bytes: 1, seconds: 1.0, state_hash }
         };
         let over = || EventKind::Complete { step: Step(9), model: None };
-        for told in [[asked(), failed()], [asked(), listed()], [listed(), asked()]] {
+        let continued = || EventKind::Continued { step: Step(4) };
+        let fates = [[asked(), failed()], [asked(), listed()], [listed(), asked()]];
+        for told in fates.into_iter().chain([[continued(), asked()]]) {
             assert_eq!(found(&[&told[..], &[over()]].concat()), None, "{told:?}");
         }
         assert_eq!(found(&[asked(), over()]), Some(Invariant::I26));

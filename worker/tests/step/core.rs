@@ -16,7 +16,7 @@ use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 use everstep_worker::step::core::{Core, WorkerIdentity};
 use everstep_worker::step::event::{
-    Built, Effect, Exit, Input, Job, LinkId, Report, ShardToSave, StoreJob, StoreReport,
+    Built, Effect, Exit, Input, Job, LinkId, Origin, Report, ShardToSave, StoreJob, StoreReport,
 };
 
 use crate::support::{GENERATION, record_of, registration};
@@ -120,6 +120,9 @@ impl Lone {
             parameters: None,
         };
         let reports = match job {
+            Job::Enter { generation, origin: Origin::Checkpoint, .. } => {
+                vec![Report::Entered { generation, owned: Vec::new() }]
+            }
             Job::Enter { generation, .. } => {
                 let version = self.committed();
                 vec![Report::Entered { generation, owned: vec![(Shard(0), version, version.0)] }]
@@ -182,8 +185,13 @@ impl Lone {
     /// The next generation asks for a checkpoint of the last step.
     fn is_asked(&mut self, number: Generation) {
         let commit = self.core.member().and_then(|member| member.commit().cloned());
+        self.enter(number, Cause::Checkpoint, commit.expect("a commit"));
+    }
+
+    /// The next generation begins with the state of this commit.
+    fn enter(&mut self, number: Generation, cause: Cause, commit: Commit) {
         let record = record_of(&[&[0, 1, 2, 3]], &[&[0]]);
-        let mut record = Record { cause: Cause::Checkpoint, resume: Step(3), commit, ..record };
+        let mut record = Record { cause, resume: commit.step, commit: Some(commit), ..record };
         record.members[0].worker = WORKER;
         (record.number, record.predecessor) = (number, Generation(number.0 - 1));
         self.hear(Message::Pause { term: Term(1), number });
@@ -227,20 +235,39 @@ fn saving(commit: Box<Commit>, shards: &[Shard]) -> Report {
     Report::Saving { commit, shards: shards.collect() }
 }
 
-/// The store writes the part of step 1 meanwhile.
-#[test]
-fn a_due_step_is_skipped_while_an_earlier_part_is_written_and_the_last_step_is_not() {
+/// A run of three steps, each of which is due. The store writes the part of step 1 meanwhile.
+fn saving_each_step() -> Lone {
     let (path, on_failure) = ("/store".into(), OnFailure::Continue);
     let spec = CheckpointSpec { path, every: 1, keep: 1, keep_every: 0, on_failure };
     let run = RunSpec { steps: 3, copies: 1, checkpoint: Some(spec), ..exemplars::run() };
     let lone = Lone::training_as(run);
     assert_eq!((lone.committed(), lone.parts.len()), (Step(3), 2), "of steps 1 and 3");
+    lone
+}
+
+#[test]
+fn a_due_step_is_skipped_while_an_earlier_part_is_written_and_the_last_step_is_not() {
+    let lone = saving_each_step();
     let unsaved = lone.told.into_iter().filter_map(|message| match message {
         Message::Unsaved { id, reason } => Some((id.step, reason)),
         _ => None,
     });
     let skipped = UnsavedPart::Skipped { earlier: Step(1) };
     assert_eq!(unsaved.collect::<Vec<_>>(), [(Step(2), skipped)]);
+}
+
+/// The device hands out a state that the rollback has undone when the core has heard of it.
+#[test]
+fn the_checkpoint_of_a_rollback_is_not_written_again() {
+    let mut lone = saving_each_step();
+    let commit = lone.core.member().and_then(|member| member.commit().cloned());
+    let last = commit.expect("a commit");
+    let first = Commit { step: Step(1), ..last.clone() };
+    lone.enter(Generation(5), Cause::Rollback, first.clone());
+    for commit in [last, first] {
+        lone.give(Input::Device(saving(Box::new(commit), &[Shard(0)])));
+    }
+    assert_eq!(lone.parts.len(), 2, "the parts of before");
 }
 
 #[test]

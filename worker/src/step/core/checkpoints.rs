@@ -90,11 +90,13 @@ impl Core {
         let Some(record) = self.record() else { return };
         let (number, is_current) = (record.number, is_history(record, &commit));
         let is_asked = record.saves() && record.commit.as_ref().map(CheckpointId::of) == Some(id);
-        let was_seen = self.checkpoints.seen.replace(id) == Some(id);
         if is_asked {
+            self.checkpoints.seen = Some(id);
             return self.save_anew((number, worker), commit, shards);
         }
-        if was_seen || !is_current {
+        // A state that a rollback has undone is not seen to: if it counted, the checkpoint of that
+        // rollback would be due again, and its part would be written over.
+        if !is_current || self.checkpoints.seen.replace(id) == Some(id) {
             return;
         }
         let is_last = self.run().is_some_and(|run| id.step == Step(run.steps));
