@@ -31,23 +31,41 @@ pub fn shard_digest<'a>(step: Step, slots: impl IntoIterator<Item = &'a [f32]>) 
     hasher.finish()
 }
 
+/// How many bytes BLAKE3 gets at once. It works on many chunks of 1 KiB side by side only where
+/// they begin at a multiple of their number, and the step before the values shifts all of them.
+const HASHED_AT_ONCE: usize = 64 << 10;
+
 /// Takes [`shard_digest`] of bytes that arrive piece by piece.
-pub(crate) struct ShardHasher(blake3::Hasher);
+pub(crate) struct ShardHasher {
+    hasher: blake3::Hasher,
+    /// Bytes that the hasher does not have yet: fewer than [`HASHED_AT_ONCE`].
+    waiting: Vec<u8>,
+}
 
 impl ShardHasher {
     pub(crate) fn new(step: Step) -> Self {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&step.0.to_le_bytes());
-        Self(hasher)
+        let mut waiting = Vec::with_capacity(HASHED_AT_ONCE);
+        waiting.extend(step.0.to_le_bytes());
+        Self { hasher: blake3::Hasher::new(), waiting }
     }
 
     /// The next values, little-endian.
-    pub(crate) fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+    pub(crate) fn update(&mut self, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let room = HASHED_AT_ONCE - self.waiting.len();
+            let (next, later) = bytes.split_at(room.min(bytes.len()));
+            self.waiting.extend_from_slice(next);
+            if self.waiting.len() == HASHED_AT_ONCE {
+                self.hasher.update(&self.waiting);
+                self.waiting.clear();
+            }
+            bytes = later;
+        }
     }
 
-    pub(crate) fn finish(self) -> Digest {
-        Digest(*self.0.finalize().as_bytes())
+    pub(crate) fn finish(mut self) -> Digest {
+        self.hasher.update(&self.waiting);
+        Digest(*self.hasher.finalize().as_bytes())
     }
 }
 
@@ -129,5 +147,17 @@ mod tests {
         master.iter().chain(&moment).for_each(|value| bytes.extend(value.to_le_bytes()));
         assert_eq!(shard_digest(Step(500), [&master[..], &moment]), Digest::of(&bytes));
         assert_ne!(shard_digest(Step(501), [&master[..], &moment]), Digest::of(&bytes));
+    }
+
+    #[test]
+    fn a_shards_digest_does_not_depend_on_the_pieces_in_which_its_bytes_come() {
+        let values: Vec<u8> = (0..2 * HASHED_AT_ONCE + 5).map(|at| (at % 251) as u8).collect();
+        let whole = [&9_u64.to_le_bytes()[..], &values].concat();
+        let edges = [1, HASHED_AT_ONCE - 8, HASHED_AT_ONCE, values.len()];
+        for piece in edges.into_iter().chain([4_096, 65_529]) {
+            let mut hasher = ShardHasher::new(Step(9));
+            values.chunks(piece).for_each(|bytes| hasher.update(bytes));
+            assert_eq!(hasher.finish(), Digest::of(&whole), "pieces of {piece} bytes");
+        }
     }
 }

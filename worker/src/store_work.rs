@@ -144,9 +144,6 @@ impl StoreWork {
         store: &dyn Store,
         part: &PartToSave,
     ) -> Result<Attempt<SavedPart>, StoreError> {
-        if let Some(reason) = part::changed_in_memory(part) {
-            return Ok(Attempt::Refused(reason));
-        }
         let written = part::write_part(store, &self.facts, &mut self.claim, part)?;
         Ok(written.map(|summary| saved(part, summary)))
     }

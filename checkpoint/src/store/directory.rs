@@ -260,8 +260,14 @@ impl Store for DirectoryStore {
 
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
         let path = self.path(name);
+        // A part that comes back when power fails is of no manifest: the next sweep takes it.
+        let may_come_back = matches!(name, ObjectName::Part(..) | ObjectName::Probe(_));
         let removed = self.files().remove(&path);
-        match removed.and_then(|()| self.files().sync_folder(folder_of(&path))) {
+        let durably = |()| match may_come_back {
+            true => Ok(()),
+            false => self.files().sync_folder(folder_of(&path)),
+        };
+        match removed.and_then(durably) {
             Err(error) if error.kind() != IoKind::NotFound => Err(self.write_error(name, &error)),
             _ => {
                 // A folder that still has files stays, which is no error.

@@ -8,6 +8,10 @@ use std::sync::Arc;
 use super::file_system::{FileSystem, LocalFiles, OpenFile};
 use crate::names::PARTIAL;
 
+/// How many bytes are written at once, where the writer has them in smaller pieces. Each write
+/// costs the file system about as much as some pages.
+const WRITTEN_AT_ONCE: usize = 1 << 20;
+
 /// The points between which a process may end. A hook of the file is called at each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
@@ -66,7 +70,8 @@ impl DurableFiles {
         let partial = PathBuf::from(partial);
         let file = self.files.create(&partial)?;
         let (within, path) = (self.clone(), path.into());
-        let mut begun = PartialFile { within, file, written: 0, partial, path, is_removed: true };
+        let (written, waiting, is_removed) = (0, Vec::new(), true);
+        let mut begun = PartialFile { within, file, written, waiting, partial, path, is_removed };
         begun.pass(Stage::Created)?;
         if bytes > 0 {
             begun.file.reserve(bytes)?;
@@ -79,8 +84,10 @@ impl DurableFiles {
 pub struct PartialFile {
     within: DurableFiles,
     file: Box<dyn OpenFile>,
-    /// Where the next bytes go.
+    /// Where the next bytes go, those that wait first.
     written: u64,
+    /// Bytes that are not written yet: fewer than [`WRITTEN_AT_ONCE`].
+    waiting: Vec<u8>,
     partial: PathBuf,
     path: PathBuf,
     /// Whether dropping removes the partial file.
@@ -93,11 +100,28 @@ impl PartialFile {
         self.written = bytes;
     }
 
-    /// Appends bytes.
+    /// Appends bytes. They may wait for the next ones.
     ///
     /// # Errors
     /// Errors of the file system.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if self.waiting.len() + bytes.len() < WRITTEN_AT_ONCE {
+            self.waiting.extend_from_slice(bytes);
+            return Ok(());
+        }
+        self.write_waiting()?;
+        self.append(bytes)
+    }
+
+    fn write_waiting(&mut self) -> io::Result<()> {
+        let mut waiting = std::mem::take(&mut self.waiting);
+        self.append(&waiting)?;
+        waiting.clear();
+        self.waiting = waiting;
+        Ok(())
+    }
+
+    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.file.write_all_at(bytes, self.written)?;
         self.written += bytes.len() as u64;
         Ok(())
@@ -132,6 +156,7 @@ impl PartialFile {
     }
 
     fn sync(&mut self) -> io::Result<()> {
+        self.write_waiting()?;
         self.pass(Stage::Written)?;
         self.file.sync()?;
         self.pass(Stage::Synced)

@@ -4,21 +4,22 @@ use everstep_checkpoint::names::PartName;
 use everstep_checkpoint::part::PartSummary;
 use everstep_checkpoint::part::writer::{PartPlan, PartWriter};
 use everstep_checkpoint::store::{Store, StoreError};
+use everstep_transport::protocol::Step;
 
 use super::claim::{ClusterClaim, Permit};
 use super::{Attempt, pass_point};
 use crate::device::checkpoint_facts::CheckpointFacts;
-use crate::step::event::PartToSave;
+use crate::step::event::{PartToSave, ShardToSave};
 
-/// Why a part is not saved: one of its states is not the one that the device made.
-pub(super) fn changed_in_memory(part: &PartToSave) -> Option<String> {
-    let step = part.commit.step;
-    let changed = part.shards.iter().find(|of| of.state.digest(step.0) != of.digest)?;
-    Some(format!(
-        "parameter shard {} changed in memory since step {step}: this machine's memory cannot be \
-         trusted",
-        changed.shard
-    ))
+/// Why a part is not saved: this state is not the one that the device made.
+fn changed_in_memory(of: &ShardToSave, step: Step) -> Option<String> {
+    let ShardToSave { shard, state, digest } = of;
+    (state.digest(step.0) != *digest).then(|| {
+        format!(
+            "parameter shard {shard} changed in memory since step {step}: this machine's memory \
+             cannot be trusted"
+        )
+    })
 }
 
 pub(super) fn write_part(
@@ -41,6 +42,10 @@ pub(super) fn write_part(
     };
     let mut writer = PartWriter::begin(store, plan)?;
     for of in &part.shards {
+        // The check brings the state into the cache, where the writer finds it.
+        if let Some(reason) = changed_in_memory(of, part.commit.step) {
+            return Ok(Attempt::Refused(reason));
+        }
         let slots = std::iter::once(&of.state.master).chain(&of.state.moments);
         let slots: Vec<&[f32]> = slots.map(Vec::as_slice).collect();
         writer.write(of.shard, &slots)?;
