@@ -25,11 +25,13 @@ pub(super) fn carry_out(
     facts: &CheckpointFacts,
     claim: &mut ClusterClaim,
 ) -> Result<Attempt<WrittenManifest>, StoreError> {
+    // A listing may take long, and so may the lines. What changes the store follows a look at the
+    // claims at once.
+    let listing = store.list_checkpoints()?;
     let number = match claim.ask(store)? {
         Permit::May(number) => number,
         Permit::MayNot(reason) => return Ok(Attempt::MayNot(reason)),
     };
-    let listing = store.list_checkpoints()?;
     let ManifestToWrite { parts, bitwise, delete, sweep, lines, events, .. } = order;
     let Some(first) = parts.first() else {
         return Ok(Attempt::Refused("the checkpoint has no part".into()));
@@ -45,6 +47,9 @@ pub(super) fn carry_out(
     delete.iter().try_for_each(|id| remove(store, &listing, *id))?;
     history::write(store, CheckpointId::of(commit), lines, events)?;
     pass_point("manifest.due");
+    if let Permit::MayNot(reason) = claim.ask(store)? {
+        return Ok(Attempt::MayNot(reason));
+    }
     if let Some(reason) = put(store, &manifest, &listing)? {
         return Ok(Attempt::Refused(reason));
     }

@@ -3,6 +3,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_checkpoint::manifest::Manifest;
+use everstep_checkpoint::store::directory::DirectoryStore;
+use everstep_checkpoint::store::durable::Stage;
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce;
@@ -16,6 +18,7 @@ use super::*;
 use crate::device::model_file::ModelFile;
 use crate::registry::Registry;
 use crate::step::event::{PartToSave, ShardToSave};
+use crate::store_work::Attempt;
 
 /// Longer than anything takes here, however busy the machine is.
 const STORE_TEST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -618,5 +621,33 @@ fn a_state_that_changed_in_memory_is_not_saved() {
     thread.give(StoreJob::Save(changed));
     let StoreReport::Unsaved { reason, .. } = thread.next() else { panic!("it is not saved") };
     assert!(reason.contains("parameter shard 0 changed in memory since step 5"), "{reason}");
-    assert!(!folder.path().join("step-000005").exists());
+    assert_eq!(std::fs::read_dir(folder.path().join("step-000005")).expect("a folder").count(), 0);
+}
+
+/// The other cluster claims the store while the lines go there, after the first look at the claims.
+#[test]
+fn a_cluster_that_is_outdone_while_it_completes_a_checkpoint_puts_no_manifest() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let thread = TestThread::start(folder.path());
+    let shards = reduce::shard_count(PARAMETERS) as u32;
+    thread.give(StoreJob::Save(part(3, &commit(5, 2), 0..shards)));
+    let StoreReport::Saved(part) = thread.next() else { panic!("it is saved") };
+    let claims = folder.path().join("claims");
+    let claim = std::fs::read_to_string(claims.join("000001.json")).expect("a claim");
+    let other = claim.replace(r#""nonce":"a""#, r#""nonce":"b""#);
+    assert_ne!(other, claim);
+    let hook = move |stage| match stage {
+        Stage::Done => std::fs::write(claims.join("000002.json"), &other),
+        _ => Ok(()),
+    };
+    let store = DirectoryStore::with_hook(folder.path(), Arc::new(hook)).expect("a store");
+    let parts = vec![WorkerPart { worker: WorkerId(3), part }];
+    let mut job = StoreJob::Manifest(Box::new(order(parts, Vec::new())));
+    let mut work = StoreWork::new(facts(folder.path()), &cluster("a"));
+    match work.attempt(&store, &mut job, &mut |_| true) {
+        Ok(Attempt::MayNot(why)) => assert!(why.contains("claims/000002.json"), "{why}"),
+        told => panic!("{told:?}"),
+    }
+    assert!(folder.path().join("history/000005-g0002.metrics.jsonl").exists());
+    assert!(!folder.path().join("step-000005/manifest.json").exists());
 }
