@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use self::source::ResumeSource;
 pub(crate) use self::source::store_of;
-pub(crate) use self::stored::{check_stored, read_run, read_stored};
+pub(crate) use self::stored::{ClaimedRun, check_stored, read_run, read_stored};
 use crate::cli::ResumeFlags;
 use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Earlier, Report};
 use crate::failure::{Exit, Failure};

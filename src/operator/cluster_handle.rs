@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use everstep_coordinator::daemon;
 use everstep_transport::identity::{Credentials, Identity};
+use everstep_worker::store_work::ClusterIdentity;
 use rustix::io::Errno;
 use rustix::process::{Pid, test_kill_process};
 use serde_json::Value;
@@ -71,10 +72,17 @@ impl ClusterHandle {
 
     /// The identity in the operator's credentials.
     pub(crate) fn identity(&self) -> Result<Identity, Failure> {
+        Ok(self.held()?.identity().clone())
+    }
+
+    /// What tells the cluster from any other one in a store of checkpoints.
+    pub(crate) fn cluster(&self) -> Result<ClusterIdentity, Failure> {
+        Ok(ClusterIdentity::of(&self.held()?))
+    }
+
+    fn held(&self) -> Result<Credentials, Failure> {
         let held = Credentials::load(&self.credentials);
-        let held =
-            held.map_err(|error| self.failure(OperatorError::Unusable(error.to_string())))?;
-        Ok(held.identity().clone())
+        held.map_err(|error| self.failure(OperatorError::Unusable(error.to_string())))
     }
 
     /// An operator of the cluster.

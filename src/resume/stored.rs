@@ -10,7 +10,7 @@ use everstep_checkpoint::history;
 use everstep_checkpoint::manifest::{MAX_MANIFEST_BYTES, Manifest};
 use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::store::{Place, Store, StoredObject};
-use everstep_transport::protocol::{CheckpointId, MetricsLine, RunSpec, Step};
+use everstep_transport::protocol::{CheckpointId, MetricsLine, RunOrigin, RunSpec, Step};
 use everstep_worker::registry::Registry;
 use everstep_worker::store_work::ClusterIdentity;
 
@@ -49,14 +49,20 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     let step = manifest.step;
     output::say(format_args!("goes on from the checkpoint of step {step} in {place}"));
     run.start_workers = workers.max(run.min_workers);
-    let stored =
-        ClaimedRun { place: place.clone(), step: flags.step, run: manifest.run, known: step };
+    let stored = ClaimedRun::new(place, flags.step, &manifest);
     let options = ClusterOptions { script, ..train::options(&flags.local, workers, registry) };
     train_on(flags, (&run, &options), stored, registry)
 }
 
+/// A store that the cluster has claimed, and what it has from then on.
+struct ClaimedStore {
+    store: Box<dyn Store>,
+    listing: Vec<StoredObject>,
+    stored: StoredRun,
+}
+
 /// A run in a store that a cluster is to claim.
-struct ClaimedRun {
+pub(crate) struct ClaimedRun {
     place: Place,
     /// The step that the user asked for.
     step: Option<u64>,
@@ -67,9 +73,26 @@ struct ClaimedRun {
 }
 
 impl ClaimedRun {
+    /// The run of which the store at `place` has this manifest. It is the newest one that is
+    /// usable, or that of `step`.
+    pub(crate) fn new(place: &Place, step: Option<u64>, manifest: &Manifest) -> Self {
+        Self { place: place.clone(), step, run: manifest.run.clone(), known: manifest.step }
+    }
+
     /// Claims the store for a cluster, so that a cluster which had it before writes nothing any
     /// more, and reads where the run goes on.
+    pub(crate) fn origin(self, cluster: &ClusterIdentity) -> Result<RunOrigin, Failure> {
+        Ok(self.claim(cluster)?.stored.origin)
+    }
+
+    /// The same, with the metrics lines of the steps that the run has trained.
     fn read(self, cluster: &ClusterIdentity) -> Result<StoredHistory, Failure> {
+        let ClaimedStore { store, listing, stored } = self.claim(cluster)?;
+        let lines = lines(&*store, &listing, &stored.manifest)?;
+        Ok(StoredHistory { origin: stored.origin, lines })
+    }
+
+    fn claim(self, cluster: &ClusterIdentity) -> Result<ClaimedStore, Failure> {
         let store = checkpoint::open(&self.place)?;
         let ClusterIdentity { nonce, words } = cluster.clone();
         let claim = Claim { run: self.run, nonce, cluster: words };
@@ -80,13 +103,12 @@ impl ClaimedRun {
             return Err(failure.at(&self.place).because(why));
         }
         let listing = store.list().map_err(store_failure)?;
-        let StoredRun { origin, manifest, .. } = read_stored(&*store, &listing, self.step)?;
-        if manifest.step != self.known {
-            let step = manifest.step;
+        let stored = read_stored(&*store, &listing, self.step)?;
+        if stored.manifest.step != self.known {
+            let step = stored.manifest.step;
             output::say(format_args!("note: the store has changed: goes on from step {step}"));
         }
-        let lines = lines(&*store, &listing, &manifest)?;
-        Ok(StoredHistory { origin, lines })
+        Ok(ClaimedStore { store, listing, stored })
     }
 }
 

@@ -6,6 +6,8 @@
 use std::fs;
 use std::path::Path;
 
+use everstep_transport::protocol::question::RunView;
+use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{RunOrigin, RunSpec};
 use everstep_worker::registry::Registry;
 use serde_json::json;
@@ -14,15 +16,16 @@ use super::sentence;
 use crate::cli::{Overrides, SubmitFlags};
 use crate::config;
 use crate::failure::{Exit, Failure};
-use crate::operator::ClusterHandle;
+use crate::operator::{ClusterHandle, OperatorError};
+use crate::resume::ClaimedRun;
 use crate::store_check::{self, StoreUse};
 use crate::{output, resume, train};
 
 pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
-    let (run, origin) = match (&flags.from, &flags.file) {
+    let (run, stored) = match (&flags.from, &flags.file) {
         (Some(from), _) => {
-            let (run, origin) = stored(from, flags, registry)?;
-            (run, Some(origin))
+            let (run, stored) = stored(from, flags, registry)?;
+            (run, Some(stored))
         }
         (None, Some(file)) => (read(file, registry)?, None),
         (None, None) => {
@@ -36,6 +39,7 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
     let path = run.data.path.clone();
     let idle = train::idle(run.start_workers, run.batch.data_shards);
     let cluster = ClusterHandle::find(&flags.ask.cluster)?;
+    let origin = stored.map(|stored| claim(stored, &cluster)).transpose()?;
     let (id, runs) = cluster.ask(async |operator| {
         let id = operator.next_id();
         let id = match origin {
@@ -55,15 +59,28 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
     output::print(view.map_or("the run is accepted".into(), sentence))
 }
 
-/// The run in a store, and what the cluster has to know of the store. The data are those of the
-/// workers' machines: a worker with other data restores nothing.
+/// Claims the store of a run for a cluster, and reads what the cluster has to know of it. A cluster
+/// that trains another run refuses this one, and claims nothing.
+fn claim(stored: ClaimedRun, cluster: &ClusterHandle) -> Result<RunOrigin, Failure> {
+    let runs = cluster.ask(async |operator| operator.runs().await)?;
+    let is_over = |run: &&RunView| matches!(run.state.as_str(), "complete" | "failed");
+    if let Some(current) = runs.last().filter(|run| !is_over(run)) {
+        let why = Rejection::OtherRun(current.name.clone());
+        return Err(cluster.failure(OperatorError::Refused(why.to_string())));
+    }
+    stored.origin(&cluster.cluster()?)
+}
+
+/// The run in a store, and the store to claim. The data are those of the workers' machines: a
+/// worker with other data restores nothing.
 fn stored(
     from: &Path,
     flags: &SubmitFlags,
     registry: &Registry,
-) -> Result<(RunSpec, RunOrigin), Failure> {
+) -> Result<(RunSpec, ClaimedRun), Failure> {
     let place = resume::store_of(from)?;
     let found = resume::read_run(&place, flags.step)?;
+    let stored = ClaimedRun::new(&place, flags.step, &found.manifest);
     let (step, mut run) = (found.origin.step(), found.run);
     if let Some(data) = &flags.data {
         run.data.path = data.clone();
@@ -87,7 +104,7 @@ fn stored(
     let next = "submit it with the program that began it";
     registry.validate(&run).map_err(|error| refused(error.to_string(), next))?;
     output::say(format_args!("goes on from the checkpoint of step {step} in {place}"));
-    Ok((run, found.origin))
+    Ok((run, stored))
 }
 
 /// The run in a file: one that `everstep train` reads, or one that it has written.

@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 use everstep_checkpoint::manifest::Manifest;
 
 use crate::world::{
-    Ended, Launched, Program, Run, Signal, World, complete_checkpoints, flip_a_bit, show, step_of,
+    CoordinatorGroup, Ended, Launched, Program, Run, Signal, World, complete_checkpoints,
+    flip_a_bit, show, step_of,
 };
 
 const STEPS: i64 = 300;
@@ -180,6 +181,29 @@ fn a_manifest_that_this_program_cannot_use_is_refused_with_what_to_do() {
 }
 
 /// The store's service is never asked: the machine has no role of a cloud either.
+/// The operator's program claims the store before it reads where the run goes on, when no worker is
+/// there yet. A cluster that has another run claims nothing.
+#[test]
+fn a_store_is_claimed_for_daemons_that_may_take_its_run_before_it_is_read() {
+    let world = saved_run();
+    let store = orphaned_store(&world, world.launch(&["--workers", "2"]), 10);
+    let claims = || fs::read_dir(store.join("claims")).expect("a folder").count();
+    let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let dir = group.members[0].dir.clone();
+    let ask = |verb: &[&str]| world.start(&[verb, &["--dir", show(&dir)]].concat()).end();
+    let config = fs::read_to_string(world.config()).expect("a configuration");
+    let other = format!("{config}checkpoint.path = \"{}\"\n", show(&world.path("other")));
+    let submitted = ask(&["run", "submit", show(&world.write("other.toml", &other))]);
+    assert_eq!(submitted.code, Some(0), "{submitted:?}");
+    let refused = ask(&["run", "submit", "--from", show(&store)]);
+    assert_eq!((refused.code, claims()), (Some(1), 1), "{refused:?}");
+    assert!(refused.stderr.contains("another run; cancel it or wait"), "{refused:?}");
+    let cancelled = ask(&["run", "cancel"]);
+    assert_eq!(cancelled.code, Some(0), "{cancelled:?}");
+    let submitted = ask(&["run", "submit", "--from", show(&store)]);
+    assert_eq!((submitted.code, claims()), (Some(0), 2), "{submitted:?}");
+}
+
 #[test]
 fn a_url_without_credentials_says_which_variables_are_missing() {
     let world = World::new();
