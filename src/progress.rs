@@ -15,6 +15,7 @@ mod story;
 mod waiting;
 
 pub(crate) use story::{apart, lacking, sentence};
+use waiting::restoring;
 pub(crate) use waiting::{Waiting, paused};
 
 /// Shows a run's progress: a bar on a terminal, plain lines elsewhere.
@@ -101,6 +102,9 @@ impl Display {
         for sentence in self.waiting.sentences(progress) {
             self.tell(&sentence);
         }
+        if let Some(words) = restoring(progress) {
+            self.show_restore(words);
+        }
         let Some(last) = progress.lines.last() else { return };
         if last.step.0 == self.shown {
             return;
@@ -118,6 +122,16 @@ impl Display {
         self.shown = last.step.0;
         if self.shown == self.steps {
             self.announce_end();
+        }
+    }
+
+    /// How far the workers have read a checkpoint: beside the bar, or now and then in a line.
+    fn show_restore(&mut self, words: String) {
+        if let Some(bar) = &self.bar {
+            bar.set_message(words);
+        } else if self.shown_at.elapsed() >= PROGRESS_LINE_INTERVAL {
+            say(words);
+            self.shown_at = Instant::now();
         }
     }
 

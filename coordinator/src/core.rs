@@ -59,8 +59,8 @@ use everstep_transport::protocol::{HistoryEntry, Message, Term};
 use everstep_transport::time::Time;
 
 use self::change::GenerationChange;
-pub use self::checkpoints::CheckpointStoreError;
 use self::checkpoints::CheckpointWriting;
+pub use self::checkpoints::{CheckpointStoreError, RestoreProgress};
 use self::clients::Clients;
 use self::directives::Departures;
 pub use self::event::{CoreEffect, CoreInput, ShellEffect, ShellInput};

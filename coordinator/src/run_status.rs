@@ -61,9 +61,11 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
         let words = format!("changing: generation {next} begins after step {step} of {steps}");
         return ("changing", words);
     }
-    if let Some(Step(checkpoint)) = view.restores {
-        let (from, with) = (grouped(checkpoint), workers(view.world_size));
-        let words = format!("restoring: {with} read the checkpoint of step {from} of {steps}");
+    if let Some(restore) = &view.restores {
+        let (from, with) = (grouped(restore.step.0), workers(view.world_size));
+        let read = restore.words();
+        let words =
+            format!("restoring: {with} read the checkpoint of step {from} of {steps}, {read}");
         return ("restoring", words);
     }
     let (with, unable, store) = (workers(view.world_size), unable(view), store(view));
@@ -202,7 +204,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::core::Standstill;
+    use crate::core::{RestoreProgress, Standstill};
     use crate::http::tests::view;
 
     fn place() -> ModelPlace {
@@ -223,8 +225,11 @@ mod tests {
 
     #[test]
     fn a_run_whose_members_read_a_checkpoint_says_so() {
-        let restoring = ClusterView { restores: Some(Step(800)), ..view() };
-        let words = "restoring: 2 workers read the checkpoint of step 800 of 1,000";
+        let restore =
+            RestoreProgress { step: Step(800), read_bytes: 12_340_000, total_bytes: 40_000_000 };
+        let restoring = ClusterView { restores: Some(restore), ..view() };
+        let words =
+            "restoring: 2 workers read the checkpoint of step 800 of 1,000, 12.3 of 40.0 MB";
         assert_eq!(run_status(&restoring), ("restoring", words.into()));
     }
 

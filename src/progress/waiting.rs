@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 
 use crate::cluster::Progress;
 
@@ -16,6 +17,8 @@ pub(crate) struct Waiting {
     stands: bool,
 }
 
+/// How many members that read a checkpoint are shown by name.
+const RESTORING_SHOWN: usize = 4;
 /// The time between two reports, at least.
 const WAITING_LINE_INTERVAL: Duration = Duration::from_secs(3);
 
@@ -70,6 +73,21 @@ impl Waiting {
     }
 }
 
+/// How far the members have read the checkpoint with which their generation begins. None if they
+/// read none, or have read it.
+pub(crate) fn restoring(progress: &Progress) -> Option<String> {
+    let is_member = |view: &&WorkerView| view.rank.is_some();
+    let trains = |view: &&WorkerView| view.state == WorkerState::Training;
+    let waits = |view: &WorkerView| {
+        Some(format!("{} waits: {}", progress.called(view.worker), view.waits_for.as_ref()?))
+    };
+    let waits: Vec<String> =
+        progress.workers.iter().filter(is_member).filter(trains).filter_map(waits).collect();
+    let others = waits.len().saturating_sub(RESTORING_SHOWN);
+    let shown = waits.get(..waits.len() - others).filter(|shown| !shown.is_empty())?.join("; ");
+    Some(if others == 0 { shown } else { format!("{shown}; and {others} more") })
+}
+
 /// Why the run is paused, and how it goes on. None if it is not.
 pub(crate) fn paused(progress: &Progress) -> Option<String> {
     let paused = progress.paused.as_ref()?;
@@ -78,8 +96,10 @@ pub(crate) fn paused(progress: &Progress) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::outcome::{self, Event, EventKind};
-    use everstep_transport::protocol::{Cause, Generation, Step};
+    use everstep_transport::protocol::outcome::{self, Event, EventKind, Update};
+    use everstep_transport::protocol::{
+        Cause, Generation, Message, Rank, Step, WorkerId, exemplars,
+    };
 
     use super::*;
 
@@ -110,6 +130,33 @@ mod tests {
         begun(&mut progress);
         waiting.said_at = long_ago;
         assert_eq!(waiting.sentences(&progress), [""; 0]);
+    }
+
+    #[test]
+    fn members_that_read_a_checkpoint_are_shown_with_how_far_they_are() {
+        let mut updates = exemplars::all().into_iter().filter_map(|message| match message {
+            Message::Update(Update { workers, .. }) => workers.into_iter().next(),
+            _ => None,
+        });
+        let view = updates.next().expect("an update with a worker");
+        let reads = |number: u64| WorkerView {
+            worker: WorkerId(number),
+            rank: Some(Rank(number as u32)),
+            state: WorkerState::Training,
+            waits_for: Some(format!("it has read {number}.0 of 9.0 MB of the checkpoint")),
+            ..view.clone()
+        };
+        let mut progress = Progress { workers: vec![reads(1), reads(2)], ..Progress::default() };
+        progress.names.extend([1, 2].map(|id| (WorkerId(id), format!("worker {id}"))));
+        let read = |number| format!("worker {number} waits: it has read {number}.0 of 9.0 MB of");
+        let words = restoring(&progress).expect("they read");
+        assert!(words.starts_with(&read(1)) && words.contains(&read(2)), "{words}");
+        progress.workers = (1..=6).map(reads).collect();
+        assert!(restoring(&progress).expect("they read").ends_with("; and 2 more"));
+        progress.workers = vec![WorkerView { rank: None, ..reads(1) }];
+        assert_eq!(restoring(&progress), None, "it joins");
+        progress.workers = vec![WorkerView { waits_for: None, ..reads(1) }];
+        assert_eq!(restoring(&progress), None, "it has read all");
     }
 
     #[test]

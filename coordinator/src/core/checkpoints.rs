@@ -31,6 +31,7 @@ use everstep_transport::time::Time;
 pub(super) use self::end::{STORE_GIVEN_UP_AFTER, goes_on_without_checkpoints};
 use self::manifest_order::ManifestOrder;
 use self::parts::{PendingCheckpoint, hash_of};
+pub use self::restore::RestoreProgress;
 pub use self::store_errors::CheckpointStoreError;
 use self::store_errors::StoreErrors;
 use self::verification::OrderedVerification;

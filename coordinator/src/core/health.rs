@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{Telemetry, WorkerId};
+use everstep_transport::protocol::{Generation, Telemetry, WorkerId};
 use everstep_transport::time::Time;
 
 use super::failure_detector::{FailureDetector, Suspicion};
@@ -23,6 +23,8 @@ pub(super) struct WorkerHealth {
     /// The newest GPU figures of workers. They change so fast that the log never has them: only a
     /// reader that asks is told. A new leader hears them with the next heartbeats.
     telemetry: BTreeMap<WorkerId, Telemetry>,
+    /// Bytes that members of a generation have yet to read of the checkpoint that they restore.
+    unread: BTreeMap<WorkerId, (Generation, u64)>,
     /// Registered workers that ended while this coordinator followed, and how it noticed that. If
     /// it comes to lead, it need not wait for them to be silent.
     departed: BTreeMap<WorkerId, Suspicion>,
@@ -35,6 +37,7 @@ impl WorkerHealth {
             partition: Partition::default(),
             progress: DeviceProgress::default(),
             telemetry: BTreeMap::new(),
+            unread: BTreeMap::new(),
             departed: BTreeMap::new(),
         }
     }
@@ -98,7 +101,23 @@ impl WorkerHealth {
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.detector.forget(worker);
         self.telemetry.remove(&worker);
+        self.unread.remove(&worker);
         self.progress.forget(worker);
+    }
+
+    /// A member tells how many bytes of a checkpoint it has yet to read in a generation. None if
+    /// the members restore none.
+    pub(super) fn set_unread(&mut self, worker: WorkerId, unread: Option<(Generation, u64)>) {
+        match unread {
+            Some(unread) => drop(self.unread.insert(worker, unread)),
+            None => drop(self.unread.remove(&worker)),
+        }
+    }
+
+    /// How many bytes a member has yet to read, if it has told that in this generation.
+    pub(super) fn unread(&self, worker: WorkerId, generation: Generation) -> Option<u64> {
+        let (of, unread) = self.unread.get(&worker)?;
+        (*of == generation).then_some(*unread)
     }
 
     /// A worker tells its GPU's figures, or that it has none.

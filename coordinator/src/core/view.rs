@@ -165,12 +165,21 @@ impl Core {
 
     fn waits_of(&self, worker: WorkerId) -> Option<String> {
         match self.retained(worker) {
-            0 => self.change.join_waits_for(worker).filter(|_| self.running()),
+            0 => {
+                let join = self.change.join_waits_for(worker).filter(|_| self.running());
+                join.or_else(|| self.reads_checkpoint(worker))
+            }
             1 => Some("a parameter shard of which no worker that stays has a copy".into()),
             shards => {
                 Some(format!("{shards} parameter shards of which no worker that stays has a copy"))
             }
         }
+    }
+
+    /// How far a member has read the checkpoint that it restores. None once it has all of it.
+    fn reads_checkpoint(&self, worker: WorkerId) -> Option<String> {
+        let read = self.restore_of(worker).filter(|it| it.read_bytes < it.total_bytes)?;
+        Some(format!("it has read {} of the checkpoint of step {}", read.words(), read.step))
     }
 
     fn state_of(&self, worker: WorkerId, known: &Worker) -> WorkerState {

@@ -397,6 +397,8 @@ impl Core {
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {
             self.change.reach(heartbeat.step);
+            let unread = self.restores().map(|_| (generation, behind));
+            self.health.set_unread(worker, unread);
             self.report(now, worker, lines);
             self.cut_off(now, worker, &unreachable);
             if heartbeat.held {

@@ -59,6 +59,7 @@ pub(super) fn status(overview: &Overview) -> Value {
         "model_awaited": view.model_awaited,
         "store_error": view.store_error,
         "checkpoint": view.checkpoint,
+        "restores": view.restores,
         "standstill": view.standstill,
         "outage": view.outage.map(|(silent, span)| outage(view, silent, span)),
         "unable": view.unable.iter().map(|(name, why)| (name, &why.words)).collect::<Vec<_>>(),

@@ -87,8 +87,8 @@ pub struct Heartbeat {
     /// Other members fed this worker in this generation, and its copies of all that it learns are
     /// those of its last commit.
     pub ready: bool,
-    /// Bytes that the worker lacks of the shards that it learns, gradients of committed steps too.
-    /// 0 if it learns nothing.
+    /// Bytes that the worker lacks of the shards that it learns, gradients of committed steps too,
+    /// and of those that it restores from a checkpoint. 0 if it lacks nothing.
     pub behind: u64,
     /// The data shard that the device computes, if the device has all that it needs for one.
     pub computing: Option<ShardTime>,

@@ -6,12 +6,58 @@ use everstep_transport::protocol::{
     CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, Record, Step, WorkerId,
 };
 use everstep_transport::time::Time;
+use serde::Serialize;
 
 use crate::core::Core;
 use crate::core::workers::bounded;
 use crate::state::{Command, EntryOutcome};
 
+/// How far members have read the checkpoint that they restore. Each owner of a shard reads it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct RestoreProgress {
+    /// The step of the checkpoint.
+    pub step: Step,
+    /// Bytes that were read.
+    pub read_bytes: u64,
+    /// Bytes that are to be read.
+    pub total_bytes: u64,
+}
+
+impl RestoreProgress {
+    /// So much of so much, in words.
+    pub(crate) fn words(&self) -> String {
+        let [read, total] = [self.read_bytes, self.total_bytes].map(|bytes| bytes as f64 / 1e6);
+        format!("{read:.1} of {total:.1} MB")
+    }
+}
+
 impl Core {
+    /// How far the members have read the checkpoint that they restore, as far as the leader knows.
+    pub(in crate::core) fn restore_progress(&self) -> Option<RestoreProgress> {
+        let id = self.leader().and_then(|_| self.restores())?;
+        let start = RestoreProgress { step: id.step, read_bytes: 0, total_bytes: 0 };
+        let of_members = self.state.members().filter_map(|member| self.restore_of(member));
+        Some(of_members.fold(start, |sum, of| RestoreProgress {
+            step: id.step,
+            read_bytes: sum.read_bytes + of.read_bytes,
+            total_bytes: sum.total_bytes + of.total_bytes,
+        }))
+    }
+
+    /// How far a member has read the checkpoint. A member that has told nothing has read nothing.
+    pub(in crate::core) fn restore_of(&self, member: WorkerId) -> Option<RestoreProgress> {
+        let id = self.leader().and_then(|_| self.restores())?;
+        let (record, listed) = (self.state.record()?, self.state.checkpoints().find(id)?);
+        let rank = record.rank(member)?;
+        let owned = record.owners.iter().filter(|ownership| ownership.owners.contains(&rank));
+        let owned: u128 = owned.map(|ownership| u128::from(ownership.count)).sum();
+        let shards = u128::from(record.shards().max(1));
+        let total_bytes = (u128::from(listed.bytes) * owned / shards) as u64;
+        let unread = self.health.unread(member, record.number).unwrap_or(total_bytes);
+        let read_bytes = total_bytes.saturating_sub(unread);
+        Some(RestoreProgress { step: id.step, read_bytes, total_bytes })
+    }
+
     /// The checkpoint that the members restore: no step was committed since.
     pub(in crate::core) fn restores(&self) -> Option<CheckpointId> {
         let id = self.state.record().and_then(Record::restores)?;

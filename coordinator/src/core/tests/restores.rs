@@ -68,6 +68,35 @@ fn i13_a_run_that_lost_a_shard_goes_back_to_its_newest_checkpoint() {
 }
 
 #[test]
+fn members_tell_how_far_they_have_read_the_checkpoint_that_they_restore() {
+    let (mut world, links) = listing(3, &[5]);
+    settle(&mut world, links[0], 6..=7);
+    links.iter().for_each(|link| world.actor(*link).restores_late = true);
+    world.kill(links[1]);
+    assert_eq!(began(&world), (Cause::Rollback, 5, Some(1)));
+    let restores = |world: &World| world.core.cluster_view(world.now).restores;
+    let start = restores(&world).expect("they restore");
+    assert_eq!((start.step, start.read_bytes), (Step(5), 0), "they have told nothing");
+    assert!(start.total_bytes > 0);
+    let waits = |world: &mut World| -> Vec<String> {
+        world.seen().into_iter().filter_map(|view| view.waits_for).collect()
+    };
+    let words = waits(&mut world);
+    assert!(words.len() == 2 && words[0].contains("of the checkpoint of step 5"), "{words:?}");
+    let member = world.id(links[0]);
+    let total = world.core.restore_of(member).expect("it restores").total_bytes;
+    for unread in [total / 2, 0] {
+        world.actor(links[0]).behind = unread;
+        world.beat(links[0]);
+        assert_eq!(restores(&world).map(|it| it.read_bytes), Some(total - unread));
+    }
+    assert_eq!(waits(&mut world).len(), 1, "it has read all, and the other one has not");
+    [links[0], links[2]].iter().for_each(|link| restore(&mut world, *link));
+    settle(&mut world, links[0], 6..=6);
+    assert_eq!((restores(&world), waits(&mut world)), (None, vec![]));
+}
+
+#[test]
 fn a_run_goes_back_to_the_seed_if_it_has_no_checkpoint() {
     let (mut world, links) = listing(2, &[]);
     settle(&mut world, links[0], 1..=4);

@@ -13,7 +13,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::Core;
-use crate::core::{CheckpointStoreError, Standstill, UnableReason};
+use crate::core::{CheckpointStoreError, RestoreProgress, Standstill, UnableReason};
 use crate::run_status::{ended, run_status};
 use crate::state::PastRun;
 
@@ -51,8 +51,8 @@ pub struct ClusterView {
     /// Since when the run has to go back and cannot, as each of its checkpoints is damaged.
     /// Milliseconds of Unix time.
     pub lacks_checkpoint: Option<u64>,
-    /// The step of the checkpoint that the members restore: no later step was committed since.
-    pub restores: Option<Step>,
+    /// The checkpoint that the members restore: no later step was committed since.
+    pub restores: Option<RestoreProgress>,
     /// Why no device of the run gets on, while none does.
     pub standstill: Option<Standstill>,
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
@@ -134,7 +134,7 @@ impl Core {
             store_error: self.store_error(),
             checkpoint: self.newest_checkpoint(),
             lacks_checkpoint: self.change.lacks_checkpoint().map(|since| self.unix_ms(since)),
-            restores: self.leader().and_then(|_| self.restores()).map(|id| id.step),
+            restores: self.restore_progress(),
             standstill: self.standstill(),
             idle: self.idle().len(),
             unable: self.unable(),

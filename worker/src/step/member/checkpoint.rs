@@ -12,6 +12,7 @@ use everstep_transport::protocol::{CheckpointId, Commit, Record, Shard, Step, Wo
 
 use super::Member;
 use crate::step::event::Job;
+use crate::step::sized_record::SizedRecord;
 use crate::step::version::Version;
 
 /// The shards that a member takes from a checkpoint.
@@ -43,6 +44,13 @@ impl Restoring {
         }
         self.requests.push((to, shards));
         None
+    }
+
+    /// Bytes of the shards that are still to come, of this many vectors each.
+    pub fn behind(&self, sized_record: &SizedRecord, state_parts: usize) -> u64 {
+        let elements = |shard: &Shard| sized_record.length(*shard);
+        let elements: usize = self.missing.iter().map(elements).sum();
+        (elements * state_parts * size_of::<f32>()) as u64
     }
 
     /// A shard has come. Returns the questions that can be answered now.
@@ -100,5 +108,49 @@ impl Member {
             self.device(Job::Share { to, shards });
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use everstep_kernels::reduce;
+    use everstep_transport::protocol::generation::Member;
+    use everstep_transport::protocol::{
+        Cause, DataShard, Generation, NodeName, Ownership, Rank, Term, exemplars,
+    };
+
+    use super::{Record, Restoring, Shard, SizedRecord, WorkerId};
+
+    const PARAMETERS: usize = 2_000;
+
+    #[test]
+    fn a_member_is_behind_by_the_shards_of_a_checkpoint_that_are_still_to_come() {
+        let count = reduce::shard_count(PARAMETERS) as u32;
+        let shards: Vec<Shard> = (0..count).map(Shard).collect();
+        let commit = exemplars::listed_checkpoint().commit;
+        let record = Record {
+            number: Generation(9),
+            predecessor: Generation(8),
+            term: Term(1),
+            cause: Cause::Rollback,
+            members: vec![Member {
+                worker: WorkerId(1),
+                name: NodeName::parse("worker").expect("a valid name"),
+                address: ([127, 0, 0, 1], 1).into(),
+                data_shards: vec![DataShard(0)],
+            }],
+            owners: vec![Ownership { first: Shard(0), count, owners: vec![Rank(0)] }],
+            resume: commit.step,
+            commit: Some(commit),
+            waiting: false,
+        };
+        let sized = SizedRecord::new(record.clone(), PARAMETERS, 1).expect("a valid record");
+        let mut restoring = Restoring::new(&record, shards.iter().copied());
+        assert_eq!(restoring.behind(&sized, 3), 3 * 4 * PARAMETERS as u64);
+        restoring.arrived(shards[0]);
+        let left = PARAMETERS - reduce::shard_range(PARAMETERS, 0).len();
+        assert_eq!(restoring.behind(&sized, 3), 3 * 4 * left as u64);
+        let goes_on = Record { cause: Cause::Lost, ..record };
+        assert_eq!(Restoring::new(&goes_on, shards.into_iter()).behind(&sized, 3), 0);
     }
 }
