@@ -10,6 +10,7 @@ mod worker;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::thread::{self, JoinHandle};
 
 use everstep::cli::Overrides;
 use everstep::cluster::{Cluster, ClusterOptions, Directory, Program, Report};
@@ -17,10 +18,10 @@ use everstep::{RunSpec, builtin, config};
 use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::outcome::WorkerState;
 use futures_util::{StreamExt, stream};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::world::World;
+use crate::world::{World, until};
 
 /// The failpoint that makes a worker's steps slow, so that a lot may happen in a short run.
 const SLOW: &str = "load=300*sleep(10)";
@@ -135,6 +136,25 @@ impl<'a> Scene<'a> {
         Pid::from_raw(pid as i32).expect("a process id")
     }
 
+    /// Kills the member with this rank and the leading coordinator, one right after the other.
+    fn kill_with_leader(&self, rank: usize) {
+        let member = self.process(self.cluster.progress().members()[rank]);
+        let leader = self.cluster.leader_pid().expect("it lives");
+        let leader = Pid::from_raw(leader as i32).expect("a process id");
+        for process in [member, leader] {
+            kill_process(process, Signal::KILL).expect("it lives");
+        }
+    }
+
+    /// Kills a worker at the moment when another process dies at this point.
+    fn kill_once_met(&self, point: &str, worker: WorkerId) -> JoinHandle<()> {
+        let (process, log, line) = (self.process(worker), self.log.clone(), format!("{point}\n"));
+        thread::spawn(move || {
+            until("the point", || fs::read_to_string(&log).ok()?.contains(&line).then_some(()));
+            kill_process(process, Signal::KILL).expect("it lives");
+        })
+    }
+
     /// Lets the run become complete. It must be as if nothing had happened, and never have gone
     /// back (I6).
     async fn complete(self) -> Report {
@@ -172,6 +192,11 @@ fn block_on<T>(work: impl Future<Output = T>) -> T {
 /// several points.
 fn failpoints(point: &str) -> String {
     if point.contains('=') { point.into() } else { format!("{point}=1*return(kill)") }
+}
+
+/// A term by which a victim stands still at this point, until the test kills it.
+fn stands_at(point: &str) -> String {
+    format!("{point}=1*sleep(60000)")
 }
 
 /// The program. Each time that it becomes a coordinator, the next of these is a victim.

@@ -276,6 +276,25 @@ fn i12_the_leader_of_three_coordinators_may_die_at_any_point_of_a_checkpoint() {
     });
 }
 
+/// With the leader dies the step leader, which has written the manifest.
+#[test]
+fn i12_the_leader_may_die_together_with_a_worker_while_it_lists_a_checkpoint() {
+    let world = world(200, &[("checkpoint.every", 40), ("checkpoint.keep", 2)]);
+    world.undisturbed();
+    let points = LIVES.iter().flat_map(|(_, points)| *points);
+    abreast(points.filter(|point| point.ends_with(".list_checkpoint")), async |point| {
+        let mut scene = Scene::begin_under(&world, &[point], &[SLOW, "", ""]).await;
+        assert!(scene.until(|scene| scene.members() > 0).await);
+        let killing = scene.kill_once_met(point, scene.cluster.progress().members()[0]);
+        assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        killing.join().expect("the worker lived until then");
+        let dir = scene.log.parent().expect("a directory").to_path_buf();
+        let report = scene.complete().await;
+        assert_eq!(report.coordinator_restarts, 1, "{point}");
+        assert_stored(&world, &dir, (2, point));
+    });
+}
+
 #[test]
 fn a_coordinator_may_die_at_any_point_of_a_rollback() {
     play(&world(400, &[("redundancy.copies", 1)]), &[While::GoingBack]);

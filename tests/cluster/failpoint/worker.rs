@@ -9,7 +9,7 @@ use std::thread;
 use everstep_worker::failpoint::{POINTS, STORE_POINTS};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{ABREAST, SLOW, Scene, abreast, assert_stored, block_on, world};
+use super::{ABREAST, SLOW, Scene, abreast, assert_stored, block_on, stands_at, world};
 use crate::world::{World, show, until};
 
 /// The way of a victim to its point.
@@ -216,6 +216,24 @@ fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
         let named = events.iter().find(|event| event["event"] == "complete");
         let named = named.expect("it is complete");
         assert_eq!(named["model"]["path"], model.to_str().expect("UTF-8"), "{point}");
+    });
+}
+
+/// A worker stands at a stage of a checkpoint until it is killed together with the leader. The next
+/// leader gets the parts again from the others, and adopts a manifest that is there.
+#[test]
+fn i12_a_worker_and_the_leader_may_die_together_at_any_stage_of_a_checkpoint() {
+    let world = world(60, &[("checkpoint.every", 4), ("checkpoint.keep", 2)]);
+    world.undisturbed();
+    let is_stage = |point: &&&str| ["part.", "manifest."].iter().any(|of| point.starts_with(of));
+    abreast(points(By::Saving).iter().filter(is_stage), async |point| {
+        let mut scene = Scene::begin(&world, &[&stands_at(point), "", ""]).await;
+        assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
+        scene.kill_with_leader(0);
+        let dir = scene.log.parent().expect("a directory").to_path_buf();
+        let report = scene.complete().await;
+        assert_eq!(report.coordinator_restarts, 1, "{point}");
+        assert_stored(&world, &dir, (2, point));
     });
 }
 
