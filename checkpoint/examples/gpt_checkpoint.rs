@@ -3,7 +3,7 @@
 //! and in `DIR/expected.json` tokens with the loss that Everstep computes for them.
 //!
 //! `gpt_checkpoint DIR` writes. `gpt_checkpoint --loss FOLDER DIR` reads weights from a folder that
-//! another program has written, and prints their loss for the same tokens.
+//! another program has written, and prints their digest, and their loss for the same tokens.
 
 #[path = "../tests/checkpoint/fixture.rs"]
 mod fixture;
@@ -12,6 +12,7 @@ use std::error::Error;
 use std::path::Path;
 
 use everstep_checkpoint::choose::{Wanted, newest};
+use everstep_checkpoint::digest::Digest;
 use everstep_checkpoint::export::{WeightType, export};
 use everstep_checkpoint::import::{InitialWeights, WeightsPlace};
 use everstep_checkpoint::part::reader::CheckpointReader;
@@ -61,8 +62,11 @@ fn write(directory: &Path) -> Result<(), Box<dyn Error>> {
     run.write(&store, Step(500));
     let manifest = newest(&store, Wanted::default())?.manifest.ok_or("it was written")?;
     let mut reader = CheckpointReader::new(&store, &manifest);
+    let mut weights = Vec::new();
     for shard in (0..run.shards()).map(Shard) {
-        model.load(manifest.shard_range(shard).start, &reader.read(shard)?.master);
+        let master = reader.read(shard)?.master;
+        model.load(manifest.shard_range(shard).start, &master);
+        weights.extend(master);
     }
     for (name, weight_type) in [("f32", WeightType::F32), ("bf16", WeightType::Bf16)] {
         export(&store, &manifest, &directory.join(name), weight_type, &mut |_| {})?;
@@ -74,7 +78,7 @@ fn write(directory: &Path) -> Result<(), Box<dyn Error>> {
     };
     let expected = json!({
         "tokens": rows(&batch.tokens), "targets": rows(&batch.targets), "loss": loss,
-        "state_hash": manifest.state_hash,
+        "state_hash": manifest.state_hash, "weights": digest(&weights),
     });
     std::fs::write(directory.join("expected.json"), format!("{expected}\n"))?;
     println!("loss {loss}");
@@ -92,8 +96,15 @@ fn print_loss(folder: &str, directory: &Path) -> Result<(), Box<dyn Error>> {
     weights.read(0..values.len(), &mut values)?;
     model.load(0, &values);
     let loss = model.evaluate(&batch())?.loss;
-    println!("{}", json!({ "loss": loss, "expected": expected["loss"] }));
+    let weights = digest(&values);
+    println!("{}", json!({ "loss": loss, "expected": expected["loss"], "weights": weights }));
     Ok(())
+}
+
+/// A digest of all bits of these weights.
+fn digest(weights: &[f32]) -> Digest {
+    let bytes: Vec<u8> = weights.iter().flat_map(|weight| weight.to_le_bytes()).collect();
+    Digest::of(&bytes)
 }
 
 fn batch() -> Batch {
