@@ -182,6 +182,8 @@ impl ReplicaState {
         }
         self.generation = record.number;
         self.settled = record.resume;
+        // A leader that goes back cuts its lines: those of undone steps will be written anew.
+        self.written = self.written.min(record.resume);
         self.device.entering = Some(record.number);
         jobs.push(Job::Enter {
             generation: record.number,

@@ -204,6 +204,19 @@ fn a_rollback_begins_again_from_the_seed() {
     assert_eq!(&outcome(&cluster), reference());
 }
 
+/// The leader has said that the lines of six steps are written, and then the run goes back.
+#[test]
+fn i13_after_a_rollback_a_member_counts_no_undone_line_as_written() {
+    let mut cluster = begun(&[1, 2, 3], 37);
+    let written = |cluster: &Cluster| cluster.core(2).member().map(|member| member.written_step());
+    cluster.until("a member hears of it", |it| written(it) >= Some(Step(6)));
+    all(&mut cluster, Cause::Rollback);
+    cluster.until("it goes back", |it| it.core(2).generation() == it.number());
+    assert_eq!(written(&cluster), Some(Step(0)));
+    cluster.finish();
+    assert_eq!(&outcome(&cluster), reference());
+}
+
 #[test]
 fn i12_when_all_are_dead_others_go_on_from_a_checkpoint() {
     for (seed, successors) in [(1, 1), (2, 2), (3, 3), (4, 5)] {

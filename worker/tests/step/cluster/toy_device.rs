@@ -83,11 +83,9 @@ impl ToyDevice {
             }
             return self.gradient(step, &work, data_shard, last);
         }
-        // While the pass waits, urgent jobs come before their turn, and a job of a later step ends
-        // the pass.
-        let urgent =
-            |job: &Job| matches!(job, Job::Load { .. } | Job::Share { .. } | Job::Export { .. });
-        if let Some(place) = self.jobs.iter().position(urgent) {
+        // While the pass waits, questions are answered before their turn, and a job of a later step
+        // ends the pass.
+        if let Some(place) = self.question() {
             let job = self.jobs.remove(place).expect("a job");
             return self.perform(job);
         }
@@ -103,6 +101,23 @@ impl ToyDevice {
             return self.perform(job);
         }
         Vec::new()
+    }
+
+    /// The first waiting job that the device does before its turn: parameters to load, or a
+    /// question about shards that no earlier job changes.
+    fn question(&self) -> Option<usize> {
+        let mut changed = BTreeSet::new();
+        self.jobs.iter().position(|job| match job {
+            Job::Load { .. } => true,
+            Job::Share { shards, .. } | Job::Export { shards, .. } | Job::Save { shards, .. } => {
+                shards.iter().all(|shard| !changed.contains(shard))
+            }
+            Job::Update { shard, .. } | Job::Restore { shard, .. } => {
+                changed.insert(*shard);
+                false
+            }
+            _ => false,
+        })
     }
 
     fn perform(&mut self, job: Job) -> Vec<Report> {
