@@ -12,5 +12,6 @@ mod links;
 mod probe;
 mod reason;
 mod renewal;
+mod resets;
 mod specification;
 mod support;
