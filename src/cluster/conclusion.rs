@@ -9,6 +9,7 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use everstep_transport::protocol::RunSpec;
+use everstep_transport::protocol::outcome::event_json::utc;
 use serde_json::{Value, json};
 
 use super::{Directory, Progress, Report};
@@ -53,9 +54,9 @@ impl Ending {
             return None;
         }
         let number = progress.event_sums.newest() + 1;
-        let (reason, step) = (self.reason(), progress.step());
+        let (reason, step, unix_ms) = (self.reason(), progress.step(), now_unix_ms());
         Some(json!({
-            "number": number, "unix_ms": now_unix_ms(), "event": self.state(),
+            "number": number, "unix_ms": unix_ms, "time": utc(unix_ms), "event": self.state(),
             "reason": reason, "step": step, "by": "launcher",
         }))
     }
@@ -155,6 +156,7 @@ mod tests {
         let event = Ending::Interrupted.event(&untold).expect("nobody else tells it");
         assert_eq!((&event["number"], &event["event"]), (&json!(8), &json!("interrupted")));
         assert_eq!(event["step"], 3);
+        assert_eq!(event["time"], json!(utc(event["unix_ms"].as_u64().expect("a time"))));
     }
 
     #[test]

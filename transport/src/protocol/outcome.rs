@@ -4,7 +4,7 @@
 #![allow(missing_docs)]
 
 mod checkpoint_trouble;
-mod event_json;
+pub mod event_json;
 mod waits;
 
 use std::collections::BTreeMap;

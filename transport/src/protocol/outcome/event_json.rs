@@ -41,7 +41,7 @@ impl serde::Serialize for Event {
 }
 
 /// A wall clock in UTC, as RFC 3339 writes it. `None` for a year outside the range of RFC 3339.
-fn utc(unix_ms: u64) -> Option<String> {
+pub fn utc(unix_ms: u64) -> Option<String> {
     let nanoseconds = i128::from(unix_ms) * 1_000_000;
     OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).ok()?.format(&Rfc3339).ok()
 }
