@@ -2,7 +2,7 @@
 # Errors of a place and errors of a run, with real disks: the directory that takes the model is full (meanwhile a worker
 # comes, and workers leave), read-only, and gone; the disk of a whole local cluster is full for some seconds, then
 # read-only, then its folder is moved away; the data path of a run does not exist; the disk of a store of checkpoints is
-# full.
+# full; a coordinator that waits for its full directory is told to end.
 # Each time the status says so, no worker is lost, and the run completes, or fails once with the worker's words.
 # Needs Linux and root (for a mount namespace of its own); leaves nothing behind.
 # usage: full.sh [EVERSTEP], the program; default: target/release/everstep
@@ -197,4 +197,28 @@ grep -q "\"state_hash\": *\"$wanted\"" "$out/saved/report.json" || fail "another
 "$everstep" checkpoint verify --dir "$out/saved" || fail "a checkpoint is damaged"
 [ "$(find "$out/store/run" -name '*.partial' | wc -l)" = 0 ] || fail "half a part is left"
 [ "$(count lost)" = 0 ] || fail "a worker was lost"
+
+echo "9. a coordinator that waits for its full directory ends at once when a signal tells it to"
+# Each token is an entry of the log. ends_waiting SIGNAL CODE
+ends_waiting() {
+    local dir=$out/small-$1 name=waits-$1 told code
+    mounted "$dir" -o size=16m
+    begin "$name" here "$everstep" coordinator --dir "$dir/c" --listen 127.0.0.1:0 --http none --bootstrap
+    until_true 10 "the coordinator listens" test -s "$out/$name.json"
+    head -c 16M /dev/zero > "$dir/ballast" 2>/dev/null || true
+    create() { timeout 2 "$everstep" token create --role worker --dir "$dir/c" || true; }
+    waits() { create; grep -q "the coordinator waits for it" "$out/$name.log"; }
+    until_true 60 "the coordinator waits for its directory" waits
+    sleep 2
+    kill -0 "${pid[$name]}" || fail "the coordinator does not wait"
+    told=$(milliseconds)
+    kill "-$1" "${pid[$name]}"
+    wait "${pid[$name]}" && fail "it ends as if the signal had not come" || code=$?
+    told=$(($(milliseconds) - told))
+    echo "SIG$1 ends it after $told ms with $code"
+    [ "$code" = "$2" ] || fail "its exit code is not $2"
+    [ "$told" -lt 5000 ] || fail "it waits although it was told to end"
+}
+ends_waiting TERM 143
+ends_waiting INT 130
 echo "all held"

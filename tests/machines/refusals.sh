@@ -110,7 +110,7 @@ for i in "${workers[@]}"; do
 done
 sleep 10
 unharmed "a firewall that rejects probes" "$before"
-for pause in 0.05 0.12 0.3 0.7 1.5; do
+for pause in 0.05 0.07 0.09 0.12 0.3 0.7 1.5; do
     for _ in 1 2 3 4; do
         kill -STOP "${pid[worker-2]}"
         sleep "$pause"
