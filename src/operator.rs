@@ -158,7 +158,7 @@ impl Operator {
     /// The state of the coordinators, as the leader knows it.
     pub(crate) async fn status(&mut self) -> Result<CoordinatorsStatus, OperatorError> {
         self.ask(Message::Ask(Question::Coordinators), |said| match said {
-            Message::Told(Reply::Coordinators { term, coordinators, .. }) => {
+            Message::Reply(Reply::Coordinators { term, coordinators, .. }) => {
                 Some(CoordinatorsStatus { term, coordinators })
             }
             _ => None,
@@ -169,7 +169,7 @@ impl Operator {
     /// The tokens that admit nodes.
     pub(crate) async fn tokens(&mut self) -> Result<Vec<TokenView>, OperatorError> {
         self.ask(Message::Ask(Question::Tokens), |said| match said {
-            Message::Told(Reply::Tokens(tokens)) => Some(tokens),
+            Message::Reply(Reply::Tokens(tokens)) => Some(tokens),
             _ => None,
         })
         .await
@@ -178,7 +178,7 @@ impl Operator {
     /// The newest finished runs, and last the one under way.
     pub(crate) async fn runs(&mut self) -> Result<Vec<RunView>, OperatorError> {
         self.ask(Message::Ask(Question::Runs), |said| match said {
-            Message::Told(Reply::Runs(runs)) => Some(runs),
+            Message::Reply(Reply::Runs(runs)) => Some(runs),
             _ => None,
         })
         .await
@@ -187,7 +187,7 @@ impl Operator {
     /// The checkpoints of the current run.
     pub(crate) async fn checkpoints(&mut self) -> Result<Vec<CheckpointView>, OperatorError> {
         self.ask(Message::Ask(Question::Checkpoints), |said| match said {
-            Message::Told(Reply::Checkpoints(checkpoints)) => Some(checkpoints),
+            Message::Reply(Reply::Checkpoints(checkpoints)) => Some(checkpoints),
             _ => None,
         })
         .await
@@ -206,7 +206,7 @@ impl Operator {
     /// The revoked workers and operators.
     pub(crate) async fn revoked(&mut self) -> Result<Vec<RevokedView>, OperatorError> {
         self.ask(Message::Ask(Question::Revoked), |said| match said {
-            Message::Told(Reply::Revoked(revoked)) => Some(revoked),
+            Message::Reply(Reply::Revoked(revoked)) => Some(revoked),
             _ => None,
         })
         .await

@@ -38,7 +38,7 @@ pub use refusal::{EnrolmentError, Refusal};
 pub use token::{
     AcceptedToken, JoinToken, TokenError, TokenId, TokenLimits, format_token_id, parse_token_id,
 };
-pub use tokens::Tokens;
+pub use tokens::AcceptedTokens;
 
 use crate::protocol::NodeName;
 

@@ -196,7 +196,7 @@ impl StormSim {
             Message::Registered { worker, .. } => self.registered(place, *worker)?,
             Message::Pause { term, number } => self.promise(place, *term, *number),
             Message::Announce(record) => self.enter(place, record, message)?,
-            Message::Feed { generation, learner: joiner, shards, .. } => {
+            Message::Feed { generation, joiner, shards, .. } => {
                 self.catch_up(place, *generation, (*joiner, shards));
             }
             Message::Hold { generation, .. } => self.hold(*generation),

@@ -137,7 +137,7 @@ impl World {
                     TokenAnswer::Granted
                 }
             }
-            Message::Told(Reply::Tokens(tokens)) => {
+            Message::Reply(Reply::Tokens(tokens)) => {
                 let link = self.network.links.number(Node::Client(client), from);
                 if self.clients[client].lists.take_if(|lists| Some(*lists) == link).is_none() {
                     return Ok(());

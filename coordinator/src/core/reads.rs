@@ -89,7 +89,7 @@ impl Core {
                 Question::Checkpoints => Reply::Checkpoints(self.checkpoint_views()),
                 Question::Revoked => Reply::Revoked(self.state.revoked_views()),
             };
-            self.outbox.send(link, Message::Told(reply));
+            self.outbox.send(link, Message::Reply(reply));
         }
         if let Some(number) = reads.shell_read {
             self.outbox.push(ShellEffect::ReadReady(number));

@@ -581,7 +581,7 @@ impl Actor {
             }
             Message::HeartbeatAnswer { lacks_lines, .. } => self.asked = *lacks_lines,
             Message::Announce(record) if record.number > self.generation => self.enter(record),
-            Message::Feed { learner: joiner, shards, .. } if *joiner == self.id => {
+            Message::Feed { joiner, shards, .. } if *joiner == self.id => {
                 self.shard_syncs = Some(shards.clone());
             }
             _ => {}

@@ -391,7 +391,7 @@ impl Core {
         }
         if generation == current {
             let Parts { change, roster, .. } = self.parts(now);
-            change.cut_from_learners(roster, worker, &unreachable);
+            change.cut_from_joiners(roster, worker, &unreachable);
             change.set_behind(now, worker, behind);
         }
         // Nothing that leaves the cluster is taken from outside the current generation.

@@ -460,11 +460,11 @@ mod tests {
         "ask_revoked",
         "ask_checkpoints",
         "ask_verification",
-        "told_coordinators",
-        "told_tokens",
-        "told_runs",
-        "told_revoked",
-        "told_checkpoints",
+        "reply_coordinators",
+        "reply_tokens",
+        "reply_runs",
+        "reply_revoked",
+        "reply_checkpoints",
     ];
 
     #[test]

@@ -41,7 +41,7 @@ impl Node {
     pub(super) fn describe(&mut self, now: Time, to: LinkId) {
         let Some(term) = self.leadership.term() else { return };
         let (applied, coordinators) = (self.replica.applied(), self.coordinator_statuses(now));
-        let message = Message::Told(Reply::Coordinators { term, applied, coordinators });
+        let message = Message::Reply(Reply::Coordinators { term, applied, coordinators });
         self.push(ShellEffect::Send { to, message });
     }
 

@@ -753,7 +753,8 @@ fn the_leader_tells_how_the_others_stand_and_who_is_silent() {
         "two agree"
     );
     let told = world.ask(leader, Message::Ask(Question::Coordinators), 100);
-    let Some(Message::Told(Reply::Coordinators { coordinators, applied, .. })) = told.last() else {
+    let Some(Message::Reply(Reply::Coordinators { coordinators, applied, .. })) = told.last()
+    else {
         panic!("not told but {told:?}");
     };
     assert_eq!(coordinators.iter().map(|it| it.view.id).collect::<Vec<_>>(), ids);

@@ -8,7 +8,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_transport::identity::{
-    AcceptedToken, Identity, NODE_LIFETIME, RENEWABLE_FOR, Refusal, Role, TokenId, Tokens, UnixTime,
+    AcceptedToken, AcceptedTokens, Identity, NODE_LIFETIME, RENEWABLE_FOR, Refusal, Role, TokenId,
+    UnixTime,
 };
 use everstep_transport::protocol::NodeName;
 use everstep_transport::protocol::question::RevokedView;
@@ -35,7 +36,7 @@ const OPERATOR_REVOKED_FOR: Duration = Duration::from_secs(2 * 365 * 24 * 3600);
 /// Which nodes are admitted.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub(super) struct Access {
-    pub(super) tokens: Tokens,
+    pub(super) tokens: AcceptedTokens,
     pub(super) revocations: Revocations,
 }
 
@@ -126,7 +127,7 @@ impl Access {
 
 impl State {
     /// The tokens that admit nodes.
-    pub fn tokens(&self) -> &Tokens {
+    pub fn tokens(&self) -> &AcceptedTokens {
         &self.access.tokens
     }
 

@@ -18,7 +18,7 @@ pub(crate) use self::events::EventV1;
 use self::events::{ChangeV1, EventKindV1, LossV1, PastRunV1, RunOutcomeV1};
 use self::run::{OperatorCommandV1, RunSpecV1};
 use self::workers::{RegistrationV1, WorkerV1};
-use everstep_transport::identity::{AcceptedToken, TokenId, Tokens};
+use everstep_transport::identity::{AcceptedToken, AcceptedTokens, TokenId};
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::rejection::Rejection;
@@ -231,7 +231,7 @@ struct StateV1 {
     leaving: CoordinatorsV1,
     shut_out: CoordinatorsV1,
     revision: u64,
-    tokens: Tokens,
+    tokens: AcceptedTokens,
     revocations: Revocations,
     outcomes: OutcomesV1,
     past_runs: VecDeque<PastRunV1>,

@@ -74,7 +74,7 @@ async fn a_revoked_worker_loses_its_link_at_once_and_comes_back_by_no_way() {
     let start = Instant::now();
     let told = loop {
         match operator.ask(Message::Ask(Question::Revoked)).await {
-            Some(Message::Told(Reply::Revoked(told))) => break told,
+            Some(Message::Reply(Reply::Revoked(told))) => break told,
             _ => assert!(start.elapsed() < ACCESS_TEST_TIMEOUT, "it does not lead"),
         }
     };
@@ -220,7 +220,7 @@ async fn uses_left(cluster: &Cluster, token: &JoinToken) -> Option<u32> {
     let credentials = Credentials::load(&cluster.path("operator")).expect("credentials");
     let operator = Node::connect(cluster.address, &credentials).await;
     match operator.ask(Message::Ask(Question::Tokens)).await {
-        Some(Message::Told(Reply::Tokens(all))) => {
+        Some(Message::Reply(Reply::Tokens(all))) => {
             all.iter().find(|view| view.id == token.id()).expect("it is listed").uses_left
         }
         other => panic!("no answer but {other:?}"),

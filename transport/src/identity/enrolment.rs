@@ -29,7 +29,8 @@ use x509_parser::prelude::FromDer;
 
 use super::token::{Proof, TokenId};
 use super::{
-    AcceptedToken, Authority, Identity, NODE_LIFETIME, Refusal, Role, Tokens, UnixTime, parse,
+    AcceptedToken, AcceptedTokens, Authority, Identity, NODE_LIFETIME, Refusal, Role, UnixTime,
+    parse,
 };
 
 /// Most bytes of a request or an answer.
@@ -60,7 +61,7 @@ pub struct Applicant {
     /// The node's future identity: the role that it asks for, and the name that follows from its
     /// key.
     pub identity: Identity,
-    /// The token that the node claims to have. [`Tokens::judge`] checks the claim.
+    /// The token that the node claims to have. [`AcceptedTokens::judge`] checks the claim.
     pub token: TokenId,
     statement: Vec<u8>,
     proof: Proof,
@@ -87,7 +88,7 @@ impl Enrolment {
     /// Certifies nodes that prove one of these tokens, on its terms. Uses are counted in this
     /// process only.
     pub fn new(authority: Arc<Authority>, accepted: Vec<AcceptedToken>) -> Self {
-        let mut tokens = Tokens::default();
+        let mut tokens = AcceptedTokens::default();
         accepted.into_iter().for_each(|token| tokens.accept(token));
         Self::decided_by(authority, Mutex::new(tokens))
     }
@@ -139,7 +140,7 @@ impl Enrolment {
 }
 
 /// Decides by the tokens alone, at once. An existing node stays a node.
-impl Gatekeeper for Mutex<Tokens> {
+impl Gatekeeper for Mutex<AcceptedTokens> {
     fn admit(&self, applicant: Applicant, now: UnixTime) -> AdmissionDecision {
         let mut tokens = self.lock().expect("judging and spending do not panic");
         let judged = tokens.judge(&applicant, now);

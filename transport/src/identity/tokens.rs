@@ -1,9 +1,9 @@
 //! The tokens that a cluster accepts, and the nodes that each has admitted.
 //!
 //! Pure, and without a clock. A coordinator that decides together with others first
-//! [judges](Tokens::judge) an applicant by what it knows. Then it records the use where all of them
-//! see it. Each of them [spends](Tokens::spend) the use when it applies the record, as of the
-//! record's time. Equal records leave equal tokens.
+//! [judges](AcceptedTokens::judge) an applicant by what it knows. Then it records the use where all
+//! of them see it. Each of them [spends](AcceptedTokens::spend) the use when it applies the record,
+//! as of the record's time. Equal records leave equal tokens.
 //!
 //! A use is a node, not a request: a node that asks again with its key spends nothing.
 
@@ -17,11 +17,11 @@ use crate::protocol::question::TokenView;
 
 /// The accepted tokens, each with its admitted nodes if their number is limited.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-pub struct Tokens {
+pub struct AcceptedTokens {
     accepted: BTreeMap<TokenId, (AcceptedToken, BTreeSet<NodeName>)>,
 }
 
-impl Tokens {
+impl AcceptedTokens {
     /// Accepts a token from now on. An already accepted token keeps its terms and its uses.
     pub fn accept(&mut self, token: AcceptedToken) {
         self.accepted.entry(token.id).or_insert((token, BTreeSet::new()));

@@ -18,7 +18,7 @@ pub enum ChunkKind {
     Master = 4,
     /// A control message too large for the control stream, or one at the head of a stream.
     Message = 5,
-    /// A part of an owner's state of one parameter shard, for a learner: `index` 0 is the master
+    /// A part of an owner's state of one parameter shard, for a joiner: `index` 0 is the master
     /// weights, from 1 on its moments.
     State = 6,
 }

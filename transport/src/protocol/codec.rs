@@ -90,7 +90,7 @@ fn names(message: &Message) -> Vec<&NodeName> {
         }
         Message::WriteManifest(order) => order.events.iter().flat_map(names_in).collect(),
         Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),
-        Message::Told(Reply::Coordinators { coordinators, .. }) => {
+        Message::Reply(Reply::Coordinators { coordinators, .. }) => {
             coordinators.iter().map(|coordinator| &coordinator.view.name).collect()
         }
         Message::History { entries } => {

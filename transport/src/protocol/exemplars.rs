@@ -228,7 +228,7 @@ fn from_coordinator() -> Vec<Message> {
         Message::Feed {
             term,
             generation,
-            learner: WORKER,
+            joiner: WORKER,
             name: name(),
             address: address(),
             shards: vec![Shard(1)],
@@ -441,15 +441,15 @@ fn questions_and_replies() -> Vec<Message> {
         Message::Ask(Question::Revoked),
         Message::Ask(Question::Checkpoints),
         Message::AskVerification { step: STEP },
-        Message::Told(Reply::Coordinators {
+        Message::Reply(Reply::Coordinators {
             term: TERM,
             applied: 9,
             coordinators: vec![coordinator],
         }),
-        Message::Told(Reply::Tokens(vec![token])),
-        Message::Told(Reply::Runs(vec![run])),
-        Message::Told(Reply::Revoked(vec![revoked])),
-        Message::Told(Reply::Checkpoints(vec![CheckpointView {
+        Message::Reply(Reply::Tokens(vec![token])),
+        Message::Reply(Reply::Runs(vec![run])),
+        Message::Reply(Reply::Revoked(vec![revoked])),
+        Message::Reply(Reply::Checkpoints(vec![CheckpointView {
             step: STEP,
             bytes: 900,
             seconds: Some(0.5),

@@ -80,7 +80,7 @@ pub struct Record {
     /// The commit of that step. `None` for the initial state.
     pub commit: Option<Commit>,
     /// The generation starts no step: it has too few members, the run is paused, or all of its
-    /// workers are to leave. Owners serve and learners learn.
+    /// workers are to leave. Owners serve and joiners catch up.
     pub waiting: bool,
 }
 

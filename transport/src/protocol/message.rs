@@ -221,21 +221,21 @@ pub enum Message {
         /// The number to promise.
         number: Generation,
     },
-    /// The receiver must send a learner what it needs: commits if the learner is no member, and the
-    /// reduced gradients of shards that it shall own. All members and the learner get this message.
+    /// The receiver must send a joiner what it needs: commits if the joiner is no member, and the
+    /// reduced gradients of shards that it shall own. All members and the joiner get this message.
     /// A later one of the same generation replaces it.
     Feed {
         /// The term in which the sender leads.
         term: Term,
         /// The generation in which the order is valid.
         generation: Generation,
-        /// The learner: a member, or a worker that is to become one.
-        learner: WorkerId,
-        /// The name in the learner's certificate.
+        /// The joiner: a member, or a worker that is to become one.
+        joiner: WorkerId,
+        /// The name in the joiner's certificate.
         name: NodeName,
-        /// The address where the learner listens.
+        /// The address where the joiner listens.
         address: SocketAddr,
-        /// The shards that the learner will own and does not own yet, ascending.
+        /// The shards that the joiner will own and does not own yet, ascending.
         shards: Vec<Shard>,
     },
     /// The next commit must carry `hold`. If the last one does, the hold lasts as long again.
@@ -432,7 +432,7 @@ pub enum Message {
     /// The operator asks how something stands. The answer comes like that to Watch.
     Ask(Question),
     /// The answer to Ask.
-    Told(Reply),
+    Reply(Reply),
 
     // Coordinator to coordinator.
     /// Workers have links with the sender, which follows the receiver. A leader that hears no

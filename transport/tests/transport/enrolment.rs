@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use everstep_transport::identity::{
-    AdmissionDecision, Applicant, Authority, Enrolment, EnrolmentError, Gatekeeper, Identity,
-    JoinToken, Refusal, Role, TokenLimits, Tokens, UnixTime,
+    AcceptedTokens, AdmissionDecision, Applicant, Authority, Enrolment, EnrolmentError, Gatekeeper,
+    Identity, JoinToken, Refusal, Role, TokenLimits, UnixTime,
 };
 use everstep_transport::quic::{ConnectError, Endpoint, EnrolError, Expected, enrol, renew};
 
@@ -135,13 +135,13 @@ async fn a_token_that_has_expired_or_is_used_up_is_refused_in_words() {
 
 /// A gatekeeper that decides only after a while, as if others had to agree.
 pub struct Slow {
-    tokens: Mutex<Tokens>,
+    tokens: Mutex<AcceptedTokens>,
     takes: Duration,
 }
 
 impl Slow {
     pub fn accepting(token: &JoinToken, takes: Duration) -> Self {
-        let mut tokens = Tokens::default();
+        let mut tokens = AcceptedTokens::default();
         tokens.accept(token.accepted(TokenLimits::unlimited(Role::Worker)));
         Self { tokens: Mutex::new(tokens), takes }
     }

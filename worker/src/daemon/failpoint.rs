@@ -250,7 +250,7 @@ mod tests {
         let commit = exemplars::listed_checkpoint().commit;
         let others = exemplars::all().into_iter().filter_map(|message| match message {
             Message::Announce(record) => Some(Effect::Enter(record)),
-            Message::Feed { learner: worker, name, address, .. } => {
+            Message::Feed { joiner: worker, name, address, .. } => {
                 Some(Effect::AcceptPeer { worker, name, address })
             }
             Message::Heartbeat(heartbeat) => {

@@ -217,7 +217,7 @@ impl Cluster {
         let message = Message::Feed {
             term: TERM,
             generation: self.number(),
-            learner: joiner,
+            joiner,
             name: name(joiner),
             address: (Ipv4Addr::LOCALHOST, 1).into(),
             shards: shards.iter().copied().map(Shard).collect(),

@@ -264,7 +264,7 @@ pub fn feed(joiner: WorkerId, shards: &[u32]) -> Message {
     Message::Feed {
         term: TERM,
         generation: GENERATION,
-        learner: joiner,
+        joiner,
         name: NodeName::parse("learner").expect("a valid name"),
         address: (Ipv4Addr::LOCALHOST, 1).into(),
         shards: shards.iter().copied().map(Shard).collect(),

@@ -47,7 +47,7 @@ impl GenerationChange {
 
     /// A worker cannot reach `unreachable`. Where one of a pair is a member and the other one
     /// catches up, either end's word counts: only one of them may have noticed.
-    pub(in crate::core) fn cut_from_learners(
+    pub(in crate::core) fn cut_from_joiners(
         &mut self,
         roster: Roster<'_>,
         worker: WorkerId,
@@ -111,7 +111,7 @@ impl GenerationChange {
         Some(Message::Feed {
             term,
             generation: state.generation(),
-            learner: joiner,
+            joiner,
             name: known.name.clone(),
             address: known.registration.address,
             shards: self.feeds.shard_syncs().get(&joiner).cloned().unwrap_or_default(),

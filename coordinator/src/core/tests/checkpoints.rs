@@ -562,7 +562,7 @@ fn operators_see_the_checkpoints() {
         damage: None,
     };
     let told = world.hear(world.operator).pop();
-    assert_eq!(told, Some(Message::Told(Reply::Checkpoints(vec![view]))));
+    assert_eq!(told, Some(Message::Reply(Reply::Checkpoints(vec![view]))));
     assert_eq!(world.core.cluster_view(world.now).checkpoint, Step(5));
 }
 

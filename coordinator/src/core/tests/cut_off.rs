@@ -21,7 +21,7 @@ fn feeds(world: &mut World, link: LinkId) -> usize {
 
 /// Invariant I11: either end's word is enough.
 #[test]
-fn i11_a_learner_and_a_member_that_lost_each_other_are_told_of_each_other_again() {
+fn i11_a_joiner_and_a_member_that_lost_each_other_are_told_of_each_other_again() {
     for member_tells in [false, true] {
         let (mut world, member, joiner) = waiting();
         let (from, to) = if member_tells { (member, joiner) } else { (joiner, member) };
@@ -47,7 +47,7 @@ fn i11_a_learner_and_a_member_that_lost_each_other_are_told_of_each_other_again(
 }
 
 #[test]
-fn a_learner_that_speaks_of_an_older_generation_is_not_fed_again() {
+fn a_joiner_that_speaks_of_an_older_generation_is_not_fed_again() {
     let (mut world, member, joiner) = waiting();
     let other = world.id(member);
     feeds(&mut world, joiner);

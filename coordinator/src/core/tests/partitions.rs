@@ -98,7 +98,7 @@ fn a_worker_with_a_last_copy_is_not_left_out() {
 }
 
 #[test]
-fn a_learner_that_cannot_be_reached_disturbs_nobody() {
+fn a_joiner_that_cannot_be_reached_disturbs_nobody() {
     let (mut world, links) = World::training(2);
     world.commit(1..=3);
     let joiner = world.worker("worker-3");

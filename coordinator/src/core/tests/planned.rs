@@ -3,7 +3,7 @@ use super::*;
 fn feed_of(world: &mut World, link: LinkId) -> Vec<(WorkerId, Vec<Shard>)> {
     let heard = world.hear(link).into_iter();
     let feeds = heard.filter_map(|message| match message {
-        Message::Feed { learner: joiner, shards, .. } => Some((joiner, shards)),
+        Message::Feed { joiner, shards, .. } => Some((joiner, shards)),
         _ => None,
     });
     feeds.collect()
@@ -84,7 +84,7 @@ fn a_worker_that_comes_while_others_learn_waits_for_the_next_change() {
 }
 
 #[test]
-fn a_learner_that_takes_long_keeps_nobody_else_waiting_for_ever() {
+fn a_joiner_that_takes_long_keeps_nobody_else_waiting_for_ever() {
     let (mut world, links) = World::training(2);
     world.commit(1..=3);
     let slow = world.worker("worker-3");
@@ -283,7 +283,7 @@ fn too_few_members_wait_and_go_on_when_another_has_come() {
 }
 
 #[test]
-fn a_learner_that_is_lost_is_not_fed_any_more_and_who_waited_is() {
+fn a_joiner_that_is_lost_is_not_fed_any_more_and_who_waited_is() {
     let (mut world, links) = World::training(2);
     world.commit(1..=3);
     let first = world.worker("worker-3");

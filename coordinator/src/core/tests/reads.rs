@@ -23,7 +23,7 @@ fn who_reads_is_answered_only_by_one_that_is_confirmed_to_lead() {
     }
     assert_eq!((world.words(other), &world.tickets[..]), (vec![], &[1, 2][..]));
     world.give(CoreInput::Confirmed { ticket: 2 });
-    assert_eq!(world.words(other), ["update", "told_runs"], "one confirmation for both");
+    assert_eq!(world.words(other), ["update", "reply_runs"], "one confirmation for both");
 }
 
 #[test]
@@ -115,7 +115,8 @@ fn the_runs_are_told_with_their_ends_and_the_one_under_way_last() {
     world.say(world.operator, Message::Ask(Question::Runs));
     world.say(world.operator, Message::Ask(Question::Tokens));
     let told = world.hear(world.operator);
-    let [Message::Told(Reply::Runs(runs)), Message::Told(Reply::Tokens(tokens))] = &told[..] else {
+    let [Message::Reply(Reply::Runs(runs)), Message::Reply(Reply::Tokens(tokens))] = &told[..]
+    else {
         panic!("not told but {told:?}");
     };
     let stands: Vec<_> = runs.iter().map(|run| (&*run.name, &*run.status)).collect();

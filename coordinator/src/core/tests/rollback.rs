@@ -220,7 +220,7 @@ fn a_first_generation_that_is_lost_whole_is_rolled_back_not_begun_again_in_silen
 
 /// A joiner that is not ready is better than a rollback, if it alone has a shard.
 #[test]
-fn a_learner_that_alone_holds_a_shard_is_taken_in() {
+fn a_joiner_that_alone_holds_a_shard_is_taken_in() {
     let (mut world, links) = World::training_as(RunSpec { copies: 1, ..run_of(2) });
     world.commit(1..=5);
     let joiner = world.worker("worker-9");

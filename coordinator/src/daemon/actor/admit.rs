@@ -6,7 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use actix::Handler;
-use everstep_transport::identity::{Applicant, Identity, Refusal, TokenId, Tokens, UnixTime};
+use everstep_transport::identity::{
+    AcceptedTokens, Applicant, Identity, Refusal, TokenId, UnixTime,
+};
 use everstep_transport::protocol::{Keys, NodeName};
 use tokio::sync::{mpsc, oneshot};
 
@@ -23,7 +25,7 @@ pub(super) struct Admissions {
     pub(super) keys: Keys,
     operator: OperatorFolder,
     /// The tokens that admit nodes before the cluster is founded.
-    tokens: Tokens,
+    tokens: AcceptedTokens,
     waiting: WaitingApplicants,
     /// The requests of the process's endpoint, until the actor runs.
     pub(super) applicants: Option<mpsc::Receiver<AdmissionRequest>>,
@@ -33,7 +35,7 @@ impl Admissions {
     pub(super) fn new(
         keys: Keys,
         operator: OperatorFolder,
-        tokens: Tokens,
+        tokens: AcceptedTokens,
         applicants: mpsc::Receiver<AdmissionRequest>,
     ) -> Self {
         let (waiting, applicants) = (BTreeMap::new(), Some(applicants));

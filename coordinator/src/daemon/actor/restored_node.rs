@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use everstep_transport::identity::Tokens;
+use everstep_transport::identity::AcceptedTokens;
 use everstep_transport::protocol::{CoordinatorId, HistoryEvent, Keys};
 use everstep_transport::time::Time;
 use tokio::sync::mpsc;
@@ -42,7 +42,7 @@ pub(in crate::daemon) struct RestoredNode {
     pub(super) told: u64,
     pub(super) membership: MembershipFile,
     pub(super) keys: Keys,
-    pub(super) tokens: Tokens,
+    pub(super) tokens: AcceptedTokens,
     pub(super) operator: OperatorFolder,
     pub(super) applicants: mpsc::Receiver<AdmissionRequest>,
 }
@@ -88,7 +88,7 @@ impl RestoredNode {
         let (history, told) = (recalled.summary, recalled.newest);
         let node = Node::new(Time(0), options, kept, recalled.cache)?;
         let (keys, operator) = (cluster.keys(), cluster.operator_folder());
-        let mut tokens = Tokens::default();
+        let mut tokens = AcceptedTokens::default();
         if membership.founds.is_some() {
             cluster.default_tokens().into_iter().for_each(|token| tokens.accept(token));
         }

@@ -38,10 +38,10 @@ impl Client {
     async fn read_link(&mut self, place: usize, of_runs: bool) -> Option<BTreeSet<String>> {
         let question = if of_runs { Question::Runs } else { Question::Tokens };
         match self.ask(place, Message::Ask(question), READER_ANSWER_TIMEOUT).await? {
-            Message::Told(Reply::Tokens(tokens)) => {
+            Message::Reply(Reply::Tokens(tokens)) => {
                 Some(tokens.iter().map(|token| format_token_id(&token.id)).collect())
             }
-            Message::Told(Reply::Runs(runs)) => {
+            Message::Reply(Reply::Runs(runs)) => {
                 Some(under_way(runs.last().map(|run| run.state.as_str())))
             }
             other => panic!("not told but {other:?}"),

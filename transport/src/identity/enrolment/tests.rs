@@ -131,7 +131,7 @@ fn only_who_has_the_secret_is_told_what_became_of_a_token() {
 #[test]
 fn what_was_judged_may_be_spent_by_another_meanwhile() {
     let scene = Scene::new();
-    let mut tokens = Tokens::default();
+    let mut tokens = AcceptedTokens::default();
     let limits = TokenLimits { uses: Some(1), ..TokenLimits::unlimited(Role::Worker) };
     tokens.accept(scene.token.accepted(limits.clone()));
     let read = || Applicant::read(&SESSION, &request(&scene.token, Role::Worker)).unwrap().0;

@@ -60,7 +60,7 @@ impl Message {
             Self::Answer { .. } => "answer",
             Self::Transfer { .. } => "transfer",
             Self::Ask(question) => of_question(*question),
-            Self::Told(reply) => of_reply(reply),
+            Self::Reply(reply) => of_reply(reply),
             Self::Hears { .. } => "hears",
             Self::Stored(_) => "stored",
             Self::Predecessors { .. } => "predecessors",
@@ -83,10 +83,10 @@ fn of_question(question: Question) -> &'static str {
 
 fn of_reply(reply: &Reply) -> &'static str {
     match reply {
-        Reply::Coordinators { .. } => "told_coordinators",
-        Reply::Tokens(_) => "told_tokens",
-        Reply::Runs(_) => "told_runs",
-        Reply::Revoked(_) => "told_revoked",
-        Reply::Checkpoints(_) => "told_checkpoints",
+        Reply::Coordinators { .. } => "reply_coordinators",
+        Reply::Tokens(_) => "reply_tokens",
+        Reply::Runs(_) => "reply_runs",
+        Reply::Revoked(_) => "reply_revoked",
+        Reply::Checkpoints(_) => "reply_checkpoints",
     }
 }

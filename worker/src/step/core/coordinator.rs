@@ -48,7 +48,7 @@ impl Core {
                 self.answered(now, generation, written);
             }
             Message::Pause { term, number } => self.pause(link, term, number),
-            Message::Feed { term, generation, learner: joiner, name, address, shards } => {
+            Message::Feed { term, generation, joiner, name, address, shards } => {
                 let feed = Feed { joiner, name, address, shards };
                 if self.obeys(term, generation) {
                     self.feed(feed);
