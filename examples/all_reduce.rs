@@ -13,20 +13,20 @@ use std::net::{Ipv4Addr, SocketAddr};
 use anyhow::{Context, Result, ensure};
 use bytes::Bytes;
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
-use everstep_kernels::reduce::{Addend, Node, Sum, Tree};
+use everstep_kernels::reduce::{Addend, Sum, Tree, TreeNode};
 use everstep_transport::identity::{Authority, Identity, NODE_LIFETIME, Role};
 use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, NodeName, Shard, Step};
 use everstep_transport::quic::{BulkReceiver, Endpoint, Expected, Link, Settings};
 
 const DATA_SHARDS: u32 = 8;
 const LENGTH: usize = 100_000; // elements of a vector
-type Partial = (Node, Shared); // the sum of the vectors under a node of the tree
+type Partial = (TreeNode, Shared); // the sum of the vectors under a node of the tree
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<()> {
     let tree = Tree::new(DATA_SHARDS);
     let expected = sum_under(tree, tree.root());
-    let leaves = (0..DATA_SHARDS).map(|data_shard| sum_under(tree, Node::leaf(data_shard)));
+    let leaves = (0..DATA_SHARDS).map(|data_shard| sum_under(tree, TreeNode::leaf(data_shard)));
     let in_order = leaves.reduce(add).context("a tree has a leaf")?;
     let others = expected.iter().zip(&*in_order).filter(|(one, other)| one != other).count();
     println!("added in order instead, {others} of {LENGTH} sums would have other bits");
@@ -86,7 +86,7 @@ async fn send(link: &Link, partials: &[Partial]) -> Result<()> {
     let mut stream = link.bulk().await?;
     let (generation, step, shard) = (Generation(1), Step(1), Shard(0));
     let (kind, encoding, count) = (ChunkKind::Partial, Encoding::F32, LENGTH as u32);
-    for &(Node { level, index }, ref values) in partials {
+    for &(TreeNode { level, index }, ref values) in partials {
         let header =
             Chunk { kind, generation, step, shard, level, index, count, encoding, digest: 0 };
         stream.send(&header, Bytes::copy_from_slice(values.as_bytes())).await?;
@@ -94,12 +94,12 @@ async fn send(link: &Link, partials: &[Partial]) -> Result<()> {
     Ok(stream.finish()?)
 }
 
-async fn receive(from: &mut BulkReceiver) -> Result<Option<(Node, Buffer)>> {
+async fn receive(from: &mut BulkReceiver) -> Result<Option<(TreeNode, Buffer)>> {
     let Some(header) = from.header().await? else { return Ok(None) };
     let mut values = Buffer::detached(vec![0.0; LENGTH]);
     ensure!(header.body_bytes() == values.as_bytes().len(), "not a vector of {LENGTH} elements");
     from.body(&header, values.as_bytes_mut()).await?;
-    Ok(Some((Node { level: header.level, index: header.index }, values)))
+    Ok(Some((TreeNode { level: header.level, index: header.index }, values)))
 }
 
 fn endpoint(authority: &Authority, name: &str) -> Result<Endpoint> {
@@ -113,7 +113,7 @@ fn add(left: Buffer, right: Buffer) -> Buffer {
     Buffer::detached(left.iter().zip(&*right).map(|(left, right)| left + right).collect())
 }
 
-fn sum_under(tree: Tree, node: Node) -> Buffer {
+fn sum_under(tree: Tree, node: TreeNode) -> Buffer {
     match tree.children(node) {
         Some([left, right]) => add(sum_under(tree, left), sum_under(tree, right)),
         None => Buffer::detached((node.index + 1..).take(LENGTH).map(|i| 1.0 / i as f32).collect()),

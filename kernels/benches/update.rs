@@ -19,7 +19,7 @@ use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::layout::{Init, Layout};
 use everstep_kernels::optimizer::{Optimizer, Rule, UpdateInputs};
 use everstep_kernels::random::Philox;
-use everstep_kernels::reduce::{self, Addend, Node, Sum, Tree};
+use everstep_kernels::reduce::{self, Addend, Sum, Tree, TreeNode};
 
 /// Elements of a shard.
 const LENGTHS: [usize; 2] = [40 << 10, 1 << 20];
@@ -63,7 +63,7 @@ fn sum(criterion: &mut Criterion, length: usize) {
             let mut sum = Sum::new(Tree::new(partials), length, pool.clone());
             let mut total = None;
             for (leaf, partial) in (0..).zip(arrivals) {
-                total = sum.insert(Node::leaf(leaf), partial).expect("each leaf comes once");
+                total = sum.insert(TreeNode::leaf(leaf), partial).expect("each leaf comes once");
             }
             total.expect("all have come")
         };

@@ -23,4 +23,4 @@ pub use norm::sum_of_squares;
 pub use rounding::{decode_bf16, encode_bf16, round_bf16, round_bf16_stochastically};
 pub use shards::{shard_count, shard_length, shard_range};
 pub use sum::{AddError, Addend, Sum};
-pub use tree::{Node, Tree};
+pub use tree::{Tree, TreeNode};

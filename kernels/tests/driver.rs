@@ -24,7 +24,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use everstep_kernels::backend::cuda::gpu::{CudaDriver, nvrtc};
 use everstep_kernels::backend::cuda::{
-    Address, Cuda, Delivery, Driver, KERNELS, Kernel, Launch, SOURCES, Source,
+    Address, Cuda, Delivery, Driver, KERNELS, Kernel, KernelSource, Launch, SOURCES,
 };
 use everstep_kernels::backend::{Arena, Backend, Sizes, View};
 use everstep_kernels::precision::Precision;
@@ -46,7 +46,7 @@ fn gpu() -> Option<(CudaDriver, MutexGuard<'static, ()>)> {
     Some((open(Precision::F32, &[]), alone))
 }
 
-fn open(precision: Precision, sources: &[&'static Source]) -> CudaDriver {
+fn open(precision: Precision, sources: &[&'static KernelSource]) -> CudaDriver {
     CudaDriver::open(0, precision, sources).expect("an emulated GPU")
 }
 
@@ -96,7 +96,7 @@ fn library(folder: &Path, name: &str, source: &str) -> Option<Library> {
     Some(unsafe { Library::new(folder.join(name)) }.expect("just compiled"))
 }
 
-fn files(names: &[&str]) -> Vec<&'static Source> {
+fn files(names: &[&str]) -> Vec<&'static KernelSource> {
     SOURCES.iter().copied().filter(|source| names.contains(&source.name)).collect()
 }
 
@@ -214,7 +214,7 @@ fn what_is_computed_meanwhile_does_not_change_what_is_fetched() {
 
 #[test]
 fn nothing_is_fetched_from_a_gpu_that_has_failed() {
-    static NOWHERE: Source = Source { name: "nowhere.cu", text: "", precisions: &[] };
+    static NOWHERE: KernelSource = KernelSource { name: "nowhere.cu", text: "", precisions: &[] };
     static NONE: Kernel = Kernel { source: &NOWHERE, name: "none" };
     let Some((mut gpu, _alone)) = gpu() else { return };
     let base = gpu.allocate(4 << 20).expect("memory");

@@ -13,7 +13,7 @@ use std::{fs, thread};
 
 use everstep_kernels::backend::cuda::gpu::nvrtc::{self, Architecture};
 use everstep_kernels::backend::cuda::gpu::{Cache, CudaError};
-use everstep_kernels::backend::cuda::{SOURCES, Source};
+use everstep_kernels::backend::cuda::{KernelSource, SOURCES};
 use everstep_kernels::precision::Precision;
 
 /// Ampere, Hopper, Blackwell.
@@ -141,7 +141,7 @@ fn a_kernel_that_is_wrong_is_refused_in_the_compilers_words() {
         return;
     }
     let text = "extern \"C\" __global__ void f() { g(); }";
-    let wrong = Source { name: "wrong.cu", text, precisions: &[Precision::F32] };
+    let wrong = KernelSource { name: "wrong.cu", text, precisions: &[Precision::F32] };
     let error = nvrtc::compile(&wrong, Precision::F32, ARCHITECTURES[1]).unwrap_err();
     let words = error.to_string();
     assert!(matches!(error, CudaError::Compile { .. }), "{words}");

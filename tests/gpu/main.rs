@@ -16,7 +16,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
 
-use everstep_kernels::backend::cuda::{SOURCES, Source};
+use everstep_kernels::backend::cuda::{SOURCES, KernelSource};
 use everstep_kernels::precision::Precision;
 use machine::{Machine, say_skipped};
 use serde_json::Value;
@@ -348,7 +348,7 @@ fn compiled_kernels_are_kept_and_damaged_ones_compiled_anew() {
     let first = machine.train(&flags);
     let kernels: Vec<PathBuf> =
         fs::read_dir(machine.cache()).unwrap().map(|entry| entry.unwrap().path()).collect();
-    let launched = |source: &&&Source| source.precisions.contains(&Precision::F32);
+    let launched = |source: &&&KernelSource| source.precisions.contains(&Precision::F32);
     assert_eq!(kernels.len(), SOURCES.iter().filter(launched).count(), "and no others");
     let whole = fs::read(&kernels[0]).unwrap();
     fs::write(&kernels[0], &whole[..whole.len() / 2]).unwrap();

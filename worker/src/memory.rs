@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use everstep_kernels::models::ModelPlan;
 use everstep_kernels::optimizer::Optimizer;
-use everstep_kernels::reduce::{Node, Tree};
+use everstep_kernels::reduce::{Tree, TreeNode};
 use everstep_transport::protocol::RunSpec;
 
 use crate::step::MAX_STATE_BYTES_UNDER_WAY;
@@ -123,7 +123,7 @@ impl Memory {
 /// The subtrees that each worker sends, in the order in which it computes them. After a planned
 /// change of generation a worker has one block of data shards for each 1 in the binary form of its
 /// share. The longest blocks of all workers come first.
-fn subtrees(data_shards: u32, workers: u32) -> impl Iterator<Item = Vec<Node>> {
+fn subtrees(data_shards: u32, workers: u32) -> impl Iterator<Item = Vec<TreeNode>> {
     let tree = Tree::new(data_shards);
     let (share, more) = (data_shards / workers, data_shards % workers);
     let (mut shares, mut next) = (vec![BTreeSet::new(); workers as usize], 0);
@@ -141,8 +141,8 @@ fn subtrees(data_shards: u32, workers: u32) -> impl Iterator<Item = Vec<Node>> {
 /// The most partials of the whole vector that a worker holds at once. They are those of its
 /// complete subtrees, which it keeps until the commit, and a left half on every level of the one
 /// under way.
-fn partials_held(subtrees: &[Node]) -> u64 {
-    let held = |(complete, node): (usize, &Node)| complete as u64 + u64::from(node.level);
+fn partials_held(subtrees: &[TreeNode]) -> u64 {
+    let held = |(complete, node): (usize, &TreeNode)| complete as u64 + u64::from(node.level);
     let under_way = subtrees.iter().enumerate().map(held).max();
     under_way.unwrap_or(0).max(subtrees.len() as u64)
 }

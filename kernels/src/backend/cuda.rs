@@ -34,8 +34,8 @@ mod segments;
 
 pub use attention::AttentionKernels;
 pub use driver::{
-    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Epilogue, Kernel, Launch, Matrix,
-    Product, Source,
+    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Epilogue, Kernel, KernelSource,
+    Launch, Matrix, Product,
 };
 pub use kernels::{KERNELS, SOURCES};
 

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::ops::Deref;
 
 use super::nan::canonical;
-use super::tree::{Node, Tree};
+use super::tree::{Tree, TreeNode};
 use crate::buffer::{Buffer, Pool, Shared};
 
 /// The partials of one parameter shard that have arrived, added up as far as they can be.
@@ -18,11 +18,11 @@ use crate::buffer::{Buffer, Pool, Shared};
 pub struct Sum {
     tree: Tree,
     /// The node that the sum is for.
-    target: Node,
+    target: TreeNode,
     length: usize,
     pool: Pool,
     /// By first leaf. Together they cover exactly the leaves that have arrived.
-    waiting: BTreeMap<u32, (Node, Addend)>,
+    waiting: BTreeMap<u32, (TreeNode, Addend)>,
     /// The sum has handed out the target's value: nothing is missing, and nothing waits.
     complete: bool,
 }
@@ -41,10 +41,10 @@ pub enum Addend {
 pub enum AddError {
     /// The node is no canonical node of the tree.
     #[error("{0:?} is not in the tree")]
-    Outside(Node),
+    Outside(TreeNode),
     /// A leaf under the node has been added already.
     #[error("a part of {0:?} has been added already")]
-    Repeated(Node),
+    Repeated(TreeNode),
     /// The partial is not as long as the parameter shard.
     #[error("a partial has {actual} elements, the parameter shard {expected}")]
     Length {
@@ -63,7 +63,7 @@ impl Sum {
     }
 
     /// The sum over the leaves under `target`, a canonical node of `tree`.
-    pub fn of(target: Node, tree: Tree, length: usize, pool: Pool) -> Self {
+    pub fn of(target: TreeNode, tree: Tree, length: usize, pool: Pool) -> Self {
         Self { tree, target, length, pool, waiting: BTreeMap::new(), complete: false }
     }
 
@@ -71,7 +71,7 @@ impl Sum {
     ///
     /// Each leaf is added exactly once (invariant I18): a partial that would repeat one is an
     /// error.
-    pub fn insert(&mut self, node: Node, partial: Addend) -> Result<Option<Addend>, AddError> {
+    pub fn insert(&mut self, node: TreeNode, partial: Addend) -> Result<Option<Addend>, AddError> {
         self.check(node, &partial)?;
         let (mut node, mut addend) = (node, partial);
         while node != self.target {
@@ -90,7 +90,7 @@ impl Sum {
         Ok(Some(addend))
     }
 
-    fn check(&self, node: Node, partial: &[f32]) -> Result<(), AddError> {
+    fn check(&self, node: TreeNode, partial: &[f32]) -> Result<(), AddError> {
         let (range, whole) = (self.tree.range(node), self.tree.range(self.target));
         let inside = whole.start <= range.start && range.end <= whole.end;
         if self.tree.canonical(node) != Some(node) || !inside {
@@ -106,7 +106,7 @@ impl Sum {
         if self.complete || reached { Err(AddError::Repeated(node)) } else { Ok(()) }
     }
 
-    fn take_waiting(&mut self, node: Node) -> Option<Addend> {
+    fn take_waiting(&mut self, node: TreeNode) -> Option<Addend> {
         let first = self.tree.range(node).start;
         if self.waiting.get(&first)?.0 != node {
             return None;
@@ -179,7 +179,7 @@ mod tests {
     }
 
     /// The definition: a node is its left child plus its right child.
-    fn plain(tree: Tree, node: Node) -> Vec<f32> {
+    fn plain(tree: Tree, node: TreeNode) -> Vec<f32> {
         match tree.children(node) {
             None => leaf(node.index),
             Some(children) => {
@@ -244,23 +244,23 @@ mod tests {
     #[test]
     fn what_would_be_added_twice_is_refused_and_changes_nothing() {
         let tree = Tree::new(5);
-        let (pair, quad) = (Node { level: 1, index: 0 }, Node { level: 2, index: 0 });
+        let (pair, quad) = (TreeNode { level: 1, index: 0 }, TreeNode { level: 2, index: 0 });
         let mut sum = sum(5);
         let mut insert = |node| {
             let added = sum.insert(node, owned(plain(tree, tree.canonical(node).unwrap_or(node))));
             added.map(|root| root.map(|root| bits(&root)))
         };
-        assert_eq!(insert(Node::leaf(1)), Ok(None));
-        for node in [Node::leaf(1), pair, quad, tree.root()] {
+        assert_eq!(insert(TreeNode::leaf(1)), Ok(None));
+        for node in [TreeNode::leaf(1), pair, quad, tree.root()] {
             assert_eq!(insert(node), Err(AddError::Repeated(node)));
         }
-        assert_eq!(insert(Node::leaf(0)), Ok(None));
-        assert_eq!(insert(Node::leaf(0)), Err(AddError::Repeated(Node::leaf(0))));
-        assert_eq!(insert(Node::leaf(4)), Ok(None));
+        assert_eq!(insert(TreeNode::leaf(0)), Ok(None));
+        assert_eq!(insert(TreeNode::leaf(0)), Err(AddError::Repeated(TreeNode::leaf(0))));
+        assert_eq!(insert(TreeNode::leaf(4)), Ok(None));
         assert_eq!(insert(tree.root()), Err(AddError::Repeated(tree.root())));
-        let root = insert(Node { level: 1, index: 1 });
+        let root = insert(TreeNode { level: 1, index: 1 });
         assert_eq!(root, Ok(Some(bits(&plain(tree, tree.root())))));
-        for node in [Node::leaf(4), tree.root()] {
+        for node in [TreeNode::leaf(4), tree.root()] {
             assert_eq!(insert(node), Err(AddError::Repeated(node)));
         }
     }
@@ -268,13 +268,18 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_and_changes_nothing() {
         let mut sum = sum(5);
-        for node in [Node::leaf(5), Node { level: 1, index: 2 }, Node { level: !0, index: !0 }] {
+        for node in
+            [TreeNode::leaf(5), TreeNode { level: 1, index: 2 }, TreeNode { level: !0, index: !0 }]
+        {
             let refused = sum.insert(node, owned(vec![0.0; LENGTH])).map(drop);
             assert_eq!(refused, Err(AddError::Outside(node)));
         }
-        let refused = sum.insert(Node::leaf(0), owned(vec![0.0; 4])).map(drop);
+        let refused = sum.insert(TreeNode::leaf(0), owned(vec![0.0; 4])).map(drop);
         assert_eq!(refused, Err(AddError::Length { expected: LENGTH, actual: 4 }));
-        assert_eq!(sum.insert(Node::leaf(0), owned(leaf(0))).map(|root| root.is_some()), Ok(false));
+        assert_eq!(
+            sum.insert(TreeNode::leaf(0), owned(leaf(0))).map(|root| root.is_some()),
+            Ok(false)
+        );
     }
 
     #[test]

@@ -21,14 +21,14 @@ use std::ops::Range;
 
 /// A node of a [`Tree`], by its name. Not every name is a node of every tree.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Node {
+pub struct TreeNode {
     /// The height above the leaves, which have level 0.
     pub level: u32,
     /// The position within its level, from the left.
     pub index: u32,
 }
 
-impl Node {
+impl TreeNode {
     /// The leaf of data shard `index`.
     pub fn leaf(index: u32) -> Self {
         Self { level: 0, index }
@@ -54,12 +54,12 @@ impl Tree {
     }
 
     /// The canonical node over all leaves.
-    pub fn root(self) -> Node {
-        Node { level: u32::BITS - (self.leaves - 1).leading_zeros(), index: 0 }
+    pub fn root(self) -> TreeNode {
+        TreeNode { level: u32::BITS - (self.leaves - 1).leading_zeros(), index: 0 }
     }
 
     /// The leaves under `node`. Empty if it is no node of this tree.
-    pub fn range(self, node: Node) -> Range<u32> {
+    pub fn range(self, node: TreeNode) -> Range<u32> {
         if node.level > self.root().level {
             return 0..0;
         }
@@ -69,30 +69,30 @@ impl Tree {
 
     /// The lowest node over the same leaves, the one name of their sum. `None` if `node` is no node
     /// of this tree.
-    pub fn canonical(self, node: Node) -> Option<Node> {
+    pub fn canonical(self, node: TreeNode) -> Option<TreeNode> {
         let range = self.range(node);
         let last = (range.end - range.start).checked_sub(1)?;
         let level = u32::BITS - last.leading_zeros();
-        Some(Node { level, index: (u64::from(range.start) >> level) as u32 })
+        Some(TreeNode { level, index: (u64::from(range.start) >> level) as u32 })
     }
 
     /// The canonical nodes that are added to make `node`, left and right. `None` for a leaf, and
     /// for a name that is no canonical node of this tree.
-    pub fn children(self, node: Node) -> Option<[Node; 2]> {
+    pub fn children(self, node: TreeNode) -> Option<[TreeNode; 2]> {
         if node.level == 0 || self.canonical(node) != Some(node) {
             return None;
         }
-        let child = |index| self.canonical(Node { level: node.level - 1, index });
+        let child = |index| self.canonical(TreeNode { level: node.level - 1, index });
         Some([child(2 * node.index)?, child(2 * node.index + 1)?])
     }
 
     /// The canonical node that `node` is added into. `None` for the root, and for a name that is no
     /// node of this tree.
-    pub fn parent(self, node: Node) -> Option<Node> {
+    pub fn parent(self, node: TreeNode) -> Option<TreeNode> {
         let mut above = self.canonical(node)?;
         let node = above;
         while above != self.root() {
-            above = Node { level: above.level + 1, index: above.index / 2 };
+            above = TreeNode { level: above.level + 1, index: above.index / 2 };
             if self.canonical(above) != Some(node) {
                 return self.canonical(above);
             }
@@ -102,7 +102,7 @@ impl Tree {
 
     /// The canonical node that `node` is added to. `None` for the root, and for a name that is no
     /// node of this tree.
-    pub fn sibling(self, node: Node) -> Option<Node> {
+    pub fn sibling(self, node: TreeNode) -> Option<TreeNode> {
         let node = self.canonical(node)?;
         let [left, right] = self.children(self.parent(node)?)?;
         Some(if node == left { right } else { left })
@@ -110,13 +110,13 @@ impl Tree {
 
     /// The greatest subtrees that lie wholly inside `leaves`: canonical, disjoint, from left to
     /// right. A worker that computed `leaves` has to send no more than their sums.
-    pub fn subtrees(self, leaves: &BTreeSet<u32>) -> Vec<Node> {
+    pub fn subtrees(self, leaves: &BTreeSet<u32>) -> Vec<TreeNode> {
         let mut found = Vec::new();
         self.collect_subtrees(self.root(), leaves, &mut found);
         found
     }
 
-    fn collect_subtrees(self, node: Node, leaves: &BTreeSet<u32>, found: &mut Vec<Node>) {
+    fn collect_subtrees(self, node: TreeNode, leaves: &BTreeSet<u32>, found: &mut Vec<TreeNode>) {
         let range = self.range(node);
         let inside = leaves.range(range.clone()).count();
         if inside == range.len() {
@@ -134,17 +134,17 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn node(level: u32, index: u32) -> Node {
-        Node { level, index }
+    fn node(level: u32, index: u32) -> TreeNode {
+        TreeNode { level, index }
     }
 
     #[test]
     fn the_tree_of_five_leaves_is_that_of_the_picture() {
         let tree = Tree::new(5);
         assert_eq!(tree.root(), node(3, 0));
-        assert_eq!(tree.children(node(3, 0)), Some([node(2, 0), Node::leaf(4)]));
+        assert_eq!(tree.children(node(3, 0)), Some([node(2, 0), TreeNode::leaf(4)]));
         for name in [node(0, 4), node(1, 2), node(2, 1)] {
-            assert_eq!(tree.canonical(name), Some(Node::leaf(4)));
+            assert_eq!(tree.canonical(name), Some(TreeNode::leaf(4)));
             assert_eq!(tree.parent(name), Some(node(3, 0)));
             assert_eq!(tree.sibling(name), Some(node(2, 0)));
         }
@@ -155,7 +155,7 @@ mod tests {
     #[test]
     fn the_tree_of_one_leaf_is_that_leaf() {
         let tree = Tree::new(1);
-        assert_eq!(tree.root(), Node::leaf(0));
+        assert_eq!(tree.root(), TreeNode::leaf(0));
         assert_eq!((tree.parent(tree.root()), tree.sibling(tree.root())), (None, None));
     }
 

@@ -224,7 +224,7 @@ mod tests {
         let sum = everstep_kernels::buffer::Shared::new(
             everstep_kernels::buffer::Buffer::detached(vec![0.0]),
         );
-        let node = everstep_kernels::reduce::Node { level: 0, index: 0 };
+        let node = everstep_kernels::reduce::TreeNode { level: 0, index: 0 };
         let inputs = [
             chunk(ChunkKind::Partial, 4),
             chunk(ChunkKind::Reduced, 4),

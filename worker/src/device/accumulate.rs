@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
-use everstep_kernels::reduce::{self, Addend, Node, Sum, Tree};
+use everstep_kernels::reduce::{self, Addend, Sum, Tree, TreeNode};
 use everstep_transport::protocol::{DataShard, LossScale, Shard};
 
 /// A subtree's sum for one parameter shard.
@@ -22,7 +22,7 @@ pub struct SubtreeSum {
     /// The parameter shard that the sum covers.
     pub shard: Shard,
     /// The subtree of data shards that the sum covers.
-    pub node: Node,
+    pub node: TreeNode,
     /// Its sum. No thread writes it again.
     pub sum: Shared,
 }
@@ -65,13 +65,13 @@ pub struct Accumulator {
     parameters: usize,
     pool: Pool,
     tree: Tree,
-    subtrees: Vec<Node>,
+    subtrees: Vec<TreeNode>,
     scale: LossScale,
     data_shard: DataShard,
     /// Elements of its gradient that the model has announced.
     announced: usize,
     leaves: BTreeMap<Shard, Leaf>,
-    sums: BTreeMap<(Node, Shard), Sum>,
+    sums: BTreeMap<(TreeNode, Shard), Sum>,
 }
 
 impl Accumulator {
@@ -92,7 +92,7 @@ impl Accumulator {
 
     /// Begins with these subtrees of the tree over `data_shards`, for gradients with this scale.
     /// Forgets the sums under way.
-    pub fn plan(&mut self, data_shards: u32, subtrees: Vec<Node>, scale: LossScale) {
+    pub fn plan(&mut self, data_shards: u32, subtrees: Vec<TreeNode>, scale: LossScale) {
         self.tree = Tree::new(data_shards);
         self.subtrees = subtrees;
         self.scale = scale;
@@ -177,7 +177,7 @@ impl Accumulator {
         let sum =
             self.sums.entry((node, shard)).or_insert_with(|| Sum::of(node, tree, length, pool));
         let total = sum
-            .insert(Node::leaf(leaf), Addend::Owned(values))
+            .insert(TreeNode::leaf(leaf), Addend::Owned(values))
             .expect("a data shard of the plan is computed once a step")?;
         self.sums.remove(&(node, shard));
         Some(SubtreeSum { shard, node, sum: total.into_shared() })
@@ -210,7 +210,7 @@ mod tests {
     }
 
     /// The sum of `node`, by the definition.
-    fn reference(tree: Tree, node: Node) -> Vec<f32> {
+    fn reference(tree: Tree, node: TreeNode) -> Vec<f32> {
         match tree.children(node) {
             None => gradient(node.index),
             Some([left, right]) => {
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_range_that_is_never_announced_is_noticed() {
         let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
-        accumulator.plan(1, vec![Node::leaf(0)], LossScale::default());
+        accumulator.plan(1, vec![TreeNode::leaf(0)], LossScale::default());
         accumulator.begin(DataShard(0));
         let values = gradient(0);
         accumulator.add(1_024..PARAMETERS, &values[1_024..]).expect("it is new");
@@ -237,7 +237,7 @@ mod tests {
     fn a_range_that_is_announced_twice_is_refused() {
         for again in [0..10, 5..15, 0..1, 9..11] {
             let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
-            accumulator.plan(1, vec![Node::leaf(0)], LossScale::default());
+            accumulator.plan(1, vec![TreeNode::leaf(0)], LossScale::default());
             accumulator.begin(DataShard(0));
             let values = gradient(0);
             accumulator.add(0..10, &values[..10]).expect("it is new");
@@ -246,7 +246,7 @@ mod tests {
             assert_eq!(refused.err(), Some(RepeatedRange(again)));
         }
         let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
-        accumulator.plan(1, vec![Node::leaf(0)], LossScale::default());
+        accumulator.plan(1, vec![TreeNode::leaf(0)], LossScale::default());
         accumulator.begin(DataShard(0));
         accumulator.add(0..PARAMETERS, &gradient(0)).expect("it is new");
         let refused = accumulator.add(0..1, &[0.0]);

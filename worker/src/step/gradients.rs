@@ -14,7 +14,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use everstep_kernels::buffer::{Pool, Shared};
-use everstep_kernels::reduce::{Addend, Node, Sum, Tree};
+use everstep_kernels::reduce::{Addend, Sum, Tree, TreeNode};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, Shard, Step};
 
@@ -28,9 +28,9 @@ pub struct Gradients {
     /// Passes that the device has got and has not finished, in order. Passes of older steps too.
     passes: VecDeque<DevicePass>,
     /// Subtrees that count, computed or to come from a pass. No two share a leaf.
-    nodes: BTreeSet<Node>,
+    nodes: BTreeSet<TreeNode>,
     /// The sums of these subtrees, as the device made them.
-    partials: BTreeMap<(Shard, Node), Shared>,
+    partials: BTreeMap<(Shard, TreeNode), Shared>,
     contributions: BTreeMap<DataShard, Contribution>,
     seconds: f64,
 }
@@ -42,7 +42,7 @@ struct DevicePass {
     /// Data shards that the device has not reported.
     left: BTreeSet<DataShard>,
     /// The subtrees of the pass that still count.
-    nodes: BTreeSet<Node>,
+    nodes: BTreeSet<TreeNode>,
 }
 
 impl Gradients {
@@ -110,7 +110,7 @@ impl Gradients {
     }
 
     /// The device has a sum. Returns whether it counts.
-    pub fn partial(&mut self, step: Step, shard: Shard, node: Node, sum: &Shared) -> bool {
+    pub fn partial(&mut self, step: Step, shard: Shard, node: TreeNode, sum: &Shared) -> bool {
         let counts = self.pass(step).nodes.contains(&node);
         if counts {
             let twice = self.partials.insert((shard, node), sum.clone());
@@ -135,7 +135,7 @@ impl Gradients {
     }
 
     /// The computed sums that count, in order.
-    pub fn partials(&self) -> impl Iterator<Item = (Shard, Node, &Shared)> {
+    pub fn partials(&self) -> impl Iterator<Item = (Shard, TreeNode, &Shared)> {
         self.partials.iter().map(|((shard, node), sum)| (*shard, *node, sum))
     }
 
@@ -168,7 +168,7 @@ impl Gradients {
 /// Sums on their way up to the subtrees that a plan sends.
 #[derive(Debug, Default)]
 pub struct Merge {
-    sums: BTreeMap<(Shard, Node), Sum>,
+    sums: BTreeMap<(Shard, TreeNode), Sum>,
 }
 
 impl Merge {
@@ -178,8 +178,8 @@ impl Merge {
     /// If a part of `node` was added before (invariant I18), or `node` is not under `target`.
     pub fn add(
         &mut self,
-        (tree, target): (Tree, Node),
-        (shard, node): (Shard, Node),
+        (tree, target): (Tree, TreeNode),
+        (shard, node): (Shard, TreeNode),
         sum: Shared,
         pool: &Pool,
     ) -> Option<Addend> {

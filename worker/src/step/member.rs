@@ -27,7 +27,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Shared;
-use everstep_kernels::reduce::{Node, Sum};
+use everstep_kernels::reduce::{Sum, TreeNode};
 use everstep_transport::protocol::message::ShardTime;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
@@ -57,7 +57,7 @@ struct Round {
     /// Sums that this worker computed, on their way up to the subtrees that it sends.
     merge: Merge,
     /// Sums kept of an aborted try that are not in `merge` yet, in order.
-    kept: VecDeque<(Shard, Node, Shared)>,
+    kept: VecDeque<(Shard, TreeNode, Shared)>,
     /// The sums of the shards of which this member is primary.
     sums: BTreeMap<Shard, Sum>,
     squares: BTreeMap<Shard, f64>,
@@ -361,7 +361,7 @@ impl Member {
         catch_up.as_mut().map(|catch_up| act(catch_up, &mut context))
     }
 
-    fn node(chunk: &Chunk) -> Node {
-        Node { level: chunk.level, index: chunk.index }
+    fn node(chunk: &Chunk) -> TreeNode {
+        TreeNode { level: chunk.level, index: chunk.index }
     }
 }

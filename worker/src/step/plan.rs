@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use everstep_kernels::reduce::{Node, Tree};
+use everstep_kernels::reduce::{Tree, TreeNode};
 use everstep_transport::protocol::generation::RecordError;
 use everstep_transport::protocol::{DataShard, Generation, Rank, Record, Shard, WorkerId};
 
@@ -21,7 +21,7 @@ pub struct MemberPlan {
     rank: Rank,
     tree: Tree,
     /// The subtrees that each rank sends, in rank order.
-    subtrees: Vec<BTreeSet<Node>>,
+    subtrees: Vec<BTreeSet<TreeNode>>,
     /// The shards that this member owns, each with whether it is primary.
     owned: BTreeMap<Shard, bool>,
     /// Of how many of them it is the primary.
@@ -110,14 +110,14 @@ impl MemberPlan {
     }
 
     /// The subtrees that this member sends.
-    pub fn subtrees(&self) -> impl Iterator<Item = Node> {
+    pub fn subtrees(&self) -> impl Iterator<Item = TreeNode> {
         self.subtrees[self.rank.0 as usize].iter().copied()
     }
 
     /// The subtree that this member sends and that contains a node. None if no such subtree does.
-    pub fn target(&self, node: Node) -> Option<Node> {
+    pub fn target(&self, node: TreeNode) -> Option<TreeNode> {
         let range = self.tree.range(node);
-        let holds = |target: &Node| {
+        let holds = |target: &TreeNode| {
             let whole = self.tree.range(*target);
             whole.start <= range.start && range.end <= whole.end
         };
@@ -126,7 +126,7 @@ impl MemberPlan {
 
     /// The subtrees that a member sends.
     #[cfg(feature = "planted")]
-    pub fn sent_by(&self, rank: Rank) -> impl Iterator<Item = Node> {
+    pub fn sent_by(&self, rank: Rank) -> impl Iterator<Item = TreeNode> {
         self.subtrees[rank.0 as usize].iter().copied()
     }
 
@@ -182,7 +182,7 @@ impl MemberPlan {
     }
 
     /// Whether `from` sends this member the partial of `node` for `shard`.
-    pub fn expects_partial(&self, from: WorkerId, shard: Shard, node: Node) -> bool {
+    pub fn expects_partial(&self, from: WorkerId, shard: Shard, node: TreeNode) -> bool {
         let primary = self.owned.get(&shard) == Some(&true);
         let rank = self.record().rank(from).filter(|rank| *rank != self.rank);
         primary && rank.is_some_and(|rank| self.subtrees[rank.0 as usize].contains(&node))

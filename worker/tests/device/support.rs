@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::compute::Batch;
 use everstep_kernels::device::DeviceChoice;
-use everstep_kernels::reduce::{self, Addend, Node, Sum, Tree};
+use everstep_kernels::reduce::{self, Addend, Sum, Tree, TreeNode};
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, Precision, ScheduleKind,
     TargetUnit,
@@ -255,7 +255,7 @@ pub fn gradient(step: u64, data_shards: impl IntoIterator<Item = u32>) -> Job {
 /// The job of computing data shards with a loss scale.
 pub fn scaled(step: u64, scale: LossScale, data_shards: impl IntoIterator<Item = u32>) -> Job {
     let leaves: BTreeSet<u32> = data_shards.into_iter().collect();
-    let subtrees: Vec<Node> = Tree::new(DATA_SHARDS).subtrees(&leaves);
+    let subtrees: Vec<TreeNode> = Tree::new(DATA_SHARDS).subtrees(&leaves);
     let data_shards = leaves.into_iter().map(DataShard).collect();
     Job::Gradient { step: Step(step), scale, work: Arc::new(Work { data_shards, subtrees }) }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::optimizer::ShardState;
-use everstep_kernels::reduce::Node;
+use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
@@ -139,7 +139,7 @@ impl Lone {
 
     fn gradient(&self, step: Step) -> Vec<Report> {
         let sum = Shared::new(Buffer::detached(vec![0.5; 1_024]));
-        let node = Node { level: 2, index: 0 };
+        let node = TreeNode { level: 2, index: 0 };
         let partial = Report::Partial { step, shard: Shard(0), node, sum };
         let computed = (0..4).map(DataShard).map(|data_shard| {
             let samples = self.sampler.shard_samples(step, data_shard).collect();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
-use everstep_kernels::reduce::{Node, Tree};
+use everstep_kernels::reduce::{Tree, TreeNode};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, Generation, Message, Record, Shard, Step};
 use everstep_worker::step::event::{Effect, Input, Lane, Work};
@@ -22,7 +22,7 @@ fn leaf(index: u32) -> Vec<f32> {
     (0..7).map(|at| (index as f32 * 1.7 + at as f32).sin() * 10f32.powi(index as i32 % 7)).collect()
 }
 
-fn sum(tree: Tree, node: Node) -> Vec<f32> {
+fn sum(tree: Tree, node: TreeNode) -> Vec<f32> {
     let Some([left, right]) = tree.children(node) else { return leaf(node.index) };
     let (left, right) = (sum(tree, left), sum(tree, right));
     left.iter().zip(right).map(|(left, right)| left + right).collect()
@@ -43,7 +43,7 @@ fn contribution(data_shard: DataShard) -> Contribution {
 }
 
 /// The device does a piece of work. Returns the sums that count.
-fn compute(gradients: &mut Gradients, tree: Tree, work: &Work) -> Vec<(Node, Shared)> {
+fn compute(gradients: &mut Gradients, tree: Tree, work: &Work) -> Vec<(TreeNode, Shared)> {
     let mut counted = Vec::new();
     for node in &work.subtrees {
         let values = Shared::new(Buffer::detached(sum(tree, *node)));
@@ -107,7 +107,7 @@ fn what_was_given_away_while_it_was_under_way_counts_no_more() {
     assert_eq!(gradients.assign(tree, &BTreeSet::from([2])), None);
     let again = gradients.assign(tree, &BTreeSet::from([0, 1, 2])).expect("given back");
     let counted = compute(&mut gradients, tree, &work);
-    assert_eq!(counted.into_iter().map(|(node, _)| node).collect::<Vec<_>>(), [Node::leaf(2)]);
+    assert_eq!(counted.into_iter().map(|(node, _)| node).collect::<Vec<_>>(), [TreeNode::leaf(2)]);
     assert_eq!(gradients.contributions().len(), 1);
     compute(&mut gradients, tree, &again);
     assert_eq!(gradients.contributions().len(), 3);
@@ -163,7 +163,7 @@ proptest! {
         let targets = tree.subtrees(&last);
         let mut merge = Merge::default();
         let mut sent = BTreeMap::new();
-        let mut add = |node: Node, sum: Shared| {
+        let mut add = |node: TreeNode, sum: Shared| {
             let range = tree.range(node);
             let above = targets.iter().find(|target| tree.range(**target).contains(&range.start));
             let target = *above.expect("what counts is under a target");

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_kernels::reduce::{self, Node};
+use everstep_kernels::reduce::{self, TreeNode};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
     Cause, Chunk, ChunkKind, Commit, DataShard, Generation, Member, Message, NodeName, Ownership,
@@ -319,7 +319,7 @@ impl Scene {
         for shard in (0..self.record.owners.len() as u32).map(Shard) {
             let sum = zeros.iter().find(|sum| sum.len() == length(shard)).expect("a length");
             for node in &work.subtrees {
-                let (node, sum): (Node, Shared) = (*node, sum.clone());
+                let (node, sum): (TreeNode, Shared) = (*node, sum.clone());
                 self.solo.report(Report::Partial { step, shard, node, sum });
             }
         }

@@ -1,6 +1,6 @@
 //! The senders and receivers of a plan.
 
-use everstep_kernels::reduce::Node;
+use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::{DataShard, Rank, Shard, WorkerId};
 use everstep_worker::step::plan::{MemberPlan, PlanError};
 
@@ -34,10 +34,10 @@ fn a_member_sends_the_greatest_subtrees_of_its_data_shards() {
     //   level 1    0     1     2     3
     //   level 0   0 1   2 3   4 5   6 7
     //   rank      0 0   0 1   1 1   2 2
-    let node = |level, index| Node { level, index };
+    let node = |level, index| TreeNode { level, index };
     let table = [vec![node(1, 0), node(0, 2)], vec![node(0, 3), node(1, 2)], vec![node(1, 3)]];
     for (worker, mut expected) in MEMBERS.into_iter().zip(table) {
-        let mut found: Vec<Node> = plan_of(worker).subtrees().collect();
+        let mut found: Vec<TreeNode> = plan_of(worker).subtrees().collect();
         expected.sort();
         found.sort();
         assert_eq!(found, expected);
@@ -49,14 +49,14 @@ fn the_primary_expects_each_others_subtrees_and_nothing_else() {
     for (to, worker) in MEMBERS.into_iter().enumerate() {
         let plan = plan_of(worker);
         for from in MEMBERS.into_iter().chain([STRANGER]) {
-            let sent: Vec<Node> = if MEMBERS.contains(&from) && from != worker {
+            let sent: Vec<TreeNode> = if MEMBERS.contains(&from) && from != worker {
                 plan_of(from).subtrees().collect()
             } else {
                 Vec::new()
             };
             for shard in (0..5).map(Shard) {
                 for (level, index) in (0..5).flat_map(|level| (0..9).map(move |at| (level, at))) {
-                    let node = Node { level, index };
+                    let node = TreeNode { level, index };
                     let expected = shard.0 == to as u32 && sent.contains(&node);
                     let found = plan.expects_partial(from, shard, node);
                     assert_eq!(found, expected, "{from} to {worker}: {shard}, {node:?}");

@@ -1,7 +1,7 @@
 //! A core's promise, its Status, and the inputs that it refuses from then on.
 
 use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_kernels::reduce::Node;
+use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::{
     Chunk, ChunkKind, Commit, Decision, Generation, Message, Record, Shard, Step, Term,
 };
@@ -72,7 +72,7 @@ fn the_device_computes_on_after_a_promise_and_what_it_makes_is_kept_for_the_redo
     assert!(pause(&mut solo, 2, NEXT.0));
     for shard in (0..3).map(Shard) {
         let sum = Shared::new(Buffer::detached(vec![1.0; length(shard)]));
-        let node = Node { level: 1, index: 2 };
+        let node = TreeNode { level: 1, index: 2 };
         solo.report(Report::Partial { step: Step(1), shard, node, sum });
     }
     assert_eq!(solo.sent(), []);

@@ -3,7 +3,7 @@
 use std::net::Ipv4Addr;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
-use everstep_kernels::reduce::Node;
+use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::step::{Contribution, Status};
 use everstep_transport::protocol::{
     Chunk, ChunkKind, Commit, DataShard, Decision, Encoding, Generation, LossScale, Message,
@@ -175,7 +175,7 @@ impl Solo {
         for (level, index) in [(0, 3), (1, 2)] {
             for shard in (0..3).map(Shard) {
                 let sum = Shared::new(Buffer::detached(vec![1.0; length(shard)]));
-                let node = Node { level, index };
+                let node = TreeNode { level, index };
                 self.report(Report::Partial { step: Step(step), shard, node, sum });
             }
         }

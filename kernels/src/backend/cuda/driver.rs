@@ -17,7 +17,7 @@ pub struct Address(pub u64);
 
 /// A file of kernels, as it is embedded in the program.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Source {
+pub struct KernelSource {
     /// The file's name, for messages and caches: `add.cu`.
     pub name: &'static str,
     /// The file's text, without the preamble.
@@ -30,7 +30,7 @@ pub struct Source {
 #[derive(Debug, PartialEq, Eq)]
 pub struct Kernel {
     /// The file that defines it.
-    pub source: &'static Source,
+    pub source: &'static KernelSource,
     /// The name of the function.
     pub name: &'static str,
 }
@@ -197,7 +197,7 @@ pub enum DriverError {
     Failed(String),
 }
 
-impl Source {
+impl KernelSource {
     /// The text to compile, for any precision: the preamble, then the file. Its lines count from 1.
     pub fn compiled(&self) -> String {
         let preamble = include_str!("kernels/real.cuh");

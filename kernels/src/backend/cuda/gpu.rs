@@ -16,7 +16,8 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
 use cudarc::nvrtc::Ptx;
 
 use super::driver::{
-    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Kernel, Launch, Product, Source,
+    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Kernel, KernelSource, Launch,
+    Product,
 };
 
 mod cache;
@@ -68,7 +69,7 @@ impl CudaDriver {
     pub fn open(
         index: usize,
         precision: Precision,
-        sources: &[&'static Source],
+        sources: &[&'static KernelSource],
     ) -> Result<Self, CudaError> {
         let device = devices::one(index)?;
         nvrtc::version()?; // said before the GPU is taken
@@ -113,7 +114,11 @@ impl CudaDriver {
         &self.device
     }
 
-    fn load(&mut self, source: &'static Source, cache: Option<&Cache>) -> Result<(), CudaError> {
+    fn load(
+        &mut self,
+        source: &'static KernelSource,
+        cache: Option<&Cache>,
+    ) -> Result<(), CudaError> {
         let code = nvrtc::compile_once(source, self.precision, self.device.architecture, cache)?;
         let module = self.context.load_module(Ptx::from_binary(code));
         let module = module.map_err(|error| failed("cuModuleLoadData", error))?;

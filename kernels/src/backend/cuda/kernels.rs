@@ -1,6 +1,6 @@
 //! The kernels, embedded: one file an operation, each with its launchable functions.
 
-use super::driver::{Kernel, Source};
+use super::driver::{Kernel, KernelSource};
 use crate::precision::Precision;
 
 const ANY: &[Precision] = &[Precision::F32, Precision::Bf16, Precision::Fp16];
@@ -10,7 +10,7 @@ const HALVES: &[Precision] = &[Precision::Bf16, Precision::Fp16];
 macro_rules! kernels {
     ($($source:ident, $file:literal, $precisions:ident: $($kernel:ident = $name:literal),+;)+) => {
         $(
-            static $source: Source = Source {
+            static $source: KernelSource = KernelSource {
                 name: $file,
                 text: include_str!(concat!("kernels/", $file)),
                 precisions: $precisions,
@@ -19,7 +19,7 @@ macro_rules! kernels {
         )+
 
         /// Every file, each with its precisions.
-        pub static SOURCES: &[&Source] = &[$(&$source),+];
+        pub static SOURCES: &[&KernelSource] = &[$(&$source),+];
 
         /// Every kernel of every file.
         pub static KERNELS: &[&Kernel] = &[$($(&$kernel),+),+];
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn every_file_begins_with_its_reference_and_what_was_tried() {
-        for Source { name, text, .. } in SOURCES {
+        for KernelSource { name, text, .. } in SOURCES {
             let comment: String = text.lines().take_while(|line| line.starts_with("//")).collect();
             for part in ["CPU reference", "Tried or considered", "Never run on a GPU"] {
                 assert!(comment.contains(part), "{name}: {part}");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_kernels::reduce::Node;
+use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
@@ -31,7 +31,7 @@ pub struct Work {
     /// The data shards, ascending.
     pub data_shards: Vec<DataShard>,
     /// The subtrees of the reduction that these data shards make up.
-    pub subtrees: Vec<Node>,
+    pub subtrees: Vec<TreeNode>,
 }
 
 /// A job for the device. The device does its jobs in order, with these exceptions. While a pass
@@ -186,7 +186,7 @@ pub enum Report {
         /// The parameter shard that the sum covers.
         shard: Shard,
         /// The subtree of data shards that the sum covers.
-        node: Node,
+        node: TreeNode,
         /// Its sum. No thread writes it again.
         sum: Shared,
     },

@@ -3,7 +3,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_kernels::reduce::Node;
+use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::{Rank, Shard};
 
 use super::Member;
@@ -47,11 +47,11 @@ impl Member {
     }
 
     /// Where in the tree to add a partial. The true place is its own node.
-    pub(super) fn place_of_partial(&mut self, shard: Shard, node: Node) -> Node {
+    pub(super) fn place_of_partial(&mut self, shard: Shard, node: TreeNode) -> TreeNode {
         if !self.has_plant(Plant::ReduceAsTheyCome) {
             return node;
         }
-        let mut nodes: Vec<Node> =
+        let mut nodes: Vec<TreeNode> =
             (0..self.plan.record().world_size()).flat_map(|r| self.plan.sent_by(Rank(r))).collect();
         nodes.sort_by_key(|node| self.plan.tree().range(*node).start);
         let arrived = self.round.arrived.entry(shard).or_default();

@@ -3,7 +3,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_kernels::buffer::Shared;
-use everstep_kernels::reduce::{self, Addend, Node, Sum};
+use everstep_kernels::reduce::{self, Addend, Sum, TreeNode};
 use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step};
 
 use super::Member;
@@ -12,7 +12,7 @@ use crate::step::replica_state::ReducedShard;
 
 impl Member {
     /// The device has a sum. A worker that has promised another generation keeps it for that one.
-    pub(super) fn partial(&mut self, step: Step, shard: Shard, node: Node, sum: Shared) {
+    pub(super) fn partial(&mut self, step: Step, shard: Shard, node: TreeNode, sum: Shared) {
         let counts = self.replica.gradients.partial(step, shard, node, &sum);
         // In a generation that waits, the worker keeps the sum for the next one.
         if counts && !self.control.is_promised() && !self.plan.record().waiting {
@@ -21,7 +21,7 @@ impl Member {
     }
 
     /// Adds a sum up to the subtree that this member sends, and sends that once it is whole.
-    pub(super) fn merge(&mut self, shard: Shard, node: Node, sum: Shared) {
+    pub(super) fn merge(&mut self, shard: Shard, node: TreeNode, sum: Shared) {
         let target = self.plan.target(node).expect("what counts is of this member's data shards");
         let place = (self.plan.tree(), target);
         let pool = &self.setup.pool;
@@ -36,7 +36,7 @@ impl Member {
     }
 
     /// Adds a member's subtree into a shard of which this member is primary.
-    pub(super) fn add(&mut self, shard: Shard, node: Node, partial: Addend) {
+    pub(super) fn add(&mut self, shard: Shard, node: TreeNode, partial: Addend) {
         #[cfg(feature = "planted")]
         let node = self.place_of_partial(shard, node);
         let (tree, length) = (self.plan.tree(), self.plan.length(shard));

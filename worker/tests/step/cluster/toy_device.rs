@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::optimizer::ShardState;
-use everstep_kernels::reduce::{self, Node, Tree};
+use everstep_kernels::reduce::{self, Tree, TreeNode};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step, WorkerId};
 use everstep_worker::data::Sampler;
@@ -274,7 +274,7 @@ impl ToyDevice {
     }
 
     /// A node is its left child plus its right child.
-    fn sum(&self, step: Step, shard: Shard, node: Node) -> Vec<f32> {
+    fn sum(&self, step: Step, shard: Shard, node: TreeNode) -> Vec<f32> {
         let Some([left, right]) = self.tree.children(node) else {
             // One step's gradient is not finite: the step is skipped.
             if step == Step(7) && node.index == 3 {

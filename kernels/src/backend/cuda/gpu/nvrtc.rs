@@ -7,7 +7,7 @@ use cudarc::nvrtc::result::{self, NvrtcError};
 use cudarc::nvrtc::sys::{self, nvrtcProgram};
 use tracing::{debug, warn};
 
-use super::super::driver::Source;
+use super::super::driver::KernelSource;
 use super::cache::{Cache, Found};
 use super::error::CudaError;
 use crate::precision::Precision;
@@ -71,7 +71,7 @@ pub fn version() -> Result<(i32, i32), CudaError> {
 /// # Errors
 /// [`CudaError::Compile`] with the compiler's words, or [`CudaError::NoLibrary`].
 pub fn compile(
-    source: &Source,
+    source: &KernelSource,
     precision: Precision,
     architecture: Architecture,
 ) -> Result<Compiled, CudaError> {
@@ -99,7 +99,7 @@ pub fn compile(
 /// # Errors
 /// As [`compile`].
 pub fn compile_once(
-    source: &Source,
+    source: &KernelSource,
     precision: Precision,
     architecture: Architecture,
     cache: Option<&Cache>,
