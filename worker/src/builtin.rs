@@ -19,7 +19,7 @@ use everstep_transport::protocol::run::Precision;
 use crate::data::text_files;
 use crate::data::text_samples::TextSamples;
 use crate::data::token_samples::TokenSamples;
-use crate::data::tokens::{self, TokenError, Tokens};
+use crate::data::tokens::{self, TokenFileError, Tokens};
 use crate::data::windows::Windows;
 use crate::data::{Dataset, Text, TextError};
 use crate::registry::{BuildError, Registry};
@@ -49,7 +49,7 @@ fn of_text(error: TextError) -> BuildError {
 }
 
 /// As [`of_text`].
-fn of_tokens(error: TokenError) -> BuildError {
+fn of_tokens(error: TokenFileError) -> BuildError {
     let reason = error.to_string();
     match error.is_of_place() {
         true => BuildError::Place(reason),

@@ -13,8 +13,8 @@ use tokio::sync::{oneshot, watch};
 
 use super::device_host::DeviceHost;
 use super::event::{
-    AdmitChunk, CoordinatorConnected, DeviceBuilt, DeviceReported, Event, PeerConnected, PeerInput,
-    StoreReported,
+    AdmitChunk, CoordinatorConnected, CoreInput, DeviceBuilt, DeviceReported, PeerConnected,
+    PeerInput, StoreReported,
 };
 #[cfg(feature = "failpoints")]
 use super::failpoint;
@@ -200,7 +200,7 @@ impl WorkerActor {
                 let own = context.address();
                 actix::spawn(async move {
                     tokio::task::yield_now().await; // the links' tasks have their turn
-                    own.do_send(Event(Input::Yielded));
+                    own.do_send(CoreInput(Input::Yielded));
                 });
             }
             Effect::Exit(exit) => {
@@ -261,10 +261,10 @@ impl Actor for WorkerActor {
     }
 }
 
-impl Handler<Event> for WorkerActor {
+impl Handler<CoreInput> for WorkerActor {
     type Result = ();
 
-    fn handle(&mut self, Event(input): Event, context: &mut Self::Context) {
+    fn handle(&mut self, CoreInput(input): CoreInput, context: &mut Self::Context) {
         if let Input::CoordinatorLost { link } = &input {
             self.coordinators.remove(link);
         }

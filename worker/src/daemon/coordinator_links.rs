@@ -31,7 +31,7 @@ use tokio::sync::{Mutex, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use super::event::{CoordinatorConnected, Event};
+use super::event::{CoordinatorConnected, CoreInput};
 use crate::step::event::{Input, LinkId};
 
 /// How long the search lasts before the core hears that there are no coordinators.
@@ -57,7 +57,7 @@ pub struct LinkEvents {
     /// Gets each link that comes up.
     pub connected: Recipient<CoordinatorConnected>,
     /// Gets the messages of links, the loss of links, and the report that there is none.
-    pub event: Recipient<Event>,
+    pub event: Recipient<CoreInput>,
 }
 
 /// Keeps a link to every coordinator and passes its messages on, until the actor has ended.
@@ -142,7 +142,7 @@ impl CoordinatorLinks {
                 (address, dialed) = self.dialer.dialed() => {
                     self.dialed(address, dialed).await?;
                     if self.endpoint.is_removed() {
-                        return self.link_events.event.send(Event(Input::Removed)).await;
+                        return self.link_events.event.send(CoreInput(Input::Removed)).await;
                     }
                 }
                 Some(Ok(ended)) = self.readers.join_next() => self.lost(ended?).await?,
@@ -273,7 +273,7 @@ impl CoordinatorLinks {
         if self.links.is_empty() {
             self.outage = Outage { since: now, warned: now, reason: reason.to_string() };
         }
-        self.link_events.event.send(Event(Input::CoordinatorLost { link: id })).await
+        self.link_events.event.send(CoreInput(Input::CoordinatorLost { link: id })).await
     }
 
     /// If there is no link, logs that now and then, and tells the core after long.
@@ -290,7 +290,7 @@ impl CoordinatorLinks {
             return Ok(());
         }
         *since = Instant::now();
-        self.link_events.event.send(Event(Input::CoordinatorGone(reason.clone()))).await
+        self.link_events.event.send(CoreInput(Input::CoordinatorGone(reason.clone()))).await
     }
 }
 
@@ -336,10 +336,14 @@ impl CoordinatorLink {
 
 /// Passes one link's messages on. Returns when the link has ended. An error means that the actor
 /// has ended.
-async fn read(id: LinkId, link: Link, event: Recipient<Event>) -> Result<LinkLost, MailboxError> {
+async fn read(
+    id: LinkId,
+    link: Link,
+    event: Recipient<CoreInput>,
+) -> Result<LinkLost, MailboxError> {
     loop {
         match link.receive().await {
-            Ok(message) => event.send(Event(Input::Coordinator { link: id, message })).await?,
+            Ok(message) => event.send(CoreInput(Input::Coordinator { link: id, message })).await?,
             Err(reason) => return Ok(LinkLost(id, reason)),
         }
     }

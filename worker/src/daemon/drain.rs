@@ -12,7 +12,7 @@ use actix::Addr;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::actor::WorkerActor;
-use super::event::Event;
+use super::event::CoreInput;
 use crate::step::event::Input;
 
 /// Catches SIGTERM, which from now on no longer ends the process.
@@ -25,7 +25,7 @@ pub fn terminations() -> io::Result<Signal> {
 pub async fn run(mut terminations: Signal, grace: Option<Duration>, own: Addr<WorkerActor>) {
     terminations.recv().await;
     tracing::info!("told to leave; a second SIGTERM ends this worker at once");
-    own.do_send(Event(Input::Drain));
+    own.do_send(CoreInput(Input::Drain));
     let over = async {
         match grace {
             Some(grace) => tokio::time::sleep(grace).await,
@@ -36,5 +36,5 @@ pub async fn run(mut terminations: Signal, grace: Option<Duration>, own: Addr<Wo
         _ = terminations.recv() => tracing::warn!("told to leave at once"),
         () = over => tracing::warn!("the time for leaving in good order is over"),
     }
-    own.do_send(Event(Input::DrainOverdue));
+    own.do_send(CoreInput(Input::DrainOverdue));
 }

@@ -12,7 +12,7 @@ use crate::step::event::{Admission, Built, Input, LinkId, Report, StoreReport};
 /// An input for the core.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
-pub struct Event(pub Input);
+pub struct CoreInput(pub Input);
 
 /// An input from a link to another worker. It counts only while that link is the worker's current
 /// one.

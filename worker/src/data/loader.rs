@@ -27,14 +27,14 @@ use super::sampler::Sampler;
 
 /// The worker's end of the loading thread. The thread ends soon after the loader is dropped.
 pub struct Loader {
-    source: Source,
+    source: BatchSource,
     spare: SyncSender<Vec<Batch>>,
     /// Whether the data set cannot read a sample yet.
     is_stalled: Arc<AtomicBool>,
 }
 
 /// The source of filled data shards.
-enum Source {
+enum BatchSource {
     /// A thread that fills ahead.
     Ahead(Ahead),
     /// The caller's own thread.
@@ -109,14 +109,14 @@ impl Loader {
         let is_stalled = Arc::new(AtomicBool::new(false));
         let filler = Filler { dataset, sampler, spares, is_stalled: is_stalled.clone() };
         if depth == 0 {
-            return Self { source: Source::Asked(filler), spare, is_stalled };
+            return Self { source: BatchSource::Asked(filler), spare, is_stalled };
         }
         let (plans, planned) = channel();
         let thread = thread::Builder::new().name("load".into());
         thread.spawn(move || filler.run(planned)).expect("the system gives a process a thread");
         let (step, usual) = (Step(0), Vec::new());
         let ahead = Ahead { plans, filled: None, wanted: Arc::default(), depth, step, usual };
-        Self { source: Source::Ahead(ahead), spare, is_stalled }
+        Self { source: BatchSource::Ahead(ahead), spare, is_stalled }
     }
 
     /// Asks for these data shards of a step, in this order. If the thread fills just these for the
@@ -125,7 +125,7 @@ impl Loader {
     /// A repeated step asks for the data shards that it lacks, because other workers that had them
     /// are gone. From the next step on the thread fills these and the earlier ones.
     pub fn plan(&mut self, step: Step, data_shards: &[DataShard]) {
-        if let Source::Ahead(ahead) = &mut self.source
+        if let BatchSource::Ahead(ahead) = &mut self.source
             && !data_shards.is_empty()
         {
             ahead.plan(step, data_shards);
@@ -152,10 +152,10 @@ impl Loader {
     ) -> Result<Option<Loaded>, LoadError> {
         let Self { source, spare, .. } = self;
         let filled = match source {
-            Source::Asked(filler) => {
+            BatchSource::Asked(filler) => {
                 return filler.fill(step, data_shard, &|| true).map(Some);
             }
-            Source::Ahead(Ahead { filled, .. }) => filled,
+            BatchSource::Ahead(Ahead { filled, .. }) => filled,
         };
         let Some(receiver) = filled.take() else {
             return Err(LoadError::NotPlanned { step, data_shard });

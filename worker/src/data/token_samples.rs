@@ -2,7 +2,7 @@
 
 use everstep_kernels::compute::Batch;
 
-use super::tokens::{TokenError, TokenRow, Tokens};
+use super::tokens::{TokenFileError, TokenRow, Tokens};
 use super::windows::Windows;
 use super::{DataError, Dataset};
 
@@ -17,11 +17,11 @@ impl TokenSamples {
     ///
     /// # Errors
     ///
-    /// [`TokenError::TooShort`] if the tokens to train on do not hold one sample.
-    pub fn new(tokens: Tokens, windows: Windows) -> Result<Self, TokenError> {
+    /// [`TokenFileError::TooShort`] if the tokens to train on do not hold one sample.
+    pub fn new(tokens: Tokens, windows: Windows) -> Result<Self, TokenFileError> {
         let context = windows.context();
         if windows.count(tokens.training().len()) == 0 {
-            return Err(TokenError::TooShort { tokens: tokens.training().len(), context });
+            return Err(TokenFileError::TooShort { tokens: tokens.training().len(), context });
         }
         Ok(Self { tokens, windows })
     }

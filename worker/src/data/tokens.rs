@@ -16,7 +16,7 @@ use everstep_transport::protocol::run::DataSpec;
 
 use super::DataError;
 use super::text_files;
-pub use error::TokenError;
+pub use error::TokenFileError;
 use file::TokenFile;
 
 /// The tokens of a list of files.
@@ -45,12 +45,12 @@ struct Part {
 
 /// The files that `path` stands for. Of a directory these are the files below it whose names end in
 /// `.bin`. Other paths stand for what [`text_files::resolve`] says.
-pub fn files(path: &str) -> Result<Vec<PathBuf>, TokenError> {
+pub fn files(path: &str) -> Result<Vec<PathBuf>, TokenFileError> {
     let mut files = text_files::resolve(path)?;
     if Path::new(path).is_dir() {
         files.retain(|file| file.extension().is_some_and(|extension| extension == "bin"));
         if files.is_empty() {
-            return Err(TokenError::NoFiles { path: path.into() });
+            return Err(TokenFileError::NoFiles { path: path.into() });
         }
     }
     Ok(files)
@@ -59,7 +59,11 @@ pub fn files(path: &str) -> Result<Vec<PathBuf>, TokenError> {
 impl Tokens {
     /// Opens `files` in order, and holds out the last `floor(tokens * validation)` tokens of each.
     /// Reads each of them once, for the fingerprint and to check every token.
-    pub fn open(files: &[PathBuf], data: &DataSpec, vocabulary: u32) -> Result<Self, TokenError> {
+    pub fn open(
+        files: &[PathBuf],
+        data: &DataSpec,
+        vocabulary: u32,
+    ) -> Result<Self, TokenFileError> {
         let (mut training, mut held_out) = (TokenRow::default(), TokenRow::default());
         let mut hasher = blake3::Hasher::new();
         for path in files {

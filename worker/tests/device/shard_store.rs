@@ -58,7 +58,7 @@ fn a_joiner_goes_on_from_what_an_owner_exports_as_the_owner_does() {
             let made = owner.give(update(3, shard, &gradients));
             let syncing = joiner.give(update(3, shard, &gradients));
             assert_eq!(updated(&made), updated(&syncing));
-            assert!(parameters(&syncing).is_empty(), "a learner sends nothing");
+            assert!(parameters(&syncing).is_empty(), "a joiner sends nothing");
         }
         assert_eq!(joiner.digests(0..SHARDS), owner.digests(0..SHARDS));
         assert_eq!(joiner.train(4, 0..SHARDS), owner.train(4, 0..SHARDS));

@@ -129,7 +129,7 @@ fn without_any_coordinator_training_goes_on() {
     assert_eq!(greeted(&mut solo), [(LinkId(4), Some(OWN))]);
 }
 
-/// Invariant I7, for terms: a leader that stood still does not know that its reign is over.
+/// Invariant I7, for terms: a leader that stood still does not know that another one leads.
 #[test]
 fn a_stale_leader_is_not_obeyed() {
     let mut solo = among_three();
@@ -161,8 +161,8 @@ fn a_stale_leader_is_not_obeyed() {
     assert_eq!(told(&mut solo), [(SECOND, "fetch_record")]);
 }
 
-/// The verdict may be true of an earlier worker. The coordinator must know this one's id, for its
-/// next reign.
+/// The verdict may be true of an earlier worker. The coordinator must know this one's id, for the
+/// next term in which it leads.
 #[test]
 fn a_coordinator_that_takes_this_worker_for_another_is_told_who_it_is() {
     let mut solo = among_three();

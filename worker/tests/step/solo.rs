@@ -265,7 +265,7 @@ pub fn feed(joiner: WorkerId, shards: &[u32]) -> Message {
         term: TERM,
         generation: GENERATION,
         joiner,
-        name: NodeName::parse("learner").expect("a valid name"),
+        name: NodeName::parse("joiner").expect("a valid name"),
         address: (Ipv4Addr::LOCALHOST, 1).into(),
         shards: shards.iter().copied().map(Shard).collect(),
     }

@@ -61,10 +61,10 @@ impl Handler<CoordinatorConnected> for Ear {
     }
 }
 
-impl Handler<Event> for Ear {
+impl Handler<CoreInput> for Ear {
     type Result = ();
 
-    fn handle(&mut self, Event(input): Event, _: &mut Self::Context) {
+    fn handle(&mut self, CoreInput(input): CoreInput, _: &mut Self::Context) {
         if let Input::CoordinatorLost { link } = &input {
             self.links.remove(link);
         }

@@ -8,7 +8,7 @@ use crate::data::text::TextError;
 
 /// Why there are no tokens.
 #[derive(Debug, thiserror::Error)]
-pub enum TokenError {
+pub enum TokenFileError {
     /// A file cannot be found or read.
     #[error(transparent)]
     File(#[from] TextError),
@@ -99,7 +99,7 @@ pub enum TokenError {
     },
 }
 
-impl TokenError {
+impl TokenFileError {
     /// Whether another machine, or this one later, may well read the same files.
     pub(crate) fn is_of_place(&self) -> bool {
         matches!(self, Self::File(error) if error.is_of_place())

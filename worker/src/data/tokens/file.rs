@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::run::TokenType;
 
-use super::error::{TokenError, bytes};
+use super::error::{TokenFileError, bytes};
 use crate::data::DataError;
 use crate::data::text::TextError;
 
@@ -46,8 +46,8 @@ pub(super) struct TokenFile {
 
 impl TokenFile {
     /// Opens a file. `stated` is the type of a file without a header.
-    pub(super) fn open(path: &Path, stated: Option<TokenType>) -> Result<Self, TokenError> {
-        let unreadable = |source| TokenError::File(TextError::unreadable(path, source));
+    pub(super) fn open(path: &Path, stated: Option<TokenType>) -> Result<Self, TokenFileError> {
+        let unreadable = |source| TokenFileError::File(TextError::unreadable(path, source));
         let file = File::open(path).map_err(unreadable)?;
         let metadata = file.metadata().map_err(unreadable)?;
         if !metadata.is_file() {
@@ -58,7 +58,7 @@ impl TokenFile {
         let read = (length as usize).min(head.len());
         file.read_exact_at(&mut head[..read], 0).map_err(unreadable)?;
         if let Some((_, kind)) = OTHERS.iter().find(|(first, _)| head.starts_with(first)) {
-            return Err(TokenError::OtherKind { path: path.into(), kind });
+            return Err(TokenFileError::OtherKind { path: path.into(), kind });
         }
         let [magic, version, tokens] = [0, 4, 8]
             .map(|at| i32::from_le_bytes([head[at], head[at + 1], head[at + 2], head[at + 3]]));
@@ -68,16 +68,16 @@ impl TokenFile {
             return Self::bare(path, file, length, stated);
         };
         if version != known {
-            return Err(TokenError::Version { path, found: version, known });
+            return Err(TokenFileError::Version { path, found: version, known });
         }
         if let Some(stated) = stated.filter(|stated| *stated != dtype) {
-            return Err(TokenError::Contradiction { path, found: dtype, stated });
+            return Err(TokenFileError::Contradiction { path, found: dtype, stated });
         }
         let tokens = u64::try_from(tokens).unwrap_or(0);
         let expected = HEADER_BYTES + tokens * bytes(dtype);
         if length != expected {
             let expected = format!("its header states {tokens} tokens, which take {expected}");
-            return Err(TokenError::Length { path, found: length, expected });
+            return Err(TokenFileError::Length { path, found: length, expected });
         }
         Ok(Self { path, file, dtype, begin: HEADER_BYTES, tokens })
     }
@@ -88,12 +88,12 @@ impl TokenFile {
         file: File,
         length: u64,
         stated: Option<TokenType>,
-    ) -> Result<Self, TokenError> {
-        let Some(dtype) = stated else { return Err(TokenError::Untyped { path }) };
+    ) -> Result<Self, TokenFileError> {
+        let Some(dtype) = stated else { return Err(TokenFileError::Untyped { path }) };
         let size = bytes(dtype);
         if !length.is_multiple_of(size) {
             let expected = format!("a token takes {size}");
-            return Err(TokenError::Length { path, found: length, expected });
+            return Err(TokenFileError::Length { path, found: length, expected });
         }
         Ok(Self { path, file, dtype, begin: 0, tokens: length / size })
     }
@@ -113,7 +113,7 @@ impl TokenFile {
         &self,
         vocabulary: u32,
         show: &mut dyn FnMut(&[u8]),
-    ) -> Result<(), TokenError> {
+    ) -> Result<(), TokenFileError> {
         let at_once = SCAN_BYTES as u64 / self.token_bytes();
         let mut buffer = vec![0; SCAN_BYTES];
         let mut first = 0;
@@ -161,7 +161,7 @@ impl TokenFile {
     }
 
     /// Checks the bytes of tokens from the place `first` on.
-    fn check(&self, first: u64, bytes: &[u8], vocabulary: u32) -> Result<(), TokenError> {
+    fn check(&self, first: u64, bytes: &[u8], vocabulary: u32) -> Result<(), TokenFileError> {
         let greatest = match self.dtype {
             TokenType::U16 => shorts(bytes).max(),
             TokenType::U32 => longs(bytes).max(),
@@ -176,7 +176,7 @@ impl TokenFile {
         };
         let (place, token) = wrong.expect("the greatest is one");
         let (path, position) = (self.path.clone(), first + place as u64);
-        Err(TokenError::Vocabulary { path, position, token, vocabulary })
+        Err(TokenFileError::Vocabulary { path, position, token, vocabulary })
     }
 }
 

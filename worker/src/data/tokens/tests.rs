@@ -30,7 +30,7 @@ impl Files {
         dtype: Option<TokenType>,
         validation: f64,
         vocabulary: u32,
-    ) -> Result<Tokens, TokenError> {
+    ) -> Result<Tokens, TokenFileError> {
         let path = self.directory.path().display().to_string();
         let data = DataSpec { kind: "tokens".into(), path, validation, dtype };
         Tokens::open(&files(&data.path)?, &data, vocabulary)

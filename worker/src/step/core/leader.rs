@@ -60,7 +60,7 @@ impl Leader {
     }
 
     /// A coordinator speaks as the leader of a term. False if this worker has heard of a later
-    /// term: then the sender does not know yet that its reign is over, and its message is void.
+    /// term: the sender does not know yet that it leads no more, and its message is void.
     pub(super) fn hear(&mut self, term: Term) -> bool {
         let holds = term >= self.term;
         self.term = self.term.max(term);
