@@ -16,7 +16,7 @@ use crate::digest::Digest;
 use crate::head::ElementType;
 use crate::names::{FileName, shown};
 use crate::store::{Environment, Place, Store, StoreError, place};
-use source::{Source, read_sources};
+use source::{ForeignTensor, read_sources};
 
 /// Elements that are read at once.
 const PIECE: usize = 1 << 20;
@@ -86,9 +86,9 @@ pub enum ImportError {
 pub struct InitialWeights {
     store: Box<dyn Store>,
     /// The tensors of the layout, in its order, each with its bytes.
-    tensors: Vec<(Range<usize>, Source)>,
+    tensors: Vec<(Range<usize>, ForeignTensor)>,
     /// The head, if the files have one.
-    head: Option<Source>,
+    head: Option<ForeignTensor>,
     count: usize,
 }
 
@@ -187,7 +187,7 @@ impl InitialWeights {
         let Some(head) = &self.head else { return Ok(()) };
         let place = self.store.place().to_string();
         let embedding = self.tensors.iter().find(|(_, source)| source.name.ends_with(EMBEDDING));
-        let same = |(_, embedding): &(Range<usize>, Source)| embedding.shape == head.shape;
+        let same = |(_, embedding): &(Range<usize>, ForeignTensor)| embedding.shape == head.shape;
         let Some((whole, embedding)) = embedding.filter(|it| same(it)) else {
             let problem = format!("tensor \"{HEAD}\" is none of the run's model");
             return Err(ImportError::Model { place, problem });
@@ -210,7 +210,7 @@ impl InitialWeights {
 
     fn read_source(
         &self,
-        source: &Source,
+        source: &ForeignTensor,
         range: Range<usize>,
         values: &mut [f32],
     ) -> Result<(), ImportError> {

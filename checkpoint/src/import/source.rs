@@ -18,7 +18,7 @@ const MAX_FILES: usize = 10_000;
 
 /// A tensor in a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Source {
+pub(super) struct ForeignTensor {
     pub(super) name: String,
     pub(super) shape: Vec<u64>,
     pub(super) element: ElementType,
@@ -27,7 +27,7 @@ pub(super) struct Source {
     bytes: Range<u64>,
 }
 
-impl Source {
+impl ForeignTensor {
     /// Reads these elements as f32. The element's type is one that weights have.
     pub(super) fn read(
         &self,
@@ -65,7 +65,7 @@ struct Index {
 pub(super) fn read_sources(
     store: &dyn Store,
     file: Option<&FileName>,
-) -> Result<BTreeMap<String, Source>, ImportError> {
+) -> Result<BTreeMap<String, ForeignTensor>, ImportError> {
     let mut found = BTreeMap::new();
     for file in files(store, file)? {
         for source in read_head(store, &file)? {
@@ -110,7 +110,7 @@ fn files(store: &dyn Store, file: Option<&FileName>) -> Result<Vec<FileName>, Im
     names.map_err(|error| problem_of(store, &list, error.to_string()))
 }
 
-fn read_head(store: &dyn Store, file: &FileName) -> Result<Vec<Source>, ImportError> {
+fn read_head(store: &dyn Store, file: &FileName) -> Result<Vec<ForeignTensor>, ImportError> {
     let name = ObjectName::File(file.clone());
     let problem = |problem: crate::head::HeadError| problem_of(store, file, problem.0);
     let bytes = store.size(&name)?;
@@ -121,7 +121,7 @@ fn read_head(store: &dyn Store, file: &FileName) -> Result<Vec<Source>, ImportEr
     let start = head_length(*first, bytes).map_err(problem)?;
     let text = store.read(&name, LENGTH_BYTES..start)?;
     let head = Head::parse(&text, bytes - start).map_err(problem)?;
-    let source = |tensor: crate::head::TensorHead| Source {
+    let source = |tensor: crate::head::TensorHead| ForeignTensor {
         name: tensor.name,
         shape: tensor.shape,
         element: tensor.element,
