@@ -150,7 +150,7 @@ impl Core {
             CoreInput::Unconfirmed { ticket } => self.leadership.unconfirmed(ticket),
             CoreInput::Installed(state) => self.install(now, *state),
             CoreInput::Applied { index, term, entry } => self.applied(now, index, term, entry),
-            CoreInput::HistoryTold => self.history.is_told(now),
+            CoreInput::HistoryPage => self.history.on_page(now),
             CoreInput::Tick => self.tick(now),
         }
     }

@@ -10,6 +10,7 @@
 //! bounded number of questions a second. On loopback all users of this machine may read, and a
 //! change takes the token (`guard.rs`). The API does not encrypt.
 
+mod actor_client;
 mod answers;
 mod changes;
 mod connections;
@@ -21,7 +22,6 @@ mod process;
 mod query;
 mod routes;
 mod server;
-mod source;
 mod token;
 
 use std::io;
@@ -40,9 +40,9 @@ use actix_web::{App, ResponseError};
 use everstep_transport::identity::Authority;
 use everstep_transport::protocol::question::{CoordinatorStatus, RunView, TokenView};
 
+use self::actor_client::ActorClient;
 use self::guard::Guard;
 pub(crate) use self::server::RunningApi;
-use self::source::Source;
 use self::token::Token;
 use crate::core::ClusterView;
 use crate::daemon::CoordinatorActor;
@@ -221,12 +221,12 @@ impl Api {
         links: SocketAddr,
     ) -> Result<RunningApi, HttpError> {
         let Self { listener, address, guard, authority } = self;
-        let (source, guard) = (Arc::new(Source::new(coordinator)), Arc::new(guard));
+        let (actor, guard) = (Arc::new(ActorClient::new(coordinator)), Arc::new(guard));
         let issuer = Data::new(Issuer(authority));
         let place = OwnAddress { links };
         let app = move || {
             App::new()
-                .app_data(Data::from(source))
+                .app_data(Data::from(actor))
                 .app_data(Data::from(guard))
                 .app_data(Data::new(place))
                 .app_data(issuer)

@@ -57,7 +57,7 @@ pub enum CoreInput {
         entry: CommandEntry,
     },
     /// Another coordinator has sent a page of the history that is missing here.
-    HistoryTold,
+    HistoryPage,
     /// Time has passed. The driver gives this every [`super::CORE_TICK`].
     Tick,
 }

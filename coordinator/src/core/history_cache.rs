@@ -96,7 +96,7 @@ impl HistoryCache {
     }
 
     /// A page of the missing history has come.
-    pub(super) fn is_told(&mut self, now: Time) {
+    pub(super) fn on_page(&mut self, now: Time) {
         self.lacks = self.lacks.map(|_| now);
     }
 

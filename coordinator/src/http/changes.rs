@@ -17,21 +17,21 @@ use serde::Deserialize;
 use serde_json::json;
 use tokio::time::timeout;
 
+use super::actor_client::ActorClient;
 use super::key::IdempotencyKey;
 use super::problem::HttpProblem;
-use super::source::Source;
 use super::{Issuer, MAX_BODY, REQUEST_BODY_TIMEOUT};
 
 type ChangeResponse = Result<HttpResponse, HttpProblem>;
 
 pub(super) async fn submit(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
     let run = parse_run(&read(body).await?)?;
     let name = run.name.clone();
-    let id = source.command(key, OperatorCommand::Submit(run.into())).await?;
+    let id = actor.command(key, OperatorCommand::Submit(run.into())).await?;
     let place = ("location", "/api/v1/run");
     Ok(HttpResponse::Created().insert_header(place).json(json!({ "run": name, "id": id })))
 }
@@ -46,7 +46,7 @@ struct CancelBody {
 /// A client that may repeat the request has to name the run, since the newest could be another by
 /// then.
 pub(super) async fn cancel(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
@@ -62,9 +62,9 @@ pub(super) async fn cancel(
             let error = "with the header `Idempotency-Key`, the run has to be named";
             return Err(HttpProblem::bad(error, next));
         }
-        None => source.overview(false).await?.runs.last().map_or(0, |run| run.id),
+        None => actor.overview(false).await?.runs.last().map_or(0, |run| run.id),
     };
-    source.command(key, OperatorCommand::Cancel(run)).await?;
+    actor.command(key, OperatorCommand::Cancel(run)).await?;
     let reason = FailReason::Cancelled.to_string();
     Ok(HttpResponse::Ok().json(json!({ "run": run, "state": "failed", "reason": reason })))
 }
@@ -78,41 +78,41 @@ struct RunBody {
 
 /// Carries out a command for the run that the body names, and tells what becomes of it.
 async fn direct(
-    source: &Source,
+    actor: &ActorClient,
     key: IdempotencyKey,
     body: Payload,
     (command, state): (impl FnOnce(RunId) -> OperatorCommand, &str),
 ) -> ChangeResponse {
     let next = "send {\"run\": ID}, with the id that /api/v1/runs tells";
     let RunBody { run } = parse(&read(body).await?, next)?;
-    source.command(key, command(run)).await?;
+    actor.command(key, command(run)).await?;
     Ok(HttpResponse::Accepted().json(json!({ "run": run, "state": state })))
 }
 
 /// The pause is in force after the step under way.
 pub(super) async fn pause(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
-    direct(&source, key, body, (OperatorCommand::Pause, "pausing")).await
+    direct(&actor, key, body, (OperatorCommand::Pause, "pausing")).await
 }
 
 pub(super) async fn resume(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
-    direct(&source, key, body, (OperatorCommand::Resume, "training")).await
+    direct(&actor, key, body, (OperatorCommand::Resume, "training")).await
 }
 
 /// Events tell of the checkpoint.
 pub(super) async fn checkpoint(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
-    direct(&source, key, body, (OperatorCommand::Checkpoint, "saving")).await
+    direct(&actor, key, body, (OperatorCommand::Checkpoint, "saving")).await
 }
 
 /// The run, and the step to go back to.
@@ -127,7 +127,7 @@ struct RollbackBody {
 }
 
 pub(super) async fn rollback(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
@@ -135,39 +135,39 @@ pub(super) async fn rollback(
     let RollbackBody { run, step, generation } = parse(&read(body).await?, next)?;
     let (step, generation) = (Step(step), Generation(generation));
     // The run may have gone back already because of an earlier copy of this very request.
-    if step > Step(0) && is_new(&source, key).await? {
-        source.verify(key, step).await?;
+    if step > Step(0) && is_new(&actor, key).await? {
+        actor.verify(key, step).await?;
     }
-    source.command(key, OperatorCommand::Rollback { run, step, generation }).await?;
+    actor.command(key, OperatorCommand::Rollback { run, step, generation }).await?;
     Ok(HttpResponse::Accepted().json(json!({ "run": run, "step": step })))
 }
 
 /// Whether this coordinator knows of no request with the key.
-async fn is_new(source: &Source, key: IdempotencyKey) -> Result<bool, HttpProblem> {
+async fn is_new(actor: &ActorClient, key: IdempotencyKey) -> Result<bool, HttpProblem> {
     match key.id() {
-        Some(id) => Ok(!source.find(move |known| known.core.knows_request(id)).await?),
+        Some(id) => Ok(!actor.find(move |known| known.core.knows_request(id)).await?),
         None => Ok(true),
     }
 }
 
 pub(super) async fn drain(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     id: web::Path<String>,
 ) -> ChangeResponse {
     let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
     // A worker that no view lists may have left because of an earlier copy of this very request.
-    let is_new = is_new(&source, key).await?;
-    let overview = source.overview(true).await?;
+    let is_new = is_new(&actor, key).await?;
+    let overview = actor.overview(true).await?;
     if is_new && !overview.cluster.workers.iter().any(|view| view.worker == worker) {
         return Err(no_worker(&id));
     }
-    source.command(key, OperatorCommand::Drain(worker)).await?;
+    actor.command(key, OperatorCommand::Drain(worker)).await?;
     Ok(HttpResponse::Accepted().json(json!({ "id": worker, "state": "leaving" })))
 }
 
 pub(super) async fn remove(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     id: web::Path<String>,
 ) -> ChangeResponse {
@@ -175,7 +175,7 @@ pub(super) async fn remove(
         let next = "look at /api/v1/coordinators for those there are";
         HttpProblem::absent(format!("there is no coordinator {id}"), next)
     })?;
-    source.command(key, OperatorCommand::Remove(coordinator)).await?;
+    actor.command(key, OperatorCommand::Remove(coordinator)).await?;
     Ok(HttpResponse::Accepted().json(json!({ "id": coordinator, "state": "removed" })))
 }
 
@@ -187,7 +187,7 @@ struct TransferBody {
 }
 
 pub(super) async fn transfer(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
@@ -197,7 +197,7 @@ pub(super) async fn transfer(
         true => TransferBody::default(),
         false => parse(&body, "send nothing, or {\"to\": ID}")?,
     };
-    source.change(key, |id| Message::Transfer { id, to }).await?;
+    actor.change(key, |id| Message::Transfer { id, to }).await?;
     Ok(HttpResponse::Ok().json(json!({ "to": to, "state": "transferred" })))
 }
 
@@ -223,7 +223,7 @@ fn quarter_of_an_hour() -> Option<u64> {
 
 /// Tells the token itself to the client alone, and never keeps it.
 pub(super) async fn create_token(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     issuer: Data<Issuer>,
     key: IdempotencyKey,
     body: Payload,
@@ -240,9 +240,9 @@ pub(super) async fn create_token(
     let expires_unix_s = ttl_s.map(|ttl| now.saturating_add(ttl));
     let token = key.token(&issuer.0, &body);
     let (id, accepted) = (token.id(), token.accepted(TokenLimits { role, uses, expires_unix_s }));
-    source.command(key, OperatorCommand::CreateToken(accepted)).await?;
+    actor.command(key, OperatorCommand::CreateToken(accepted)).await?;
     // Its limits are those of its creation, perhaps a while ago.
-    let all = source.find(|known| known.core.state().tokens().views()).await?;
+    let all = actor.find(|known| known.core.state().tokens().views()).await?;
     let made = all.into_iter().find(|view| view.id == id).ok_or_else(|| {
         let error = format!("the token {} was made, and revoked since", format_token_id(&id));
         HttpProblem::new(
@@ -265,20 +265,20 @@ fn too_much(role: Role) -> HttpProblem {
 
 /// A worker that is revoked loses its links at once.
 pub(super) async fn revoke(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     id: web::Path<String>,
 ) -> ChangeResponse {
     let worker = id.parse().map(WorkerId).map_err(|_| no_worker(&id))?;
-    let overview = source.overview(false).await?;
+    let overview = actor.overview(false).await?;
     let found = overview.cluster.workers.iter().find(|view| view.worker == worker);
     let name = found.map(|view| view.name.clone()).ok_or_else(|| no_worker(&id))?;
-    source.command(key, OperatorCommand::Revoke(Identity { role: Role::Worker, name })).await?;
+    actor.command(key, OperatorCommand::Revoke(Identity { role: Role::Worker, name })).await?;
     Ok(HttpResponse::Ok().json(json!({ "id": worker, "state": "revoked" })))
 }
 
 pub(super) async fn revoke_token(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     key: IdempotencyKey,
     id: web::Path<String>,
 ) -> ChangeResponse {
@@ -286,7 +286,7 @@ pub(super) async fn revoke_token(
         let next = "look at /api/v1/tokens for those there are";
         HttpProblem::absent(format!("there is no token {id}"), next)
     })?;
-    source.command(key, OperatorCommand::RevokeToken(token)).await?;
+    actor.command(key, OperatorCommand::RevokeToken(token)).await?;
     Ok(HttpResponse::Ok().json(json!({ "id": *id, "state": "revoked" })))
 }
 

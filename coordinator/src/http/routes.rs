@@ -9,12 +9,12 @@ use actix_web::{HttpRequest, HttpResponse, Resource, Route};
 use everstep_transport::protocol::Step;
 use serde_json::{Value, json};
 
+use super::actor_client::ActorClient;
 use super::answers::{self, ItemPage, PAGE};
 use super::changes::{self, no_worker};
 use super::problem::HttpProblem;
 use super::process::ProcessFigures;
 use super::query::QueryParams;
-use super::source::Source;
 use super::{Overview, OwnAddress, metrics};
 use crate::core::EventsAfter;
 
@@ -123,17 +123,17 @@ async fn livez() -> HttpResponse {
 }
 
 /// Like the other probes it waits for no other coordinator.
-async fn readyz(source: Data<Source>) -> HttpResponse {
+async fn readyz(actor: Data<ActorClient>) -> HttpResponse {
     let unready = |why: &str| plain(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n"));
-    match source.overview(true).await {
+    match actor.overview(true).await {
         Ok(overview) if overview.is_led => plain(StatusCode::OK, "ready\n".into()),
         Ok(_) => unready("no coordinator is known to lead"),
         Err(problem) => unready(&problem.error),
     }
 }
 
-async fn figures(source: Data<Source>) -> ReadResponse {
-    let mut text = metrics::text(&*source.overview(true).await?);
+async fn figures(actor: Data<ActorClient>) -> ReadResponse {
+    let mut text = metrics::text(&*actor.overview(true).await?);
     text.extend(ProcessFigures::read().iter().map(metrics::process_text));
     let kind = "text/plain; version=0.0.4; charset=utf-8";
     Ok(HttpResponse::Ok().content_type(kind).body(text))
@@ -141,64 +141,68 @@ async fn figures(source: Data<Source>) -> ReadResponse {
 
 // The run.
 
-async fn status(source: Data<Source>, request: HttpRequest) -> ReadResponse {
-    let (query, overview) = overview(&source, &request).await?;
+async fn status(actor: Data<ActorClient>, request: HttpRequest) -> ReadResponse {
+    let (query, overview) = overview(&actor, &request).await?;
     Ok(told(query, answers::status(&overview)))
 }
 
-async fn run(source: Data<Source>, request: HttpRequest) -> ReadResponse {
-    let (query, overview) = overview(&source, &request).await?;
+async fn run(actor: Data<ActorClient>, request: HttpRequest) -> ReadResponse {
+    let (query, overview) = overview(&actor, &request).await?;
     match &overview.cluster.run {
         Some(run) => Ok(told(query, json!(run))),
         None => Err(HttpProblem::absent("no run was submitted yet", "POST one to /api/v1/run")),
     }
 }
 
-async fn runs(source: Data<Source>, request: HttpRequest) -> ReadResponse {
-    let (query, overview) = overview(&source, &request).await?;
+async fn runs(actor: Data<ActorClient>, request: HttpRequest) -> ReadResponse {
+    let (query, overview) = overview(&actor, &request).await?;
     Ok(told(query, json!({ "runs": overview.runs })))
 }
 
-async fn tokens(source: Data<Source>, request: HttpRequest) -> ReadResponse {
-    let (query, overview) = overview(&source, &request).await?;
+async fn tokens(actor: Data<ActorClient>, request: HttpRequest) -> ReadResponse {
+    let (query, overview) = overview(&actor, &request).await?;
     Ok(told(query, json!({ "tokens": overview.tokens })))
 }
 
-async fn workers(source: Data<Source>, request: HttpRequest) -> ReadResponse {
-    let (query, overview) = overview(&source, &request).await?;
+async fn workers(actor: Data<ActorClient>, request: HttpRequest) -> ReadResponse {
+    let (query, overview) = overview(&actor, &request).await?;
     Ok(told(query, json!({ "workers": overview.cluster.workers })))
 }
 
-async fn worker(source: Data<Source>, id: web::Path<String>, request: HttpRequest) -> ReadResponse {
-    let (query, overview) = overview(&source, &request).await?;
+async fn worker(
+    actor: Data<ActorClient>,
+    id: web::Path<String>,
+    request: HttpRequest,
+) -> ReadResponse {
+    let (query, overview) = overview(&actor, &request).await?;
     let id = id.into_inner();
     let known = overview.cluster.workers.iter().find(|view| view.worker.to_string() == id);
     known.map(|view| told(query, json!(view))).ok_or_else(|| no_worker(&id))
 }
 
 async fn coordinators(
-    source: Data<Source>,
+    actor: Data<ActorClient>,
     place: Data<OwnAddress>,
     request: HttpRequest,
 ) -> ReadResponse {
-    let (query, overview) = overview(&source, &request).await?;
+    let (query, overview) = overview(&actor, &request).await?;
     Ok(told(query, answers::coordinators(&overview, &place)))
 }
 
 /// The data for every answer that is no page.
 async fn overview(
-    source: &Source,
+    actor: &ActorClient,
     request: &HttpRequest,
 ) -> Result<(QueryParams, Arc<Overview>), HttpProblem> {
     let query = QueryParams::of_whole(request.query_string())?;
-    Ok((query, source.overview(query.stale).await?))
+    Ok((query, actor.overview(query.stale).await?))
 }
 
 // Numbered items.
 
-async fn generations(source: Data<Source>, request: HttpRequest) -> ReadResponse {
+async fn generations(actor: Data<ActorClient>, request: HttpRequest) -> ReadResponse {
     let query = QueryParams::of_page(request.query_string())?;
-    let page = source.page(query.stale, move |known| {
+    let page = actor.page(query.stale, move |known| {
         let all = known.history.generations();
         let rest = &all[all.partition_point(|report| report.number.0 <= query.after)..];
         ItemPage::of(rest, query.after, |report| report.number.0)
@@ -206,9 +210,9 @@ async fn generations(source: Data<Source>, request: HttpRequest) -> ReadResponse
     Ok(told(query, answers::page("generations", &page.await?)))
 }
 
-async fn events(source: Data<Source>, request: HttpRequest) -> ReadResponse {
+async fn events(actor: Data<ActorClient>, request: HttpRequest) -> ReadResponse {
     let query = QueryParams::of_page(request.query_string())?;
-    let page = source.page(query.stale, move |known| {
+    let page = actor.page(query.stale, move |known| {
         let read;
         let rest = match known.core.events_after(query.after) {
             EventsAfter::Recent(rest) => rest,
@@ -226,9 +230,9 @@ async fn events(source: Data<Source>, request: HttpRequest) -> ReadResponse {
 
 /// A client may have more steps than the run. The answer then shows that the run went back: the
 /// client's lines after the answer's step are void.
-async fn lines(source: Data<Source>, request: HttpRequest) -> ReadResponse {
+async fn lines(actor: Data<ActorClient>, request: HttpRequest) -> ReadResponse {
     let query = QueryParams::of_page(request.query_string())?;
-    let page = source.page(query.stale, move |known| {
+    let page = actor.page(query.stale, move |known| {
         let after = Step(query.after.min(known.core.newest_step().0));
         let gap = known.core.state().lines().gap_at(after.next());
         let after = gap.map_or(after, |gap| gap.to);

@@ -158,7 +158,7 @@ impl Node {
     /// A page of the missing history has come. The leader waits as long again for the rest.
     pub(super) fn on_history_page(&mut self, now: Time) {
         self.history.on_page(now);
-        self.core.handle(now, CoreInput::HistoryTold);
+        self.core.handle(now, CoreInput::HistoryPage);
     }
 
     /// Founds the cluster, or announces a new address, until the log says the same.

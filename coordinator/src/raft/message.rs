@@ -70,9 +70,9 @@ impl Message {
             MessageKind::Append if !self.entries.is_empty() => "entries",
             MessageKind::AppendResponse => "entries_answer",
             MessageKind::Vote => "vote",
-            MessageKind::VoteResponse => "ballot",
+            MessageKind::VoteResponse => "vote_answer",
             MessageKind::Snapshot => "snapshot",
-            MessageKind::TimeoutNow => "summons",
+            MessageKind::TimeoutNow => "timeout_now",
             _ => "",
         }
     }

@@ -30,12 +30,12 @@ pub const AMONG: &[&str] = &[
     "appended.coordinator",
     "applied.coordinator",
     // Another coordinator has to lead.
-    "summons.receive",
-    "summons.send",
+    "timeout_now.receive",
+    "timeout_now.send",
     "vote.receive",
     "vote.send",
-    "ballot.receive",
-    "ballot.send",
+    "vote_answer.receive",
+    "vote_answer.send",
     // A batch goes from the leader to a follower's disk, and is applied.
     "entries.send",
     "entries.receive",

@@ -1,4 +1,4 @@
-//! The source of answers: the coordinator's actor, asked as seldom as will do.
+//! The way of the HTTP API to the coordinator's actor, which it asks as seldom as will do.
 //!
 //! An answer tells what all coordinators agree on. Before the actor answers, a majority confirms
 //! that it leads, and it applies all that was agreed by then (`daemon/pending_reads.rs`). One
@@ -45,21 +45,21 @@ const VERIFICATION_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// An answer to an operator's message, or what kept it away.
 type TimedAnswer = Result<Result<RequestResult, oneshot::error::RecvError>, Elapsed>;
 
-/// An overview, and when the source asked for it.
+/// An overview, and when the client asked for it.
 type CachedOverview = Mutex<Option<(Instant, Arc<Overview>)>>;
 
 /// The actor, and its last answers.
-pub(super) struct Source {
+pub(super) struct ActorClient {
     coordinator: Addr<CoordinatorActor>,
     latest: CachedOverview,
     confirmed: CachedOverview,
-    /// When the source may ask for the next page.
+    /// When the client may ask for the next page.
     next_page: Mutex<Instant>,
     /// The id of the newest request. A task that changes something holds the lock.
     change: Mutex<RequestId>,
 }
 
-impl Source {
+impl ActorClient {
     pub(super) fn new(coordinator: Addr<CoordinatorActor>) -> Self {
         let next_page = Mutex::new(Instant::now());
         // Without a random number two processes would take each other's requests for their own
