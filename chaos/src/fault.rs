@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use everstep_worker::step::event::Lane;
 
-use crate::world::Node;
+use crate::world::NodeId;
 
 pub use rates::Rates;
 pub use schedule::{SPARE_COORDINATORS, SPARE_MACHINES, Schedule};
@@ -29,7 +29,7 @@ pub enum Fault {
     /// A process ends without a word. Of the lanes on which it sent, some arrive and some do not.
     Crash {
         /// The machine of the process.
-        node: Node,
+        node: NodeId,
         /// When it starts again: a worker as a new process that knows nothing, a coordinator with
         /// what is on its disk. None: it does not.
         restart: Option<Duration>,
@@ -49,19 +49,19 @@ pub enum Fault {
     /// Several processes end at once, without a word.
     CrashTogether {
         /// The machines of the processes.
-        side: Vec<Node>,
+        side: Vec<NodeId>,
         /// When all of them start again. None: they do not.
         restart: Option<Duration>,
     },
     /// A new worker starts, or a machine that asks to be a coordinator, if no process runs there.
     Join {
         /// The machine.
-        node: Node,
+        node: NodeId,
     },
     /// An operator asks a coordinator to stop. A leader hands over first.
     Stop {
         /// The coordinator that stops in good order.
-        node: Node,
+        node: NodeId,
         /// When it starts again.
         restart: Duration,
     },
@@ -69,7 +69,7 @@ pub enum Fault {
     /// operator removes the coordinator.
     Wipe {
         /// The coordinator that loses its disk.
-        node: Node,
+        node: NodeId,
         /// When a process starts again there. It asks to be a coordinator.
         restart: Duration,
     },
@@ -78,14 +78,14 @@ pub enum Fault {
     /// Then its machine asks to be a coordinator with an empty disk.
     Damage {
         /// The coordinator with the damaged log.
-        node: Node,
+        node: NodeId,
         /// How long after its end it starts again, and how long after its removal its machine asks.
         restart: Duration,
     },
     /// The disk of a coordinator has no room for the next write, so its process ends.
     FullDisk {
         /// The coordinator that cannot write.
-        node: Node,
+        node: NodeId,
         /// When the disk has room, and the process starts again.
         restart: Duration,
     },
@@ -93,14 +93,14 @@ pub enum Fault {
     /// under way.
     Remove {
         /// The coordinator that the cluster goes on without.
-        node: Node,
+        node: NodeId,
         /// When its machine asks to be a coordinator again, with an empty disk. None: never.
         restart: Option<Duration>,
     },
     /// A worker is to leave.
     Drain {
         /// The machine of the worker that leaves.
-        node: Node,
+        node: NodeId,
         /// Where the request to leave comes from.
         by: DrainOrigin,
         /// How long the worker has if its own machine asks: after that it leaves in any case. None:
@@ -123,40 +123,40 @@ pub enum Fault {
     /// it handles all that has come.
     Pause {
         /// The machine of the process.
-        node: Node,
+        node: NodeId,
         /// How long it stands still.
         span: Duration,
     },
     /// Several processes stand still together, as all virtual machines of a host do.
     PauseTogether {
         /// The machines of the processes.
-        side: Vec<Node>,
+        side: Vec<NodeId>,
         /// How long they stand still.
         span: Duration,
     },
     /// The disk of a coordinator writes nothing for a while.
     Stall {
         /// The coordinator with the stalled disk.
-        node: Node,
+        node: NodeId,
         /// How long the disk writes nothing.
         span: Duration,
     },
     /// From now on the clock of a process runs too fast or too slow.
     Drift {
         /// The machine of the process.
-        node: Node,
+        node: NodeId,
         /// Its seconds in a thousand true ones, 900 to 1,100.
         permille: u32,
     },
     /// A connection is lost for both ends, and all that is on it.
     Disconnect {
         /// The two ends of the connection.
-        ends: (Node, Node),
+        ends: (NodeId, NodeId),
     },
     /// Delays between two nodes become longer.
     Slow {
         /// The nodes between which delays grow.
-        ends: (Node, Node),
+        ends: (NodeId, NodeId),
         /// The most that is added to a delay.
         extra: Duration,
         /// How long the link stays slow.
@@ -165,16 +165,16 @@ pub enum Fault {
     /// No packet arrives on one path for a while. Then all do, in order.
     Clog {
         /// The node at the start of the path.
-        from: Node,
+        from: NodeId,
         /// The node at its end.
-        to: Node,
+        to: NodeId,
         /// How long the path is clogged.
         span: Duration,
     },
     /// No packet passes between these nodes and the others.
     Partition {
         /// The nodes on one side.
-        side: Vec<Node>,
+        side: Vec<NodeId>,
         /// How long the partition lasts.
         span: Duration,
     },
@@ -187,44 +187,44 @@ pub enum Fault {
     /// No packet passes from these nodes to the others. The way back is free.
     OneWay {
         /// The nodes that the others do not hear.
-        side: Vec<Node>,
+        side: Vec<NodeId>,
         /// How long that lasts.
         span: Duration,
     },
     /// A firewall refuses all packets between a worker and the coordinators. The worker lives on.
     Refuse {
         /// The machine of the worker that the firewall shuts off.
-        node: Node,
+        node: NodeId,
         /// How long the firewall refuses packets.
         span: Duration,
     },
     /// No packet passes between one coordinator and the workers. The other coordinators reach both.
     Deafen {
         /// The coordinator that no worker reaches.
-        node: Node,
+        node: NodeId,
         /// How long that lasts.
         span: Duration,
     },
     /// Workers that start on a machine from now on state the address of another machine.
     Misstate {
         /// The machine of the workers.
-        node: Node,
+        node: NodeId,
         /// The machine that has the stated address.
-        of: Node,
+        of: NodeId,
     },
     /// Two nodes do not reach each other. Both reach all other nodes.
     Bridge {
         /// The nodes that do not reach each other.
-        ends: (Node, Node),
+        ends: (NodeId, NodeId),
         /// How long that lasts.
         span: Duration,
     },
     /// The next item of a kind arrives a second time. The protocol must refuse it.
     Duplicate {
         /// The node that sent the item.
-        from: Node,
+        from: NodeId,
         /// The node that gets the item twice.
-        to: Node,
+        to: NodeId,
         /// The kind of item.
         what: DuplicateKind,
         /// How much later it arrives again.
@@ -233,9 +233,9 @@ pub enum Fault {
     /// One bulk lane falls behind all others.
     Reorder {
         /// The sender, a worker.
-        from: Node,
+        from: NodeId,
         /// The receiver, a worker.
-        to: Node,
+        to: NodeId,
         /// The lane that falls behind.
         lane: Lane,
         /// The most that is added to a delay.
@@ -247,14 +247,14 @@ pub enum Fault {
     /// heartbeats.
     Hang {
         /// The machine of the worker with the hung device.
-        node: Node,
+        node: NodeId,
         /// How long the device hangs.
         span: Duration,
     },
     /// The store where a worker writes the model refuses writes for a while.
     FullStore {
         /// The machine of the worker that cannot write the model.
-        node: Node,
+        node: NodeId,
         /// How long the store is full.
         span: Duration,
     },
@@ -270,19 +270,19 @@ pub enum Fault {
     /// update.
     Flip {
         /// The machine of the worker with the flipped bit.
-        node: Node,
+        node: NodeId,
     },
     /// A bit of the next reduced gradient flips in the memory of a worker. Its device finds that
     /// before it applies the gradient.
     Garble {
         /// The machine of the worker with the garbled gradient.
-        node: Node,
+        node: NodeId,
     },
     /// A backup of a shard errs when it applies the next gradient. The owners' votes show that. No
     /// owner can know which bits are right, so the run ends.
     Mistake {
         /// The machine of the backup that errs.
-        node: Node,
+        node: NodeId,
     },
 }
 
@@ -310,12 +310,12 @@ impl Fault {
     /// A short name for the kind of fault.
     pub fn kind(&self) -> &'static str {
         match self {
-            Self::Crash { node: Node::Worker(_), .. } => "crash of a worker",
+            Self::Crash { node: NodeId::Worker(_), .. } => "crash of a worker",
             Self::Crash { .. } => "crash of a coordinator",
             Self::CrashProposing { .. } => "crash in a proposal",
             Self::CrashExpelling { .. } => "crash in a removal",
             Self::CrashTogether { .. } => "crash of several",
-            Self::Join { node: Node::Worker(_) } => "join",
+            Self::Join { node: NodeId::Worker(_) } => "join",
             Self::Join { .. } => "join of a coordinator",
             Self::Stop { .. } => "stop of a coordinator",
             Self::Wipe { .. } => "wiped disk",
@@ -354,10 +354,10 @@ impl Fault {
         }
     }
 
-    /// The same fault with `leader` in place of [`Node::Leader`].
-    pub fn with_leader(mut self, leader: Node) -> Self {
-        let named = |node: &mut Node| {
-            if *node == Node::Leader {
+    /// The same fault with `leader` in place of [`NodeId::Leader`].
+    pub fn with_leader(mut self, leader: NodeId) -> Self {
+        let named = |node: &mut NodeId| {
+            if *node == NodeId::Leader {
                 *node = leader;
             }
         };

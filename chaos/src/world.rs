@@ -73,7 +73,7 @@ use workers::Workers;
 pub use endure::{Endured, MAX_RECOVERY, MAX_STANDSTILL};
 pub use liveness::Tally;
 pub use types::{
-    Exits, Failure, Finished, GIVE_UP_AFTER, InFlight, Interceptor, Node, Prepare, Scenario,
+    Exits, Failure, Finished, GIVE_UP_AFTER, InFlight, Interceptor, NodeId, Prepare, Scenario,
 };
 pub use upgrade::LATER_LOG_FORMAT;
 
@@ -225,9 +225,9 @@ impl World {
             if place < members {
                 self.start_coordinator(place)?;
             }
-            self.queue.put(self.now, Event::Connect(Node::Operator, place));
+            self.queue.put(self.now, Event::Connect(NodeId::Operator, place));
             for client in 0..CLIENTS {
-                self.queue.put(self.now, Event::Connect(Node::Client(client), place));
+                self.queue.put(self.now, Event::Connect(NodeId::Client(client), place));
             }
         }
         self.clients = vec![Client::default(); CLIENTS];
@@ -308,17 +308,17 @@ impl World {
         let run = &self.scenario.run;
         let begun = self.checkers.invariants.current_record().is_some();
         let wanted = if begun { run.min_workers.max(1) } else { run.start_workers };
-        let runs = |node: Node| self.is_alive(node) && !self.faults.is_paused(node);
+        let runs = |node: NodeId| self.is_alive(node) && !self.faults.is_paused(node);
         let places =
             (0..self.workers.len()).filter(|place| !self.checkers.liveness.is_leaving(*place));
-        let running = places.filter(|place| runs(Node::Worker(*place))).count();
+        let running = places.filter(|place| runs(NodeId::Worker(*place))).count();
         self.has_quorum() && running >= wanted as usize && !self.operator.rests()
     }
 
     // Messages.
 
     /// Puts a message on the control lane between two nodes.
-    fn say(&mut self, from: Node, to: Node, message: Message) {
+    fn say(&mut self, from: NodeId, to: NodeId, message: Message) {
         for message in self.network.messages(from, to, message) {
             let message = over_the_wire(&message);
             self.repeat_message(from, to, &message);
@@ -326,13 +326,13 @@ impl World {
         }
     }
 
-    fn hear(&mut self, from: Node, to: Node, message: Message) -> Result<(), Violation> {
+    fn hear(&mut self, from: NodeId, to: NodeId, message: Message) -> Result<(), Violation> {
         self.note(format_args!("{to} hears {} of {from}", message.name()));
         match (from, to) {
-            (_, Node::Operator) => self.told(from, message),
-            (_, Node::Client(client)) => self.told_client(client, from, message),
-            (_, Node::Coordinator(place)) => {
-                if let Node::Worker(worker) = from {
+            (_, NodeId::Operator) => self.told(from, message),
+            (_, NodeId::Client(client)) => self.told_client(client, from, message),
+            (_, NodeId::Coordinator(place)) => {
+                if let NodeId::Worker(worker) = from {
                     self.checkers.liveness.heard(self.now, place, worker);
                     self.coordinators[place].hears(self.now, worker);
                 }
@@ -340,17 +340,17 @@ impl World {
                 let from = coordination::LinkId(link);
                 self.step_coordinator(place, ShellInput::Message { from, message })
             }
-            (Node::Worker(sender), Node::Worker(place)) => {
+            (NodeId::Worker(sender), NodeId::Worker(place)) => {
                 match self.workers[place].peers().id_of(sender) {
                     Some(from) => self.step_worker(place, Input::Peer { from, message }),
                     None => Ok(()),
                 }
             }
-            (_, Node::Worker(place)) => {
+            (_, NodeId::Worker(place)) => {
                 let link = LinkId(self.network.links.number(to, from).unwrap_or_default());
                 self.step_worker(place, Input::Coordinator { link, message })
             }
-            (_, Node::Leader) => Ok(()),
+            (_, NodeId::Leader) => Ok(()),
         }
     }
 
@@ -377,7 +377,7 @@ impl World {
         coordinator: usize,
     ) -> Result<(), Violation> {
         let Some(place) = self.workers.place_of(worker) else { return Ok(()) };
-        let machine = Node::Worker(self.workers[place].slot());
+        let machine = NodeId::Worker(self.workers[place].slot());
         let explained = self.checkers.liveness.explains(self.now, (place, machine), coordinator)
             || self.is_last_member(worker)
                 && self.checkers.liveness.hides(self.now, place, coordinator);
@@ -425,14 +425,14 @@ impl World {
         self.queue.put(at, event);
     }
 
-    fn is_alive(&self, node: Node) -> bool {
+    fn is_alive(&self, node: NodeId) -> bool {
         match node {
-            Node::Operator | Node::Client(_) => true,
-            Node::Leader => false,
-            Node::Coordinator(place) => {
+            NodeId::Operator | NodeId::Client(_) => true,
+            NodeId::Leader => false,
+            NodeId::Coordinator(place) => {
                 self.coordinators.get(place).is_some_and(|known| !known.is_down())
             }
-            Node::Worker(place) => self.workers.find(place).is_some_and(|worker| !worker.ended()),
+            NodeId::Worker(place) => self.workers.find(place).is_some_and(|worker| !worker.ended()),
         }
     }
 }

@@ -44,7 +44,7 @@ impl<E: Into<redb::Error>> From<E> for Damage {
 }
 
 /// A node that only keeps a log, and the promises to its users.
-struct Node {
+struct NodeId {
     disk: SimDisk,
     dice: Dice,
     /// After the last commit that returned Ok.
@@ -67,7 +67,7 @@ struct History {
     delay: Duration,
 }
 
-impl Node {
+impl NodeId {
     fn new(seed: u64, faults: DiskFaults) -> Self {
         let log = Log::default();
         let dice = Dice::of(seed);
@@ -212,7 +212,7 @@ impl StorageBackend for Liar {
 
 /// Crashes again and again. After each crash no acknowledged commit may be missing.
 fn survive(seed: u64, faults: DiskFaults, crashes: u32) -> History {
-    let mut node = Node::new(seed, faults);
+    let mut node = NodeId::new(seed, faults);
     let mut history = History::default();
     for crash in 0..crashes {
         history.survivals.push(node.crash());
@@ -254,7 +254,7 @@ fn every_commit_that_returned_survives_every_crash_and_no_half_of_one_is_seen() 
 fn a_file_that_is_not_synced_is_found_out() {
     let mut found = 0;
     for seed in 0..10 {
-        let mut node = Node::new(seed, DiskFaults::of_an_honest_disk());
+        let mut node = NodeId::new(seed, DiskFaults::of_an_honest_disk());
         node.lies = true;
         node.crash();
         node.disk.suffer(DiskFaults::default());
@@ -299,7 +299,7 @@ enum Fate {
 }
 
 fn flip(seed: u64) -> (bool, Fate) {
-    let mut node = Node::new(seed, DiskFaults::default());
+    let mut node = NodeId::new(seed, DiskFaults::default());
     if seed % 2 == 1 {
         node.disk.cut_power_after(20 + node.dice.below(100));
     }
@@ -336,7 +336,7 @@ fn a_flipped_bit_is_found_by_checksums_on_top_or_takes_the_newest_commit_with_it
 
 #[test]
 fn a_wiped_disk_is_an_empty_log() {
-    let mut node = Node::new(1, DiskFaults { wiped_ppm: ALWAYS, ..DiskFaults::default() });
+    let mut node = NodeId::new(1, DiskFaults { wiped_ppm: ALWAYS, ..DiskFaults::default() });
     node.work(5).unwrap();
     assert!(node.disk.crash().wiped);
     assert_eq!(node.read().unwrap(), Log::default());
@@ -344,7 +344,7 @@ fn a_wiped_disk_is_an_empty_log() {
 
 #[test]
 fn a_full_disk_fails_a_commit_and_keeps_those_before() {
-    let mut node = Node::new(1, DiskFaults::default());
+    let mut node = NodeId::new(1, DiskFaults::default());
     node.work(5).unwrap();
     let capacity_bytes = content(&node.disk.open()).len() as u64;
     node.disk.suffer(DiskFaults { capacity_bytes, ..DiskFaults::default() });

@@ -19,7 +19,7 @@ use self::dice::Dice;
 const OWNER: DiskOwner = DiskOwner { cluster: [7; 32], replica: ReplicaId(1) };
 
 /// A coordinator that only keeps a log, and the promises to its users.
-struct Node {
+struct NodeId {
     disk: SimDisk,
     dice: Dice,
     /// The acknowledged content.
@@ -30,7 +30,7 @@ struct Node {
     entries: usize,
 }
 
-impl Node {
+impl NodeId {
     fn new(seed: u64) -> Self {
         let (disk, acknowledged) =
             (SimDisk::new(seed, DiskFaults::default()), DurableState::founded_by(ReplicaId(1)));
@@ -103,8 +103,8 @@ fn bytes(dice: &mut Dice) -> Vec<u8> {
 }
 
 /// Crashes again and again, at random writes. Then checks what survived.
-fn survive(seed: u64, faults: DiskFaults, crashes: u32) -> Node {
-    let mut node = Node::new(seed);
+fn survive(seed: u64, faults: DiskFaults, crashes: u32) -> NodeId {
+    let mut node = NodeId::new(seed);
     for _ in 0..crashes {
         node.disk.suffer(faults);
         node.disk.cut_power_after(node.dice.below(250));
@@ -134,7 +134,7 @@ fn errors_of_the_disk_lose_nothing_that_was_acknowledged() {
 
 #[test]
 fn a_full_disk_is_an_error_in_words_and_keeps_what_was_acknowledged() {
-    let mut node = Node::new(2);
+    let mut node = NodeId::new(2);
     let store = node.work(10).expect("an honest disk");
     let capacity_bytes = content(&node.disk.open()).len() as u64;
     drop(store);
@@ -148,7 +148,7 @@ fn a_full_disk_is_an_error_in_words_and_keeps_what_was_acknowledged() {
 
 #[test]
 fn a_killed_process_leaves_what_it_has_written() {
-    let mut node = Node::new(1);
+    let mut node = NodeId::new(1);
     for _ in 0..20 {
         let killed = node.work(3).expect("an honest disk");
         node.work(0).expect("its file is taken over while it lives");
@@ -207,7 +207,7 @@ fn flip_bits(content: &[u8], expected: &DurableState) -> usize {
 #[test]
 fn a_flipped_bit_is_an_error_or_changes_nothing() {
     for clean_stop in [true, false] {
-        let mut node = Node::new(3);
+        let mut node = NodeId::new(3);
         let mut store = node.work(6).expect("an honest disk");
         store.confirm().expect("an honest disk");
         let mut running = Some(store);

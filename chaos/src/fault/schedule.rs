@@ -8,7 +8,7 @@ use everstep_worker::step::event::Lane;
 
 use super::{DrainOrigin, DuplicateKind, Fault, Rates, TOLERATED_OUTAGE};
 use crate::random::Random;
-use crate::world::Node;
+use crate::world::NodeId;
 
 /// Spare machines: a worker that comes later may run there.
 pub const SPARE_MACHINES: u32 = 2;
@@ -91,7 +91,7 @@ impl Draw<'_> {
                 Fault::Crash { node: draw.coordinator(), restart }
             }),
             (rates.cluster_crashes, |draw| {
-                let side = (0..draw.coordinators as usize).map(Node::Coordinator).collect();
+                let side = (0..draw.coordinators as usize).map(NodeId::Coordinator).collect();
                 let restart = Some(draw.soon());
                 Fault::CrashTogether { side, restart }
             }),
@@ -189,7 +189,7 @@ impl Draw<'_> {
             }),
             (rates.coordinator_joins, |draw| {
                 let spare = draw.coordinators + draw.random.below(u64::from(SPARE_COORDINATORS));
-                Fault::Join { node: Node::Coordinator(spare as usize) }
+                Fault::Join { node: NodeId::Coordinator(spare as usize) }
             }),
             (rates.expelling_crashes, |draw| Fault::CrashExpelling { restart: draw.soon() }),
             (rates.damages, |draw| Fault::Damage {
@@ -221,32 +221,32 @@ impl Draw<'_> {
         Duration::from_nanos(1 + self.random.below(most.as_nanos().max(1) as u64))
     }
 
-    fn worker(&mut self) -> Node {
-        Node::Worker(self.random.below(self.machines) as usize)
+    fn worker(&mut self) -> NodeId {
+        NodeId::Worker(self.random.below(self.machines) as usize)
     }
 
     /// The leader, more often than not.
-    fn coordinator(&mut self) -> Node {
+    fn coordinator(&mut self) -> NodeId {
         if self.coordinators == 1 || self.chance(LEADERS) {
-            return Node::Leader;
+            return NodeId::Leader;
         }
-        Node::Coordinator(self.random.below(self.coordinators) as usize)
+        NodeId::Coordinator(self.random.below(self.coordinators) as usize)
     }
 
-    fn node(&mut self) -> Node {
+    fn node(&mut self) -> NodeId {
         match self.any() {
-            Node::Coordinator(_) => self.coordinator(),
+            NodeId::Coordinator(_) => self.coordinator(),
             worker => worker,
         }
     }
 
-    fn any(&mut self) -> Node {
+    fn any(&mut self) -> NodeId {
         let index = self.random.below(self.coordinators + self.machines);
         self.place(index)
     }
 
     /// Two different nodes.
-    fn pair(&mut self) -> (Node, Node) {
+    fn pair(&mut self) -> (NodeId, NodeId) {
         let all = self.coordinators + self.machines;
         let first = self.random.below(all);
         let second = (first + 1 + self.random.below(all - 1)) % all;
@@ -254,15 +254,15 @@ impl Draw<'_> {
     }
 
     /// A coordinator, or a machine of a worker.
-    fn place(&self, index: u64) -> Node {
+    fn place(&self, index: u64) -> NodeId {
         match index.checked_sub(self.coordinators) {
-            None => Node::Coordinator(index as usize),
-            Some(slot) => Node::Worker(slot as usize),
+            None => NodeId::Coordinator(index as usize),
+            Some(slot) => NodeId::Worker(slot as usize),
         }
     }
 
     /// Some nodes, not the first coordinator. It may be all others, so that the first one is alone.
-    fn side(&mut self) -> Vec<Node> {
+    fn side(&mut self) -> Vec<NodeId> {
         let nodes = self.coordinators - 1 + self.machines;
         let chosen = 1 + self.random.below((1 << nodes.min(63)) - 1);
         let member = |index: &u64| chosen >> index.min(&63) & 1 == 1;
@@ -270,10 +270,10 @@ impl Draw<'_> {
     }
 
     /// Some workers.
-    fn workers(&mut self) -> Vec<Node> {
+    fn workers(&mut self) -> Vec<NodeId> {
         let chosen = 1 + self.random.below((1 << self.machines.min(63)) - 1);
         let member = |slot: &usize| chosen >> slot.min(&63) & 1 == 1;
-        (0..self.machines as usize).filter(member).map(Node::Worker).collect()
+        (0..self.machines as usize).filter(member).map(NodeId::Worker).collect()
     }
 
     fn interruption(&mut self) -> Duration {
@@ -299,7 +299,7 @@ impl Draw<'_> {
         again.then(|| self.soon())
     }
 
-    fn crash(&mut self, node: Node) -> Fault {
+    fn crash(&mut self, node: NodeId) -> Fault {
         Fault::Crash { node, restart: self.restart() }
     }
 
@@ -313,7 +313,7 @@ impl Draw<'_> {
     fn duplicate(&mut self) -> Fault {
         let (from, to) = self.pair();
         let kinds = [DuplicateKind::Message, DuplicateKind::Item, DuplicateKind::OlderItem];
-        let bulk = [from, to].iter().all(|node| matches!(node, Node::Worker(_)));
+        let bulk = [from, to].iter().all(|node| matches!(node, NodeId::Worker(_)));
         let what = if bulk { kinds[self.random.below(3) as usize] } else { DuplicateKind::Message };
         Fault::Duplicate { from, to, what, after: self.up_to(Duration::from_millis(400)) }
     }
@@ -323,7 +323,7 @@ impl Draw<'_> {
         let (extra, span) = self.slowness();
         let from = self.random.below(self.machines);
         let to = (from + 1 + self.random.below(self.machines - 1)) % self.machines;
-        let (from, to) = (Node::Worker(from as usize), Node::Worker(to as usize));
+        let (from, to) = (NodeId::Worker(from as usize), NodeId::Worker(to as usize));
         Fault::Reorder { from, to, lane, extra, span }
     }
 }

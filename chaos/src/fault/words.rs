@@ -3,11 +3,12 @@
 use std::fmt;
 
 use super::{DrainOrigin, Fault};
-use crate::world::Node;
+use crate::world::NodeId;
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all = |side: &[Node]| side.iter().map(Node::to_string).collect::<Vec<_>>().join(", ");
+        let all =
+            |side: &[NodeId]| side.iter().map(NodeId::to_string).collect::<Vec<_>>().join(", ");
         match self {
             Self::Crash { node, restart: None } => write!(f, "{node} crashes"),
             Self::Crash { node, restart: Some(after) } => {

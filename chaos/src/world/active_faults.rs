@@ -7,20 +7,20 @@ use std::time::Duration;
 
 use everstep_transport::time::Time;
 
-use super::Node;
+use super::NodeId;
 use super::types::Event;
 use crate::fault::DuplicateKind;
 
 /// All faults that are not over.
 #[derive(Debug)]
 pub struct ActiveFaults {
-    paused: BTreeMap<Node, PausedProcess>,
+    paused: BTreeMap<NodeId, PausedProcess>,
     /// How fast each machine's clock runs, in thousandths of true time.
-    drifts: BTreeMap<Node, u32>,
+    drifts: BTreeMap<NodeId, u32>,
     /// For each of these machines, the machine with the address that its workers state.
-    misstated: BTreeMap<Node, Node>,
+    misstated: BTreeMap<NodeId, NodeId>,
     /// Until when a firewall refuses machines to the coordinators.
-    refused_until: BTreeMap<Node, Time>,
+    refused_until: BTreeMap<NodeId, Time>,
     /// Until when the stores of workers' machines are full, by slot.
     full_stores: BTreeMap<usize, Time>,
     /// Faults that wait for their moment.
@@ -59,7 +59,7 @@ pub struct ArmedFaults {
 #[derive(Debug)]
 pub struct Duplicate {
     /// The machine that sends, and the one that receives.
-    pub route: (Node, Node),
+    pub route: (NodeId, NodeId),
     pub what: DuplicateKind,
     /// How long after the first the second one arrives.
     pub after: Duration,
@@ -105,7 +105,7 @@ impl ActiveFaults {
     // Processes that stand still.
 
     /// Whether a process stands still.
-    pub fn is_paused(&self, node: Node) -> bool {
+    pub fn is_paused(&self, node: NodeId) -> bool {
         self.paused.contains_key(&node)
     }
 
@@ -121,7 +121,7 @@ impl ActiveFaults {
     }
 
     /// A process stands still until `until`, or longer if it does so already.
-    pub fn pause(&mut self, now: Time, node: Node, until: Time) {
+    pub fn pause(&mut self, now: Time, node: NodeId, until: Time) {
         let pause = self.paused.entry(node).or_default();
         pause.since.get_or_insert(now);
         pause.until = pause.until.max(until);
@@ -129,49 +129,49 @@ impl ActiveFaults {
 
     /// At `until` a pause is over. Returns it, unless the process stands still for longer or does
     /// not stand still.
-    pub fn resume(&mut self, node: Node, until: Time) -> Option<PausedProcess> {
+    pub fn resume(&mut self, node: NodeId, until: Time) -> Option<PausedProcess> {
         let is_over = self.paused.get(&node).is_some_and(|pause| pause.until <= until);
         if is_over { self.paused.remove(&node) } else { None }
     }
 
     /// A process ends, with all events that it has not handled.
-    pub fn forget(&mut self, node: Node) {
+    pub fn forget(&mut self, node: NodeId) {
         self.paused.remove(&node);
     }
 
     // Machines.
 
     /// A machine's clock runs at this rate, in thousandths of true time.
-    pub fn drift(&mut self, machine: Node, permille: u32) {
+    pub fn drift(&mut self, machine: NodeId, permille: u32) {
         self.drifts.insert(machine, permille);
     }
 
     /// The rate of a machine's clock, in thousandths of true time.
-    pub fn permille(&self, machine: Node) -> u32 {
+    pub fn permille(&self, machine: NodeId) -> u32 {
         self.drifts.get(&machine).copied().unwrap_or(1000)
     }
 
     /// Workers on one machine state the address of another.
-    pub fn misstate(&mut self, machine: Node, of: Node) {
+    pub fn misstate(&mut self, machine: NodeId, of: NodeId) {
         self.misstated.insert(machine, of);
     }
 
     /// The slot of the address that the workers in a slot state.
     pub fn stated_slot(&self, slot: usize) -> usize {
-        match self.misstated.get(&Node::Worker(slot)) {
-            Some(Node::Worker(other)) => *other,
+        match self.misstated.get(&NodeId::Worker(slot)) {
+            Some(NodeId::Worker(other)) => *other,
             _ => slot,
         }
     }
 
     /// A firewall refuses a machine to the coordinators. A longer refusal stays.
-    pub fn refuse(&mut self, machine: Node, until: Time) {
+    pub fn refuse(&mut self, machine: NodeId, until: Time) {
         let refused = self.refused_until.entry(machine).or_default();
         *refused = until.max(*refused);
     }
 
     /// Whether a firewall refuses a machine to the coordinators.
-    pub fn is_refused(&self, machine: Node, now: Time) -> bool {
+    pub fn is_refused(&self, machine: NodeId, now: Time) -> bool {
         self.refused_until.get(&machine).is_some_and(|until| *until > now)
     }
 
@@ -221,7 +221,7 @@ impl ArmedFaults {
     /// The duplicate of one of these kinds that waits for something to go this route.
     pub fn take_duplicate(
         &mut self,
-        route: (Node, Node),
+        route: (NodeId, NodeId),
         kinds: &[DuplicateKind],
     ) -> Option<Duplicate> {
         let fits =

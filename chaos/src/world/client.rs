@@ -13,7 +13,7 @@ use everstep_transport::protocol::{
 };
 
 use super::types::Event;
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::{Observation, TOKENS, TokenAnswer, TokenRequest, Violation};
 
 /// The number of clients.
@@ -61,7 +61,7 @@ impl World {
     pub(super) fn connect_client(&mut self, client: usize, place: usize) -> Result<(), Violation> {
         let name = NodeName::parse(&format!("client-{client}")).expect("a valid name");
         let identity = Identity { role: Role::Operator, name };
-        let link = LinkId(self.link(Node::Client(client), Node::Coordinator(place)));
+        let link = LinkId(self.link(NodeId::Client(client), NodeId::Coordinator(place)));
         self.step_coordinator(place, ShellInput::Connected { link, identity, address: None })
     }
 
@@ -71,7 +71,7 @@ impl World {
             return Ok(());
         }
         if let Some(link) = self.clients[client].lists.take() {
-            self.give_up(Node::Client(client), link);
+            self.give_up(NodeId::Client(client), link);
         }
         let call = match self.clients[client].question {
             Some(call) => call,
@@ -85,7 +85,7 @@ impl World {
             }
         };
         let place = self.whom_to_ask(client);
-        let (own, peer) = (Node::Client(client), Node::Coordinator(place));
+        let (own, peer) = (NodeId::Client(client), NodeId::Coordinator(place));
         if self.network.links.is_open(own, peer) {
             let message = self.clients[client].words(client, call);
             self.clients[client].lists =
@@ -122,7 +122,7 @@ impl World {
     pub(super) fn told_client(
         &mut self,
         client: usize,
-        from: Node,
+        from: NodeId,
         message: Message,
     ) -> Result<(), Violation> {
         let answer = match message {
@@ -138,7 +138,7 @@ impl World {
                 }
             }
             Message::Reply(Reply::Tokens(tokens)) => {
-                let link = self.network.links.number(Node::Client(client), from);
+                let link = self.network.links.number(NodeId::Client(client), from);
                 if self.clients[client].lists.take_if(|lists| Some(*lists) == link).is_none() {
                     return Ok(());
                 }

@@ -22,7 +22,7 @@ use super::link::End;
 use super::membership::MachinePlan;
 use super::types::Event;
 use super::upgrade::own;
-use super::{Node, UNIX_MS_AT_ZERO, World};
+use super::{NodeId, UNIX_MS_AT_ZERO, World};
 use crate::check::{Observation, Violation};
 use crate::random::Random;
 
@@ -249,7 +249,7 @@ pub fn machines(members: usize, spare: usize) -> Vec<SimCoordinator> {
 impl World {
     /// Starts a process with what is on the disk.
     pub(super) fn start_coordinator(&mut self, place: usize) -> Result<(), Violation> {
-        let node = Node::Coordinator(place);
+        let node = NodeId::Coordinator(place);
         let permille = self.faults.permille(node);
         let process = match self.coordinators[place].directory.id {
             Some(id) => {
@@ -271,7 +271,7 @@ impl World {
         self.queue.put(now, Event::CoordinatorTick(place));
         self.follow(place, 0)?;
         for other in (0..self.coordinators.len()).filter(|other| *other != place) {
-            self.reconnect(Node::Coordinator(place.min(other)), place.max(other), None);
+            self.reconnect(NodeId::Coordinator(place.min(other)), place.max(other), None);
         }
         Ok(())
     }
@@ -299,7 +299,7 @@ impl World {
     pub(super) fn end_coordinator(&mut self, place: usize) {
         let Self { coordinators, random, queue, now, .. } = self;
         coordinators[place].crash(*now, random);
-        queue.retain(|to_come| to_come.owner() != Some(Node::Coordinator(place)));
+        queue.retain(|to_come| to_come.owner() != Some(NodeId::Coordinator(place)));
     }
 
     /// The place of the leader. Of several that think they lead, the one in the newest term.
@@ -310,7 +310,7 @@ impl World {
 
     /// Opens a link between two coordinators.
     pub(super) fn connect_coordinators(&mut self, one: usize, two: usize) -> Result<(), Violation> {
-        let (own, peer) = (Node::Coordinator(one), Node::Coordinator(two));
+        let (own, peer) = (NodeId::Coordinator(one), NodeId::Coordinator(two));
         if self.refuse(one, two) {
             return Ok(());
         }
@@ -458,7 +458,7 @@ impl World {
         link: LinkId,
         message: Message,
     ) -> Result<(), Violation> {
-        let own = Node::Coordinator(place);
+        let own = NodeId::Coordinator(place);
         self.witness_message(place, &message)?;
         let Some(peer) = self.network.links.peer(own, link.0) else { return Ok(()) };
         if self.network.links.number(own, peer) == Some(link.0) {

@@ -11,7 +11,7 @@ use everstep_worker::store_work::StoreWork;
 
 use super::sim_device::{DeviceOutput, SimDevice};
 use super::types::Event;
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::{Invariant, Observation, ShardCopy, Violation};
 use crate::random::mix;
 
@@ -30,10 +30,10 @@ fn place_of(slot: usize) -> ModelPlace {
 
 impl World {
     /// The store of a worker's machine takes no model until `until`, or until the faults end.
-    pub(super) fn fill_store(&mut self, node: Node, until: Time) {
-        let (Node::Worker(slot), until) = (node, until.min(self.faults.end())) else { return };
+    pub(super) fn fill_store(&mut self, node: NodeId, until: Time) {
+        let (NodeId::Worker(slot), until) = (node, until.min(self.faults.end())) else { return };
         self.faults.fill_store(slot, until);
-        if let Node::Worker(place) = self.workers.process(node)
+        if let NodeId::Worker(place) = self.workers.process(node)
             && let Some(sim_device) =
                 self.workers.find_mut(place).and_then(|it| it.sim_device.as_mut())
         {

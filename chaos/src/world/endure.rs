@@ -14,7 +14,7 @@ use everstep_transport::time::Time;
 use super::liveness::Tally;
 use super::store::SimStore;
 use super::types::{Event, Failure};
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::{Invariant, Violation};
 use crate::fault::Schedule;
 
@@ -139,10 +139,10 @@ impl World {
     /// Whether every worker has ended. A worker without a link to the leader, or one that stands
     /// still, does not count: the next leader that it reaches tells it.
     fn all_gone(&self) -> bool {
-        let Some(leader) = self.leader().map(Node::Coordinator) else { return false };
-        let cut_off = |node: Node| !self.network.links.is_open(node, leader);
-        let mut places = (0..self.workers.len()).map(Node::Worker);
-        let waited_for = |node: Node| !cut_off(node) && !self.faults.is_paused(node);
+        let Some(leader) = self.leader().map(NodeId::Coordinator) else { return false };
+        let cut_off = |node: NodeId| !self.network.links.is_open(node, leader);
+        let mut places = (0..self.workers.len()).map(NodeId::Worker);
+        let waited_for = |node: NodeId| !cut_off(node) && !self.faults.is_paused(node);
         places.all(|node| !self.is_alive(node) || !waited_for(node))
     }
 

@@ -11,7 +11,7 @@ use everstep_worker::step::event::{Input, Lane, StreamItem};
 use super::active_faults::{Duplicate, PausedProcess};
 use super::link::End;
 use super::types::{Event, Orphan};
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::{Observation, Violation};
 use crate::fault::{DrainOrigin, DuplicateKind, Fault};
 
@@ -27,7 +27,7 @@ const LEAVER_REPLACED_AFTER: Duration = Duration::from_secs(4);
 impl World {
     /// Inflicts a fault now.
     pub(super) fn inflict(&mut self, fault: &Fault) -> Result<(), Violation> {
-        let leader = Node::Coordinator(self.leader().unwrap_or_default());
+        let leader = NodeId::Coordinator(self.leader().unwrap_or_default());
         let fault = &fault.clone().with_leader(leader);
         self.note(format_args!("fault: {fault}"));
         let running = self.running_workers();
@@ -41,7 +41,7 @@ impl World {
             Fault::CrashTogether { side, restart } => {
                 side.iter().for_each(|node| self.crash(*node, *restart));
             }
-            Fault::Stop { node: Node::Coordinator(place), restart } => {
+            Fault::Stop { node: NodeId::Coordinator(place), restart } => {
                 let leave = Event::Leave { place: *place, since: None, restart: *restart };
                 self.later(leave);
             }
@@ -90,8 +90,8 @@ impl World {
             Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.faults.end())),
             Fault::FullStore { node, span } => self.fill_store(*node, now + *span),
             Fault::Flip { node } => self.flip(*node),
-            Fault::Garble { node: Node::Worker(slot) } => self.faults.armed.garble(*slot),
-            Fault::Mistake { node: Node::Worker(slot) } => self.faults.armed.mistake(*slot),
+            Fault::Garble { node: NodeId::Worker(slot) } => self.faults.armed.garble(*slot),
+            Fault::Mistake { node: NodeId::Worker(slot) } => self.faults.armed.mistake(*slot),
             fault => return self.mislead(fault, &all, until),
         }
         Ok(())
@@ -106,11 +106,11 @@ impl World {
         self.store.files.cut_after(None);
         self.faults.calm_down();
         self.review_all();
-        let first = (0..self.scenario.workers as usize).map(Node::Worker);
+        let first = (0..self.scenario.workers as usize).map(NodeId::Worker);
         let members = self.scenario.coordinators as usize;
         let known = (0..self.coordinators.len())
             .filter(|place| *place < members || self.coordinators[*place].directory.id.is_some());
-        let missing: Vec<Node> = first.clone().chain(known.map(Node::Coordinator)).collect();
+        let missing: Vec<NodeId> = first.clone().chain(known.map(NodeId::Coordinator)).collect();
         first.for_each(|machine| self.restart_later(machine, LEAVER_REPLACED_AFTER));
         missing.into_iter().try_for_each(|node| self.start_again(node))
     }
@@ -118,24 +118,24 @@ impl World {
     // Processes.
 
     /// The machines of workers on which a process runs.
-    fn running_workers(&self) -> Vec<Node> {
-        let runs = |machine: &Node| self.is_alive(self.workers.process(*machine));
+    fn running_workers(&self) -> Vec<NodeId> {
+        let runs = |machine: &NodeId| self.is_alive(self.workers.process(*machine));
         self.workers.machines().filter(runs).collect()
     }
 
-    fn machines(&self) -> Vec<Node> {
+    fn machines(&self) -> Vec<NodeId> {
         let workers = self.workers.machines();
-        workers.chain((0..self.coordinators.len()).map(Node::Coordinator)).collect()
+        workers.chain((0..self.coordinators.len()).map(NodeId::Coordinator)).collect()
     }
 
-    pub(super) fn crash(&mut self, machine: Node, restart: Option<Duration>) {
+    pub(super) fn crash(&mut self, machine: NodeId, restart: Option<Duration>) {
         let node = self.workers.process(machine);
         if self.is_alive(node) {
             self.faults.forget(node);
             match node {
-                Node::Operator | Node::Client(_) | Node::Leader => return,
-                Node::Worker(place) => self.end_worker(place, "it was killed"),
-                Node::Coordinator(place) => self.end_coordinator(place),
+                NodeId::Operator | NodeId::Client(_) | NodeId::Leader => return,
+                NodeId::Worker(place) => self.end_worker(place, "it was killed"),
+                NodeId::Coordinator(place) => self.end_coordinator(place),
             }
             self.cut_links(node);
         }
@@ -151,17 +151,17 @@ impl World {
     }
 
     /// Starts a new process on a machine where none runs.
-    pub(super) fn start_again(&mut self, machine: Node) -> Result<(), Violation> {
+    pub(super) fn start_again(&mut self, machine: NodeId) -> Result<(), Violation> {
         if self.is_alive(self.workers.process(machine)) {
             return Ok(());
         }
         self.note(format_args!("{machine} is started"));
         match machine {
-            Node::Worker(slot) => {
+            NodeId::Worker(slot) => {
                 self.start_worker(slot);
                 Ok(())
             }
-            Node::Coordinator(place) => {
+            NodeId::Coordinator(place) => {
                 let Some(coordinator) = self.coordinators.get(place) else { return Ok(()) };
                 let (soonest, plan) = (coordinator.startable(), coordinator.plan);
                 if plan.is_in_the_way() {
@@ -175,13 +175,13 @@ impl World {
                 self.forget_links(machine);
                 self.start_coordinator(place)
             }
-            Node::Operator | Node::Client(_) | Node::Leader => Ok(()),
+            NodeId::Operator | NodeId::Client(_) | NodeId::Leader => Ok(()),
         }
     }
 
     /// The device of a worker does nothing until `until`. Nor does a new device in its place.
-    fn hang(&mut self, machine: Node, until: Time) {
-        let Node::Worker(place) = self.workers.process(machine) else { return };
+    fn hang(&mut self, machine: NodeId, until: Time) {
+        let NodeId::Worker(place) = self.workers.process(machine) else { return };
         let Some(worker) = self.workers.find_mut(place) else { return };
         if worker.hangs_until < self.now {
             worker.hangs_since = self.now;
@@ -191,8 +191,8 @@ impl World {
     }
 
     /// Asks a worker to leave.
-    fn drain(&mut self, machine: Node, by: DrainOrigin, grace: Option<Duration>) {
-        let Node::Worker(place) = self.workers.process(machine) else { return };
+    fn drain(&mut self, machine: NodeId, by: DrainOrigin, grace: Option<Duration>) {
+        let NodeId::Worker(place) = self.workers.process(machine) else { return };
         let Some(worker) = self.workers.find(place).filter(|worker| !worker.ended()) else {
             return;
         };
@@ -215,7 +215,7 @@ impl World {
 
     /// Asks all workers to leave. Where they have left, others start.
     fn drain_all(&mut self, restart: Duration) {
-        let machines: Vec<Node> = self.running_workers();
+        let machines: Vec<NodeId> = self.running_workers();
         for machine in machines {
             self.drain(machine, DrainOrigin::Machine, None);
             self.restart_later(machine, restart);
@@ -223,13 +223,13 @@ impl World {
     }
 
     /// A process starts on a machine where one leaves, at one of these moments.
-    fn restart_later(&mut self, machine: Node, after: Duration) {
+    fn restart_later(&mut self, machine: NodeId, after: Duration) {
         for times in 1..=LEAVER_REPLACEMENTS {
             self.queue.put(self.now + after * times, Event::Restart(machine));
         }
     }
 
-    fn pause(&mut self, machine: Node, until: Time) {
+    fn pause(&mut self, machine: NodeId, until: Time) {
         let node = self.workers.process(machine);
         if !self.is_alive(node) {
             return;
@@ -240,13 +240,13 @@ impl World {
     }
 
     /// The process goes on, and handles the events that it has missed.
-    pub(super) fn resume(&mut self, node: Node, until: Time) -> Result<(), Violation> {
+    pub(super) fn resume(&mut self, node: NodeId, until: Time) -> Result<(), Violation> {
         let Some(PausedProcess { since, held, .. }) = self.faults.resume(node, until) else {
             return Ok(());
         };
         self.note(format_args!("{node} goes on with {} events", held.len()));
         let stood = since.map_or(Duration::ZERO, |since| self.now.since(since));
-        if let Node::Coordinator(place) = node
+        if let NodeId::Coordinator(place) = node
             && stood > COORDINATOR_LATE_AFTER
         {
             self.checkers.liveness.awake(self.now, place);
@@ -260,45 +260,45 @@ impl World {
     }
 
     /// The disk of a coordinator writes nothing until `until`.
-    fn stall(&mut self, machine: Node, until: Time) {
-        if let Node::Coordinator(place) = machine
+    fn stall(&mut self, machine: NodeId, until: Time) {
+        if let NodeId::Coordinator(place) = machine
             && let Some(coordinator) = self.coordinators.get_mut(place)
         {
             coordinator.disk_mut().stall(until);
         }
     }
 
-    fn drift(&mut self, machine: Node, permille: u32) {
+    fn drift(&mut self, machine: NodeId, permille: u32) {
         let now = self.now;
         self.faults.drift(machine, permille);
         match self.workers.process(machine) {
-            Node::Coordinator(place) => {
+            NodeId::Coordinator(place) => {
                 if let Some(coordinator) = self.coordinators.get_mut(place) {
                     coordinator.clock_mut().drift(now, permille);
                 }
             }
-            Node::Worker(place) => {
+            NodeId::Worker(place) => {
                 if let Some(worker) = self.workers.find_mut(place) {
                     worker.clock_mut().drift(now, permille);
                 }
             }
-            Node::Operator | Node::Client(_) | Node::Leader => {}
+            NodeId::Operator | NodeId::Client(_) | NodeId::Leader => {}
         }
     }
 
     // Roads.
 
     /// Shuts all roads between coordinators and workers.
-    fn isolate(&mut self, machines: Vec<Node>, until: Time) {
-        let (workers, others): (Vec<Node>, Vec<Node>) =
-            machines.into_iter().partition(|node| matches!(node, Node::Worker(_)));
+    fn isolate(&mut self, machines: Vec<NodeId>, until: Time) {
+        let (workers, others): (Vec<NodeId>, Vec<NodeId>) =
+            machines.into_iter().partition(|node| matches!(node, NodeId::Worker(_)));
         self.shut(&others, &workers, until);
         self.shut(&workers, &others, until);
     }
 
     /// Inflicts a fault that looks like the end of a worker, but is none, or one of the store, or
     /// asks all workers or the coordinators for something.
-    fn mislead(&mut self, fault: &Fault, all: &[Node], until: Time) -> Result<(), Violation> {
+    fn mislead(&mut self, fault: &Fault, all: &[NodeId], until: Time) -> Result<(), Violation> {
         match fault {
             Fault::Deafen { node, .. } => self.deafen(*node, all, until),
             Fault::Refuse { node, .. } => self.firewall(*node, all, until),
@@ -314,25 +314,25 @@ impl World {
     }
 
     /// Shuts the roads between one coordinator and the workers.
-    fn deafen(&mut self, node: Node, all: &[Node], until: Time) {
-        let is_worker = |other: &&Node| matches!(other, Node::Worker(_));
-        let workers: Vec<Node> = all.iter().filter(is_worker).copied().collect();
+    fn deafen(&mut self, node: NodeId, all: &[NodeId], until: Time) {
+        let is_worker = |other: &&NodeId| matches!(other, NodeId::Worker(_));
+        let workers: Vec<NodeId> = all.iter().filter(is_worker).copied().collect();
         self.shut(&[node], &workers, until);
         self.shut(&workers, &[node], until);
     }
 
     /// Shuts the roads between one worker and the coordinators, and refuses the coordinators'
     /// probes of that worker.
-    fn firewall(&mut self, node: Node, all: &[Node], until: Time) {
+    fn firewall(&mut self, node: NodeId, all: &[NodeId], until: Time) {
         self.faults.refuse(node, until);
-        let is_other = |other: &&Node| matches!(other, Node::Coordinator(_));
-        let coordinators: Vec<Node> = all.iter().filter(is_other).copied().collect();
+        let is_other = |other: &&NodeId| matches!(other, NodeId::Coordinator(_));
+        let coordinators: Vec<NodeId> = all.iter().filter(is_other).copied().collect();
         self.shut(&[node], &coordinators, until);
         self.shut(&coordinators, &[node], until);
     }
 
     /// Shuts every road from one group to another.
-    fn shut(&mut self, from: &[Node], to: &[Node], until: Time) {
+    fn shut(&mut self, from: &[NodeId], to: &[NodeId], until: Time) {
         for from in from {
             for to in to.iter().filter(|to| *to != from) {
                 self.network.roads.shut((*from, *to), until);
@@ -345,7 +345,7 @@ impl World {
     // Duplicates.
 
     /// Lets a message arrive a second time, if a fault waits for one.
-    pub(super) fn repeat_message(&mut self, from: Node, to: Node, message: &Message) {
+    pub(super) fn repeat_message(&mut self, from: NodeId, to: NodeId, message: &Message) {
         if !self.faults.armed.repeats() {
             return;
         }
@@ -368,7 +368,7 @@ impl World {
             return;
         }
         let way =
-            (self.workers.machine(Node::Worker(from)), self.workers.machine(Node::Worker(to)));
+            (self.workers.machine(NodeId::Worker(from)), self.workers.machine(NodeId::Worker(to)));
         let tensor = matches!(item, StreamItem::Tensor { .. });
         let kinds = [DuplicateKind::Item, DuplicateKind::OlderItem];
         let kinds = if tensor { &kinds[..] } else { &kinds[..1] };
@@ -387,8 +387,9 @@ impl World {
     // Memory.
 
     /// Flips a bit in a device's memory, or in the state that it will receive next.
-    fn flip(&mut self, machine: Node) {
-        let (Node::Worker(slot), Node::Worker(place)) = (machine, self.workers.process(machine))
+    fn flip(&mut self, machine: NodeId) {
+        let (NodeId::Worker(slot), NodeId::Worker(place)) =
+            (machine, self.workers.process(machine))
         else {
             return;
         };

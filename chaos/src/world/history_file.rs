@@ -16,7 +16,7 @@ use everstep_transport::protocol::{HistoryEntry, HistoryEvent, Message};
 use everstep_transport::time::Time;
 
 use super::upgrade::LATER_LOG_FORMAT;
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::{Invariant, Violation};
 use crate::random::Random;
 
@@ -217,7 +217,7 @@ impl World {
     /// Asks the next coordinator for the missing part. It takes turns, since the one before may
     /// lack it too.
     pub(super) fn fetch_history(&mut self, place: usize) {
-        let (own, now) = (Node::Coordinator(place), self.now);
+        let (own, now) = (NodeId::Coordinator(place), self.now);
         let coordinator = &self.coordinators[place];
         let Some(from) = coordinator.disk().history_file().coverage().wanted() else { return };
         if coordinator
@@ -227,7 +227,7 @@ impl World {
         {
             return;
         }
-        let others = (0..self.coordinators.len()).map(Node::Coordinator);
+        let others = (0..self.coordinators.len()).map(NodeId::Coordinator);
         let open: Vec<_> = others.filter(|other| self.network.links.is_open(own, *other)).collect();
         let turn = (now.0 / HISTORY_FETCH_TIMEOUT.as_nanos() as u64) as usize;
         if let Some(to) = open.get(turn % open.len().max(1)) {

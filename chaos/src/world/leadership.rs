@@ -13,7 +13,7 @@ use everstep_transport::protocol::{
 };
 
 use super::upgrade::LATER_LOG_FORMAT;
-use super::{Exits, GIVE_UP_AFTER, Node, World};
+use super::{Exits, GIVE_UP_AFTER, NodeId, World};
 use crate::check::{Observation, Violation};
 use crate::fault::Fault;
 
@@ -108,7 +108,7 @@ impl World {
     /// A leader has proposed a generation. An armed fault crashes it before the entry is durable.
     fn crash_after_proposal(&mut self, place: usize) {
         if let Some(restart) = self.faults.armed.take_crash_on_proposal() {
-            let crash = Fault::Crash { node: Node::Coordinator(place), restart: Some(restart) };
+            let crash = Fault::Crash { node: NodeId::Coordinator(place), restart: Some(restart) };
             self.queue.put(self.now, super::Event::Fault(Box::new(crash)));
         }
     }

@@ -17,7 +17,7 @@ use everstep_worker::step::event::{Input, Lane, LinkId};
 
 use super::clock::Clock;
 use super::types::Event;
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::{Observation, Violation};
 
 /// The transport's idle time-out.
@@ -81,10 +81,10 @@ impl End {
 /// All links, by their ends, and the items on them.
 #[derive(Debug, Default)]
 pub struct Links {
-    ends: BTreeMap<(Node, Node), Side>,
-    lanes: BTreeMap<(Node, Node), ControlLane>,
+    ends: BTreeMap<(NodeId, NodeId), Side>,
+    lanes: BTreeMap<(NodeId, NodeId), ControlLane>,
     /// The node at the far end of each link, present or past.
-    peers: BTreeMap<(Node, u64), Node>,
+    peers: BTreeMap<(NodeId, u64), NodeId>,
     count: u64,
 }
 
@@ -120,22 +120,22 @@ struct ControlLane {
 
 impl Links {
     /// Whether the link works in `owner`'s view.
-    pub fn is_open(&self, owner: Node, peer: Node) -> bool {
+    pub fn is_open(&self, owner: NodeId, peer: NodeId) -> bool {
         self.ends.get(&(owner, peer)).is_some_and(|side| side.open)
     }
 
     /// The number of the newest link that `owner` has or had with `peer`.
-    pub fn number(&self, owner: Node, peer: Node) -> Option<u64> {
+    pub fn number(&self, owner: NodeId, peer: NodeId) -> Option<u64> {
         self.ends.get(&(owner, peer)).map(|side| side.link)
     }
 
     /// The node at the other end of the link of this number, present or past.
-    pub fn peer(&self, owner: Node, link: u64) -> Option<Node> {
+    pub fn peer(&self, owner: NodeId, link: u64) -> Option<NodeId> {
         self.peers.get(&(owner, link)).copied()
     }
 
     /// Whether both ends have the same open link.
-    fn is_whole(&self, one: Node, other: Node) -> bool {
+    fn is_whole(&self, one: NodeId, other: NodeId) -> bool {
         let number = |owner, peer| {
             self.ends.get(&(owner, peer)).filter(|side| side.open).map(|side| side.link)
         };
@@ -143,38 +143,38 @@ impl Links {
     }
 
     /// All nodes that have or had a link with `node`.
-    fn peers_of(&self, node: Node) -> Vec<Node> {
+    fn peers_of(&self, node: NodeId) -> Vec<NodeId> {
         self.ends.keys().filter(|(owner, _)| *owner == node).map(|(_, peer)| *peer).collect()
     }
 
     /// The places of all workers that have a link with the worker at `place`.
     pub fn workers_of(&self, place: usize) -> Vec<usize> {
-        let ends = self.ends.range((Node::Worker(place), Node::Coordinator(0))..);
-        let own = ends.take_while(|((owner, _), _)| *owner == Node::Worker(place));
+        let ends = self.ends.range((NodeId::Worker(place), NodeId::Coordinator(0))..);
+        let own = ends.take_while(|((owner, _), _)| *owner == NodeId::Worker(place));
         let open = own.filter(|(_, side)| side.open).map(|((_, peer), _)| *peer);
-        open.filter_map(|peer| if let Node::Worker(other) = peer { Some(other) } else { None })
+        open.filter_map(|peer| if let NodeId::Worker(other) = peer { Some(other) } else { None })
             .collect()
     }
 
-    fn close(&mut self, owner: Node, peer: Node) -> bool {
+    fn close(&mut self, owner: NodeId, peer: NodeId) -> bool {
         let side = self.ends.get_mut(&(owner, peer)).filter(|side| side.open);
         side.map(|side| side.open = false).is_some()
     }
 
     /// Discards all items on a lane.
-    fn clear(&mut self, from: Node, to: Node) {
+    fn clear(&mut self, from: NodeId, to: NodeId) {
         self.lanes.remove(&(from, to));
     }
 
     /// Removes a node's ends of links: a new process starts there without any.
-    fn forget(&mut self, node: Node) {
+    fn forget(&mut self, node: NodeId) {
         self.ends.retain(|(owner, _), _| *owner != node);
     }
 }
 
 impl World {
     /// Puts an item on the control lane between two nodes.
-    pub(super) fn put_on_lane(&mut self, from: Node, to: Node, item: Item) {
+    pub(super) fn put_on_lane(&mut self, from: NodeId, to: NodeId, item: Item) {
         let Some(link) =
             self.network.links.number(from, to).filter(|_| self.network.links.is_open(from, to))
         else {
@@ -189,7 +189,7 @@ impl World {
     }
 
     /// The first item of a lane arrives.
-    pub(super) fn deliver(&mut self, from: Node, to: Node, link: u64) -> Result<(), Violation> {
+    pub(super) fn deliver(&mut self, from: NodeId, to: NodeId, link: u64) -> Result<(), Violation> {
         let waits = self.workers.wait_at_the_door(from, to);
         let now = self.now;
         let lane = self.network.links.lanes.get_mut(&(from, to)).filter(|lane| lane.link == link);
@@ -206,7 +206,7 @@ impl World {
         }
         let waiting = lane.items.len();
         let Some(item) = lane.items.pop_front() else { return Ok(()) };
-        let between = matches!((from, to), (Node::Coordinator(_), Node::Coordinator(_)));
+        let between = matches!((from, to), (NodeId::Coordinator(_), NodeId::Coordinator(_)));
         let kind = if between { "lane between coordinators" } else { "control lane" };
         self.observe(Observation::Queued(kind, waiting))?;
         if !self.network.links.is_open(to, from)
@@ -221,27 +221,27 @@ impl World {
     }
 
     /// The travel time from one node to another.
-    pub(super) fn delay(&mut self, from: Node, to: Node, lane: Option<Lane>) -> Duration {
+    pub(super) fn delay(&mut self, from: NodeId, to: NodeId, lane: Option<Lane>) -> Duration {
         let way = (self.workers.machine(from), self.workers.machine(to));
         self.random.delay() + self.network.roads.extra(way, lane, self.now, &mut self.random)
     }
 
     /// Until when nothing arrives on the road between two processes.
-    pub(super) fn shut_until(&self, from: Node, to: Node) -> Option<Time> {
+    pub(super) fn shut_until(&self, from: NodeId, to: NodeId) -> Option<Time> {
         self.network
             .roads
             .shut_until((self.workers.machine(from), self.workers.machine(to)), self.now)
     }
 
     /// Whether a packet sent now arrives, and its answer too.
-    pub(super) fn reach(&self, one: Node, other: Node) -> bool {
+    pub(super) fn reach(&self, one: NodeId, other: NodeId) -> bool {
         self.shut_until(one, other).is_none() && self.shut_until(other, one).is_none()
     }
 
     // Starts and ends of links.
 
     /// Opens a link for both nodes, and returns its number.
-    pub(super) fn link(&mut self, one: Node, other: Node) -> u64 {
+    pub(super) fn link(&mut self, one: NodeId, other: NodeId) -> u64 {
         self.network.links.count += 1;
         let link = self.network.links.count;
         for (owner, peer) in [(one, other), (other, one)] {
@@ -257,7 +257,7 @@ impl World {
     }
 
     /// `owner` learns that its link is gone. All items on the way to it are lost.
-    pub(super) fn lose(&mut self, owner: Node, peer: Node, end: End) -> Result<(), Violation> {
+    pub(super) fn lose(&mut self, owner: NodeId, peer: NodeId, end: End) -> Result<(), Violation> {
         let number = self.network.links.number(owner, peer).unwrap_or_default();
         if !self.network.links.close(owner, peer) {
             return Ok(());
@@ -268,18 +268,22 @@ impl World {
         self.review(peer, owner);
         let End { sign, reason } = end;
         match (owner, peer) {
-            (Node::Operator | Node::Client(_), Node::Coordinator(place)) => {
+            (NodeId::Operator | NodeId::Client(_), NodeId::Coordinator(place)) => {
                 self.reconnect(owner, place, None);
                 Ok(())
             }
-            (Node::Coordinator(place), _) => {
+            (NodeId::Coordinator(place), _) => {
                 match peer {
                     // Of two coordinators the one with the lower number dials, whichever has lost
                     // the link.
-                    Node::Coordinator(other) => {
-                        self.reconnect(Node::Coordinator(place.min(other)), place.max(other), None);
+                    NodeId::Coordinator(other) => {
+                        self.reconnect(
+                            NodeId::Coordinator(place.min(other)),
+                            place.max(other),
+                            None,
+                        );
                     }
-                    Node::Worker(worker) => {
+                    NodeId::Worker(worker) => {
                         self.checkers.liveness.unlinked(self.now, place, worker)
                     }
                     _ => {}
@@ -295,8 +299,8 @@ impl World {
                 let link = coordination::LinkId(number);
                 self.step_coordinator(place, ShellInput::Disconnected { link, end, reason })
             }
-            (Node::Worker(place), Node::Worker(peer)) => self.lose_peer(place, peer, reason),
-            (Node::Worker(place), Node::Coordinator(coordinator)) => {
+            (NodeId::Worker(place), NodeId::Worker(peer)) => self.lose_peer(place, peer, reason),
+            (NodeId::Worker(place), NodeId::Coordinator(coordinator)) => {
                 self.reconnect(owner, coordinator, None);
                 self.step_worker(place, Input::CoordinatorLost { link: LinkId(number) })
             }
@@ -305,7 +309,7 @@ impl World {
     }
 
     /// A process closes its end of a link, and gives the reason.
-    pub(super) fn close_link(&mut self, owner: Node, peer: Node, end: End) {
+    pub(super) fn close_link(&mut self, owner: NodeId, peer: NodeId, end: End) {
         self.put_on_lane(owner, peer, Item::Closed(end));
         if self.network.links.close(owner, peer) {
             self.network.links.clear(peer, owner);
@@ -316,7 +320,7 @@ impl World {
 
     /// A coordinator closes a link. Its core hears of that as of any other end.
     pub(super) fn hang_up(&mut self, place: usize, link: coordination::LinkId, end: End) {
-        let own = Node::Coordinator(place);
+        let own = NodeId::Coordinator(place);
         let Some(peer) = self.network.links.peer(own, link.0) else { return };
         if self.network.links.number(own, peer) == Some(link.0) {
             self.close_link(own, peer, end);
@@ -328,14 +332,14 @@ impl World {
     }
 
     /// A process says goodbye on all its links.
-    pub(super) fn close_links(&mut self, owner: Node, reason: &str) {
+    pub(super) fn close_links(&mut self, owner: NodeId, reason: &str) {
         for peer in self.network.links.peers_of(owner) {
             self.close_link(owner, peer, End::gone(reason));
         }
     }
 
     /// A process ends without a word. Some of the lanes on which it sent are lost.
-    pub(super) fn cut_links(&mut self, gone: Node) {
+    pub(super) fn cut_links(&mut self, gone: NodeId) {
         for peer in self.network.links.peers_of(gone) {
             if self.random.below(2) == 0 {
                 self.network.links.clear(gone, peer);
@@ -348,7 +352,7 @@ impl World {
     }
 
     /// A new process has started that has no links yet.
-    pub(super) fn forget_links(&mut self, node: Node) {
+    pub(super) fn forget_links(&mut self, node: NodeId) {
         let peers = self.network.links.peers_of(node);
         self.network.links.forget(node);
         for peer in peers {
@@ -359,16 +363,16 @@ impl World {
     // Silence.
 
     /// The clock of a process.
-    fn clock(&self, node: Node) -> Clock {
+    fn clock(&self, node: NodeId) -> Clock {
         match node {
-            Node::Coordinator(place) => *self.coordinators[place].clock(),
-            Node::Worker(place) => *self.workers[place].clock(),
-            Node::Operator | Node::Client(_) | Node::Leader => Clock::new(Time(0), 1000),
+            NodeId::Coordinator(place) => *self.coordinators[place].clock(),
+            NodeId::Worker(place) => *self.workers[place].clock(),
+            NodeId::Operator | NodeId::Client(_) | NodeId::Leader => Clock::new(Time(0), 1000),
         }
     }
 
     /// Reviews every link of a node.
-    pub(super) fn review_node(&mut self, node: Node) {
+    pub(super) fn review_node(&mut self, node: NodeId) {
         for peer in self.network.links.peers_of(node) {
             self.review(node, peer);
             self.review(peer, node);
@@ -384,7 +388,7 @@ impl World {
     }
 
     /// Reviews a link, since `owner` may hear its peer again, or not any more.
-    fn review(&mut self, owner: Node, peer: Node) {
+    fn review(&mut self, owner: NodeId, peer: NodeId) {
         if !self.network.links.is_open(owner, peer) {
             return;
         }
@@ -418,16 +422,16 @@ impl World {
 
     fn why_silent(
         &self,
-        owner: Node,
-        peer: Node,
+        owner: NodeId,
+        peer: NodeId,
         (alive, standing, whole): (bool, bool, bool),
     ) -> Silence {
-        let probed = [owner, peer].iter().any(|node| matches!(node, Node::Coordinator(_)));
+        let probed = [owner, peer].iter().any(|node| matches!(node, NodeId::Coordinator(_)));
         // A process that was started again does not know the links of the one before.
         let known = self.network.links.number(peer, owner).is_some();
         let refused = self.faults.is_refused(self.workers.machine(peer), self.now);
         match () {
-            () if refused && matches!(owner, Node::Coordinator(_)) => Silence::Refused,
+            () if refused && matches!(owner, NodeId::Coordinator(_)) => Silence::Refused,
             () if !self.reach(owner, peer) => Silence::Unknown,
             () if !alive && probed => Silence::Refused,
             () if alive && !standing && !whole && known => Silence::Forgotten,
@@ -436,7 +440,7 @@ impl World {
     }
 
     /// A silent link may be due to be lost now.
-    pub(super) fn idle(&mut self, owner: Node, peer: Node, due: Time) -> Result<(), Violation> {
+    pub(super) fn idle(&mut self, owner: NodeId, peer: NodeId, due: Time) -> Result<(), Violation> {
         let side = self.network.links.ends.get(&(owner, peer)).and_then(|side| side.due);
         let end = match side.filter(|(_, at)| *at == due) {
             None => return Ok(()),

@@ -13,7 +13,7 @@ use everstep_transport::protocol::Step;
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::time::Time;
 
-use super::Node;
+use super::NodeId;
 use super::endure::MAX_STANDSTILL;
 use crate::fault::{Fault, TOLERATED_OUTAGE};
 
@@ -36,7 +36,7 @@ const DISTURBANCE_MERGE_GAP: Duration = Duration::from_secs(1);
 const REPEATED_LOSS_WINDOW: Duration = Duration::from_millis(11_500);
 
 /// The entry for all workers' machines.
-const EVERYONE: Node = Node::Leader;
+const EVERYONE: NodeId = NodeId::Leader;
 
 /// The faults so far, and the last progress.
 #[derive(Debug, Default)]
@@ -44,7 +44,7 @@ pub struct LivenessChecker {
     /// A schedule of faults is under way, and a fault must explain every loss.
     judging: bool,
     /// Since when and until when a machine or its roads were last disturbed.
-    disturbed: BTreeMap<Node, (Time, Time)>,
+    disturbed: BTreeMap<NodeId, (Time, Time)>,
     /// The last time that no coordinator heard any worker: since when, and until when. That alone
     /// costs no worker its place (I8).
     isolated: Option<(Time, Time)>,
@@ -54,9 +54,9 @@ pub struct LivenessChecker {
     /// Until when a fault other than a standstill may lead to a loss.
     other_fault_until: Time,
     /// Until when the device of a machine's worker hangs.
-    hung: BTreeMap<Node, Time>,
+    hung: BTreeMap<NodeId, Time>,
     /// Until when a machine's host refuses packets of coordinators for its worker.
-    refused: BTreeMap<Node, Time>,
+    refused: BTreeMap<NodeId, Time>,
     /// When the last interruption ends.
     interrupted_until: Time,
     /// What each coordinator hears.
@@ -65,7 +65,7 @@ pub struct LivenessChecker {
     parted: BTreeMap<(usize, usize), [Option<Time>; 2]>,
     /// Pairs of machines of which one stated the other's address: a coordinator may suspect the
     /// worker of either.
-    misstated: BTreeSet<Node>,
+    misstated: BTreeSet<NodeId>,
     /// Processes that were asked to leave.
     leaving: BTreeSet<usize>,
     /// Processes whose memory was changed. Their devices may fail.
@@ -81,7 +81,7 @@ pub struct LivenessChecker {
 /// Many workers stand still together: a coordinator waits for them as it does in an outage.
 #[derive(Debug)]
 struct SharedStandstill {
-    machines: Vec<Node>,
+    machines: Vec<NodeId>,
     since: Time,
     until: Time,
 }
@@ -206,19 +206,19 @@ impl LivenessChecker {
     }
 
     /// A fault begins. A process of a worker runs on each of these machines.
-    pub fn strike(&mut self, now: Time, fault: &Fault, running: &[Node]) {
+    pub fn strike(&mut self, now: Time, fault: &Fault, running: &[NodeId]) {
         let end = now + fault.outage();
         self.note_standstill(now, fault, running);
         self.interrupted_until = self.interrupted_until.max(end);
         self.quiet_since = now;
-        let mut disturb = |node: &Node| {
+        let mut disturb = |node: &NodeId| {
             let (since, until) = self.disturbed.entry(*node).or_insert((now, end));
             if now > *until + DISTURBANCE_MERGE_GAP {
                 *since = now;
             }
             *until = end.max(*until);
         };
-        let is_worker = |node: &&Node| matches!(node, Node::Worker(_));
+        let is_worker = |node: &&NodeId| matches!(node, NodeId::Worker(_));
         match fault {
             Fault::Pause { node, .. } => disturb(node),
             Fault::Refuse { node, .. } => {
@@ -251,13 +251,13 @@ impl LivenessChecker {
 
     /// Notes whether a fault is a standstill of many workers that the coordinators must bear, with
     /// no other fault at work.
-    fn note_standstill(&mut self, now: Time, fault: &Fault, running: &[Node]) {
+    fn note_standstill(&mut self, now: Time, fault: &Fault, running: &[NodeId]) {
         let until = now + fault.outage();
         self.standstill = match fault {
             Fault::PauseTogether { side, span }
                 if now > self.other_fault_until && *span < MIN_ISOLATED_SILENCE =>
             {
-                let machines: Vec<Node> =
+                let machines: Vec<NodeId> =
                     side.iter().filter(|node| running.contains(node)).copied().collect();
                 let many = machines.len() >= 2 && 5 * machines.len() > running.len();
                 many.then_some(SharedStandstill { machines, since: now, until })
@@ -340,7 +340,12 @@ impl LivenessChecker {
 // The judgement.
 impl LivenessChecker {
     /// Whether a coordinator may take a process for lost that runs on. `machine` is its slot.
-    pub fn explains(&self, now: Time, (place, machine): (usize, Node), coordinator: usize) -> bool {
+    pub fn explains(
+        &self,
+        now: Time,
+        (place, machine): (usize, NodeId),
+        coordinator: usize,
+    ) -> bool {
         let recent = |at: Option<&Time>| at.is_some_and(|at| now.since(*at) <= FAULT_AFTERMATH);
         let listener = self.listeners.get(&coordinator);
         let silent = self.is_silent(now, place, coordinator);
@@ -382,7 +387,7 @@ impl LivenessChecker {
 
     /// Whether a standstill that all coordinators must bear is the only fault that a machine has
     /// met lately.
-    fn only_stood_still(&self, now: Time, machine: Node) -> bool {
+    fn only_stood_still(&self, now: Time, machine: NodeId) -> bool {
         self.standstill.as_ref().is_some_and(|standstill| {
             let lately = standstill.since <= now && now <= standstill.until + FAULT_AFTERMATH;
             lately && standstill.machines.contains(&machine)

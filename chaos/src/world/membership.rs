@@ -22,7 +22,7 @@ use super::disk::CoordinatorDisk;
 use super::history_file::HistoryFile;
 use super::link::End;
 use super::types::Event;
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::{Observation, Violation};
 use crate::fault::Fault;
 
@@ -79,7 +79,7 @@ impl World {
             let place = self.place_of(id.0);
             place.is_some_and(|place| {
                 let coordinator = &self.coordinators[place];
-                let stands = self.faults.is_paused(Node::Coordinator(place))
+                let stands = self.faults.is_paused(NodeId::Coordinator(place))
                     || coordinator.disk().stalled(self.now).is_some();
                 coordinator.node().is_some() && !stands
             })
@@ -120,7 +120,7 @@ impl World {
 impl World {
     /// A machine without a coordinator's id asks for one on all its links.
     pub(super) fn petition(&mut self, place: usize) {
-        let (own, now) = (Node::Coordinator(place), self.now);
+        let (own, now) = (NodeId::Coordinator(place), self.now);
         let state = self.own(place);
         let coordinator = &mut self.coordinators[place];
         let Process::Asks(asked) = coordinator.process_mut() else { return };
@@ -130,7 +130,7 @@ impl World {
         *asked = Some(now);
         let (incarnation, address) = (state.incarnation, state.address);
         let (api, log_format) = (None, state.log_format);
-        for other in (0..self.coordinators.len()).map(Node::Coordinator) {
+        for other in (0..self.coordinators.len()).map(NodeId::Coordinator) {
             if self.network.links.is_open(own, other) {
                 let join = Message::Join { id: None, incarnation, address, api, log_format };
                 self.say(own, other, join);
@@ -160,7 +160,7 @@ impl World {
 
     /// The machine is a coordinator from now on, and knows nothing of the log.
     fn admitted(&mut self, place: usize, id: CoordinatorId) -> Result<(), Violation> {
-        let node = Node::Coordinator(place);
+        let node = NodeId::Coordinator(place);
         self.note(format_args!("{node} is admitted under id {id}"));
         self.checkers.liveness.tally.joined += 1;
         self.close_links(node, "it is a coordinator now");
@@ -195,9 +195,9 @@ impl World {
         }
         self.note(format_args!("coordinator {place} shuts out {shut_out:?}"));
         self.coordinators[place].shut_out = shut_out;
-        let own = Node::Coordinator(place);
+        let own = NodeId::Coordinator(place);
         for other in 0..self.coordinators.len() {
-            let peer = Node::Coordinator(other);
+            let peer = NodeId::Coordinator(other);
             if self.refuses(place, other)
                 && self.network.links.is_open(own, peer)
                 && let Some(link) = self.network.links.number(own, peer)
@@ -231,8 +231,8 @@ impl World {
 impl World {
     /// The place and id of the coordinator on a machine, if there are at least `least` members and
     /// the membership is settled.
-    fn removable(&self, machine: Node, least: usize) -> Option<(usize, CoordinatorId)> {
-        let Node::Coordinator(place) = machine else { return None };
+    fn removable(&self, machine: NodeId, least: usize) -> Option<(usize, CoordinatorId)> {
+        let NodeId::Coordinator(place) = machine else { return None };
         let id = self.coordinators.get(place)?.directory.id?;
         let enough = self.members()?.voters.len() >= least;
         (enough && self.is_settled()).then_some((place, id))
@@ -240,12 +240,12 @@ impl World {
 
     /// As [`World::removable`], if the others can go on without its disk at once, since one of them
     /// has the whole history.
-    fn expendable(&self, machine: Node) -> Option<(usize, CoordinatorId)> {
+    fn expendable(&self, machine: NodeId) -> Option<(usize, CoordinatorId)> {
         self.removable(machine, 3).filter(|(place, _)| self.is_told_elsewhere(*place))
     }
 
     /// A coordinator's disk is lost with its process, if the cluster can bear that.
-    pub(super) fn wipe(&mut self, machine: Node, restart: Duration) {
+    pub(super) fn wipe(&mut self, machine: NodeId, restart: Duration) {
         let Some((place, id)) = self.expendable(machine) else { return };
         self.crash(machine, Some(restart));
         self.note(format_args!("{machine} has an empty disk"));
@@ -255,7 +255,7 @@ impl World {
 
     /// A coordinator's process ends, and a byte of its log changes, if the cluster can bear that.
     /// The store finds the damage at every start, and refuses to open.
-    pub(super) fn damage(&mut self, machine: Node, restart: Duration) {
+    pub(super) fn damage(&mut self, machine: NodeId, restart: Duration) {
         let Some((place, id)) = self.expendable(machine) else { return };
         self.crash(machine, Some(restart));
         self.note(format_args!("a byte on the disk of {machine} is another one"));
@@ -270,13 +270,13 @@ impl World {
         if let MachinePlan::Damaged(restart) = self.coordinators[place].plan {
             self.checkers.liveness.tally.replaced += 1;
             self.renew(place);
-            self.queue.put(self.now + restart, Event::Restart(Node::Coordinator(place)));
+            self.queue.put(self.now + restart, Event::Restart(NodeId::Coordinator(place)));
         }
     }
 
     /// A coordinator's disk is full. Its process ends at the next write.
-    pub(super) fn fill(&mut self, machine: Node, restart: Duration) {
-        if let Node::Coordinator(place) = machine
+    pub(super) fn fill(&mut self, machine: NodeId, restart: Duration) {
+        if let NodeId::Coordinator(place) = machine
             && let Some(coordinator) = self.coordinators.get_mut(place)
             && coordinator.node().is_some()
         {
@@ -286,7 +286,7 @@ impl World {
 
     /// A write has failed, since the disk is full. The process ends and tells its peers why.
     pub(super) fn end_for_room(&mut self, place: usize, restart: Duration) {
-        let node = Node::Coordinator(place);
+        let node = NodeId::Coordinator(place);
         self.note(format_args!("{node} ends: no storage space"));
         self.checkers.liveness.tally.full += 1;
         self.close_links(node, "no storage space");
@@ -296,7 +296,7 @@ impl World {
 
     /// The operator removes a coordinator. If only that one has a part of the history, the others
     /// must get it before they let it go.
-    pub(super) fn remove(&mut self, machine: Node, restart: Option<Duration>) {
+    pub(super) fn remove(&mut self, machine: NodeId, restart: Option<Duration>) {
         if let Some((place, id)) = self.removable(machine, 2) {
             self.coordinators[place].plan = MachinePlan::Removal(restart);
             self.operator.command(OperatorCommand::Remove(id));
@@ -304,8 +304,8 @@ impl World {
     }
 
     /// A process may start on a retired machine again.
-    pub(super) fn revive(&mut self, machine: Node) {
-        if let Node::Coordinator(place) = machine
+    pub(super) fn revive(&mut self, machine: NodeId) {
+        if let NodeId::Coordinator(place) = machine
             && let Some(coordinator) = self.coordinators.get_mut(place)
             && coordinator.plan == MachinePlan::Retired
         {
@@ -318,7 +318,7 @@ impl World {
     /// # Errors
     /// I8, if the others still count on it. I13, if a part of the history goes with it.
     pub(super) fn removed(&mut self, place: usize) -> Result<(), Violation> {
-        let node = Node::Coordinator(place);
+        let node = NodeId::Coordinator(place);
         let coordinator = &self.coordinators[place];
         let plan = coordinator.plan;
         let Some(id) = coordinator.directory.id else { return Ok(()) };
@@ -371,7 +371,7 @@ impl World {
             return Ok(());
         }
         if !coordinator.is_down() {
-            let node = Node::Coordinator(place);
+            let node = NodeId::Coordinator(place);
             self.note(format_args!("{node} has stopped, and led: {leads}"));
             self.checkers.liveness.tally.stopped += 1;
             self.coordinators[place].disk_mut().finish();

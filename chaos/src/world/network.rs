@@ -10,7 +10,7 @@ use std::time::Duration;
 use everstep_transport::protocol::Message;
 use everstep_worker::step::event::{Lane, StreamItem};
 
-use super::Node;
+use super::NodeId;
 use super::link::Links;
 use super::road::Roads;
 use super::types::{InFlight, Interceptor};
@@ -29,7 +29,7 @@ pub struct Network {
     pub links: Links,
     pub wire: Wire,
     /// How long each node waits before it dials the coordinator at a place again.
-    reconnecting: BTreeMap<(Node, usize), Duration>,
+    reconnecting: BTreeMap<(NodeId, usize), Duration>,
     interceptor: Option<Interceptor>,
 }
 
@@ -52,7 +52,7 @@ impl Network {
     }
 
     /// The messages that go out in a message's place.
-    pub fn messages(&mut self, from: Node, to: Node, message: Message) -> Vec<Message> {
+    pub fn messages(&mut self, from: NodeId, to: NodeId, message: Message) -> Vec<Message> {
         let mut messages = vec![message];
         if let Some(interceptor) = &mut self.interceptor {
             interceptor(InFlight::Messages { from, to, messages: &mut messages });
@@ -61,7 +61,13 @@ impl Network {
     }
 
     /// The items that go out on a lane in an item's place.
-    pub fn items(&mut self, from: Node, to: Node, lane: Lane, item: StreamItem) -> Vec<StreamItem> {
+    pub fn items(
+        &mut self,
+        from: NodeId,
+        to: NodeId,
+        lane: Lane,
+        item: StreamItem,
+    ) -> Vec<StreamItem> {
         let mut items = vec![item];
         if let Some(interceptor) = &mut self.interceptor {
             interceptor(InFlight::StreamItems { from, to, lane, items: &mut items });
@@ -72,31 +78,31 @@ impl Network {
     // Dials.
 
     /// A node will dial a coordinator again after `wait`.
-    pub fn wait_to_dial(&mut self, node: Node, place: usize, wait: Duration) {
+    pub fn wait_to_dial(&mut self, node: NodeId, place: usize, wait: Duration) {
         self.reconnecting.insert((node, place), wait);
     }
 
     /// The wait after a dial that was not answered: twice the one before.
-    pub fn longer_wait(&self, node: Node, place: usize) -> Duration {
+    pub fn longer_wait(&self, node: NodeId, place: usize) -> Duration {
         let before = self.reconnecting.get(&(node, place));
         before.map_or(RECONNECT_BACKOFF, |wait| (*wait * 2).min(RECONNECT_BACKOFF_MAX))
     }
 
     /// A coordinator has answered.
-    pub fn answered(&mut self, node: Node, place: usize) {
+    pub fn answered(&mut self, node: NodeId, place: usize) {
         self.reconnecting.remove(&(node, place));
     }
 
     // Streams.
 
     /// Nothing more arrives from this sender.
-    pub fn drop_streams(&mut self, from: Node, to: Node) {
+    pub fn drop_streams(&mut self, from: NodeId, to: NodeId) {
         self.wire.retain(|stream| stream.ends() != (from, to));
     }
 
     /// A process is gone. Some of the streams that it sent to another process are lost, and all
     /// that the other sent to it.
-    pub fn cut_streams(&mut self, gone: Node, peer: Node, random: &mut Random) {
+    pub fn cut_streams(&mut self, gone: NodeId, peer: NodeId, random: &mut Random) {
         self.wire.retain(|stream| {
             let (from, to) = stream.ends();
             let incoming = (from, to) == (peer, gone);

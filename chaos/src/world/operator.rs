@@ -19,7 +19,7 @@ use everstep_transport::time::Time;
 
 use super::successor::Continuation;
 use super::types::Event;
-use super::{Exits, Node, World};
+use super::{Exits, NodeId, World};
 use crate::check::{Invariant, Observation, Violation};
 use crate::fault::Fault;
 
@@ -132,7 +132,7 @@ impl World {
     pub(super) fn connect_operator(&mut self, place: usize) -> Result<(), Violation> {
         let name = NodeName::parse("operator").expect("a valid name");
         let identity = Identity { role: Role::Operator, name };
-        let link = LinkId(self.link(Node::Operator, Node::Coordinator(place)));
+        let link = LinkId(self.link(NodeId::Operator, NodeId::Coordinator(place)));
         self.queue.put(self.now, Event::Watch(link.0));
         self.step_coordinator(place, ShellInput::Connected { link, identity, address: None })
     }
@@ -140,14 +140,14 @@ impl World {
     /// Asks the leader for news on this link, and repeats the command under way. Asks any other
     /// coordinator which one leads.
     pub(super) fn watch(&mut self, link: u64) {
-        let own = Node::Operator;
+        let own = NodeId::Operator;
         let Some(peer) = self.network.links.peer(own, link) else { return };
         let usable = self.network.links.is_open(own, peer)
             && self.network.links.number(own, peer) == Some(link);
         if !usable || self.operator.asked == Some(link) {
             return;
         }
-        if self.operator.leader.1.map(Node::Coordinator) != Some(peer) {
+        if self.operator.leader.1.map(NodeId::Coordinator) != Some(peer) {
             return self.say(own, peer, Message::Ask(Question::Coordinators));
         }
         self.operator.asked = Some(link);
@@ -231,12 +231,12 @@ impl World {
     /// Sends a message to the leader, if the operator knows it.
     pub(super) fn tell_leader(&mut self, message: Message) {
         if let Some(leader) = self.operator.leader.1 {
-            self.say(Node::Operator, Node::Coordinator(leader), message);
+            self.say(NodeId::Operator, NodeId::Coordinator(leader), message);
         }
     }
 
     /// The operator takes a message of a coordinator.
-    pub(super) fn told(&mut self, from: Node, message: Message) -> Result<(), Violation> {
+    pub(super) fn told(&mut self, from: NodeId, message: Message) -> Result<(), Violation> {
         match message {
             Message::Coordinators { term, leader, .. } => {
                 let leader = leader.and_then(|id| self.place_of(id));
@@ -244,7 +244,7 @@ impl World {
                 Ok(())
             }
             Message::Update(update) => {
-                let link = self.network.links.number(Node::Operator, from);
+                let link = self.network.links.number(NodeId::Operator, from);
                 match self.operator.asked.take_if(|asked| Some(*asked) == link) {
                     Some(_) => self.updated(update),
                     None => Ok(()),
@@ -265,9 +265,10 @@ impl World {
         // A new leader does not know the questions to the one before.
         if let Some(place) = leader.filter(|_| leader != before || term > known) {
             if let Some(asked) = self.operator.asked.take() {
-                self.give_up(Node::Operator, asked);
+                self.give_up(NodeId::Operator, asked);
             }
-            if let Some(link) = self.network.links.number(Node::Operator, Node::Coordinator(place))
+            if let Some(link) =
+                self.network.links.number(NodeId::Operator, NodeId::Coordinator(place))
             {
                 self.queue.put(self.now, Event::Watch(link));
             }
@@ -351,7 +352,8 @@ impl World {
             self.operator.outcome = update.outcome;
         }
         if let Some(leader) = self.operator.leader.1
-            && let Some(link) = self.network.links.number(Node::Operator, Node::Coordinator(leader))
+            && let Some(link) =
+                self.network.links.number(NodeId::Operator, NodeId::Coordinator(leader))
         {
             self.queue.put(self.now + WATCH_INTERVAL, Event::Watch(link));
         }

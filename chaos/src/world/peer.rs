@@ -15,7 +15,7 @@ use everstep_worker::step::event::{Input, Lane, StreamItem};
 
 use super::link::End;
 use super::types::Event;
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::Violation;
 
 /// How long a link may take to come up.
@@ -98,13 +98,13 @@ impl World {
         self.workers[place].peers_mut().peers.clear();
         for other in self.network.links.workers_of(place) {
             let end = End::lost("this worker begins anew");
-            self.close_link(Node::Worker(place), Node::Worker(other), end);
+            self.close_link(NodeId::Worker(place), NodeId::Worker(other), end);
         }
     }
 
     /// Begins a generation with a peer. An open link is kept.
     fn expect_peer(&mut self, place: usize, id: WorkerId, other: usize) {
-        let linked = self.network.links.is_open(Node::Worker(place), Node::Worker(other));
+        let linked = self.network.links.is_open(NodeId::Worker(place), NodeId::Worker(other));
         let (expected, called) = ((!linked).then_some(self.now), Time(0));
         let (used, waiting) = (false, Vec::new());
         let peer = Peer { place: other, linked, used, waiting, expected, called };
@@ -126,7 +126,7 @@ impl World {
             if *waited >= MAX_PENDING_GENERATIONS {
                 peers.waited.remove(&other);
                 let end = End::lost("no member of the generation");
-                self.close_link(Node::Worker(place), Node::Worker(other), end);
+                self.close_link(NodeId::Worker(place), NodeId::Worker(other), end);
             }
         }
     }
@@ -161,7 +161,7 @@ impl World {
             return Ok(());
         };
         let other = peer.place;
-        let (own, peer) = (Node::Worker(place), Node::Worker(other));
+        let (own, peer) = (NodeId::Worker(place), NodeId::Worker(other));
         let answers = self.is_alive(peer) && !self.faults.is_paused(peer);
         if !answers || !self.reach(own, peer) {
             let again = Event::Dial { place, to, since, wait: (wait * 2).min(PEER_DIAL_BACKOFF.1) };
@@ -225,7 +225,7 @@ impl World {
         peer.used = true;
         if peer.linked {
             let other = peer.place;
-            self.say(Node::Worker(place), Node::Worker(other), message);
+            self.say(NodeId::Worker(place), NodeId::Worker(other), message);
         } else {
             peer.waiting.push(Outgoing::Message(message.into()));
         }
@@ -265,8 +265,8 @@ impl World {
 
     // The door.
 
-    pub(super) fn leave_at_the_door(&mut self, to: Node, event: Event) -> Result<(), Violation> {
-        if let Node::Worker(place) = to
+    pub(super) fn leave_at_the_door(&mut self, to: NodeId, event: Event) -> Result<(), Violation> {
+        if let NodeId::Worker(place) = to
             && !self.workers[place].ended()
         {
             self.workers[place].peers_mut().door.push(event);

@@ -6,12 +6,12 @@ use std::time::Duration;
 use super::link::End;
 use super::network::RECONNECT_BACKOFF;
 use super::types::Event;
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::Violation;
 
 impl World {
     /// A node will try to reach a coordinator after `wait`, or soon.
-    pub(super) fn reconnect(&mut self, node: Node, place: usize, wait: Option<Duration>) {
+    pub(super) fn reconnect(&mut self, node: NodeId, place: usize, wait: Option<Duration>) {
         let wait = wait.unwrap_or(RECONNECT_BACKOFF);
         self.network.wait_to_dial(node, place, wait);
         self.queue.put(self.now + wait, Event::Connect(node, place));
@@ -19,9 +19,9 @@ impl World {
 
     /// Closes an operator's link on which an answer without a number may still come. The operator
     /// must not take a late answer for the answer to another question.
-    pub(super) fn give_up(&mut self, operator: Node, link: u64) {
+    pub(super) fn give_up(&mut self, operator: NodeId, link: u64) {
         let Some(peer) = self.network.links.peer(operator, link) else { return };
-        if let Node::Coordinator(place) = peer
+        if let NodeId::Coordinator(place) = peer
             && self.network.links.number(operator, peer) == Some(link)
         {
             self.close_link(operator, peer, End::lost("no answer in time"));
@@ -30,8 +30,8 @@ impl World {
     }
 
     /// Dials a coordinator. If it does not answer, the node tries again later.
-    pub(super) fn connect(&mut self, node: Node, place: usize) -> Result<(), Violation> {
-        let coordinator = Node::Coordinator(place);
+    pub(super) fn connect(&mut self, node: NodeId, place: usize) -> Result<(), Violation> {
+        let coordinator = NodeId::Coordinator(place);
         if !self.is_alive(node) || self.network.links.is_open(node, coordinator) {
             return Ok(());
         }
@@ -45,9 +45,9 @@ impl World {
         }
         self.network.answered(node, place);
         match node {
-            Node::Worker(worker) => self.connect_worker(worker, place),
-            Node::Coordinator(other) => self.connect_coordinators(other, place),
-            Node::Client(client) => self.connect_client(client, place),
+            NodeId::Worker(worker) => self.connect_worker(worker, place),
+            NodeId::Coordinator(other) => self.connect_coordinators(other, place),
+            NodeId::Client(client) => self.connect_client(client, place),
             _ => self.connect_operator(place),
         }
     }

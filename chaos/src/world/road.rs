@@ -9,20 +9,20 @@ use std::time::Duration;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::Lane;
 
-use super::Node;
+use super::NodeId;
 use crate::random::Random;
 
 /// The state of all roads.
 #[derive(Debug, Default)]
 pub struct Roads {
     /// Until when nothing arrives, for each road that was ever shut.
-    shut: BTreeMap<(Node, Node), Time>,
+    shut: BTreeMap<(NodeId, NodeId), Time>,
     slow: Vec<Slow>,
 }
 
 #[derive(Debug)]
 struct Slow {
-    way: (Node, Node),
+    way: (NodeId, NodeId),
     /// One bulk lane, or everything.
     lane: Option<Lane>,
     extra: Duration,
@@ -31,13 +31,13 @@ struct Slow {
 
 impl Roads {
     /// Shuts a road. A longer closure stays.
-    pub fn shut(&mut self, way: (Node, Node), until: Time) {
+    pub fn shut(&mut self, way: (NodeId, NodeId), until: Time) {
         let end = self.shut.entry(way).or_default();
         *end = until.max(*end);
     }
 
     /// When a shut road opens. None if it is open.
-    pub fn shut_until(&self, way: (Node, Node), now: Time) -> Option<Time> {
+    pub fn shut_until(&self, way: (NodeId, NodeId), now: Time) -> Option<Time> {
         if self.shut.is_empty() {
             return None;
         }
@@ -45,14 +45,20 @@ impl Roads {
     }
 
     /// Makes a road, or one lane of it, up to `extra` slower until `until`.
-    pub fn slow(&mut self, way: (Node, Node), lane: Option<Lane>, extra: Duration, until: Time) {
+    pub fn slow(
+        &mut self,
+        way: (NodeId, NodeId),
+        lane: Option<Lane>,
+        extra: Duration,
+        until: Time,
+    ) {
         self.slow.push(Slow { way, lane, extra, until });
     }
 
     /// The extra delay on a road at `now`.
     pub fn extra(
         &mut self,
-        way: (Node, Node),
+        way: (NodeId, NodeId),
         lane: Option<Lane>,
         now: Time,
         random: &mut Random,

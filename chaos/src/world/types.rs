@@ -99,7 +99,7 @@ impl Default for Prepare {
 
 /// A process of the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Node {
+pub enum NodeId {
     /// A coordinator, by its place among them.
     Coordinator(usize),
     /// The coordinator that leads at the moment of a fault. Only faults use it.
@@ -114,7 +114,7 @@ pub enum Node {
     Worker(usize),
 }
 
-impl Node {
+impl NodeId {
     /// A number for the trace that stands for the node.
     pub(super) fn word(self) -> u64 {
         match self {
@@ -127,7 +127,7 @@ impl Node {
     }
 }
 
-impl fmt::Display for Node {
+impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Coordinator(place) => write!(f, "coordinator {place}"),
@@ -146,9 +146,9 @@ pub enum InFlight<'a> {
     /// A message on a control lane.
     Messages {
         /// The node that sends the message.
-        from: Node,
+        from: NodeId,
         /// The node that the message goes to.
-        to: Node,
+        to: NodeId,
         /// A list with the message alone.
         messages: &'a mut Vec<Message>,
     },
@@ -156,9 +156,9 @@ pub enum InFlight<'a> {
     /// other.
     StreamItems {
         /// The worker that sends the item.
-        from: Node,
+        from: NodeId,
         /// The worker that the item goes to.
-        to: Node,
+        to: NodeId,
         /// The lane of the stream.
         lane: Lane,
         /// A list with the item alone.
@@ -226,7 +226,7 @@ impl Failure {
 #[derive(Debug)]
 pub enum Event {
     /// A node dials the coordinator at this place.
-    Connect(Node, usize),
+    Connect(NodeId, usize),
     /// A worker dials another one.
     Dial {
         /// The place of the worker that dials.
@@ -248,7 +248,7 @@ pub enum Event {
         since: Time,
     },
     /// The first item of a control lane is due: sender, receiver, number of the link.
-    Deliver(Node, Node, u64),
+    Deliver(NodeId, NodeId, u64),
     /// An item arrives outside its lane's order.
     Orphan(Box<Orphan>),
     /// A coordinator takes an input that came over no link.
@@ -290,9 +290,9 @@ pub enum Event {
     /// `owner` may have heard nothing of `peer` for too long.
     Idle {
         /// The process that listens on the link.
-        owner: Node,
+        owner: NodeId,
         /// The process that may be silent.
-        peer: Node,
+        peer: NodeId,
         /// The time of this event. If the link's due time is another by now, nothing happens.
         due: Time,
     },
@@ -308,7 +308,7 @@ pub enum Event {
     /// A fault of the schedule happens.
     Fault(Box<Fault>),
     /// A pause ends, unless it was made longer.
-    Resume(Node, Time),
+    Resume(NodeId, Time),
     /// Roads are open again.
     Reopen,
     /// A coordinator is to stop.
@@ -323,7 +323,7 @@ pub enum Event {
     /// A coordinator has learned that the others go on without it.
     Removed(usize),
     /// A node starts again after a crash.
-    Restart(Node),
+    Restart(NodeId),
     /// The operator lets the paused run go on.
     ResumeRun,
     /// The checkers hear that time passes.
@@ -338,9 +338,9 @@ pub enum Orphan {
     /// A message of a control lane.
     Message {
         /// The node that sent the message.
-        from: Node,
+        from: NodeId,
         /// The node that gets the message again.
-        to: Node,
+        to: NodeId,
         /// The message, as it was sent.
         message: Box<Message>,
     },
@@ -357,7 +357,7 @@ pub enum Orphan {
 
 impl Event {
     /// The process that handles the event. The event waits while that process stands still.
-    pub fn owner(&self) -> Option<Node> {
+    pub fn owner(&self) -> Option<NodeId> {
         match self {
             Self::Dial { place, .. }
             | Self::Overdue { place, .. }
@@ -366,7 +366,7 @@ impl Event {
             | Self::Store { place, .. }
             | Self::StoreAgain(place, _)
             | Self::Free(place, _)
-            | Self::WorkerTick(place) => Some(Node::Worker(*place)),
+            | Self::WorkerTick(place) => Some(NodeId::Worker(*place)),
             Self::Connect(node, _) => Some(*node),
             Self::Deliver(_, to, _) => Some(*to),
             Self::Orphan(orphan) => Some(orphan.ends().1),
@@ -375,7 +375,7 @@ impl Event {
             | Self::LinesDurable(place, ..)
             | Self::Leave { place, .. }
             | Self::Removed(place)
-            | Self::CoordinatorTick(place) => Some(Node::Coordinator(*place)),
+            | Self::CoordinatorTick(place) => Some(NodeId::Coordinator(*place)),
             Self::Header(stream) | Self::Body(stream) => Some(stream.ends().1),
             Self::Idle { owner, .. } => Some(*owner),
             _ => None,
@@ -383,7 +383,7 @@ impl Event {
     }
 
     /// The sender and receiver of an event that comes over a road. None for other events.
-    pub fn path(&self) -> Option<(Node, Node)> {
+    pub fn path(&self) -> Option<(NodeId, NodeId)> {
         match self {
             Self::Deliver(from, to, _) => Some((*from, *to)),
             Self::Orphan(orphan) => Some(orphan.ends()),
@@ -394,7 +394,7 @@ impl Event {
 
     /// The event's words in the trace. Equal events have equal words.
     pub fn words(&self) -> [u64; 3] {
-        let ends = |kind: u64, one: Node, other: Node| [kind, one.word(), other.word()];
+        let ends = |kind: u64, one: NodeId, other: NodeId| [kind, one.word(), other.word()];
         match self {
             Self::Connect(node, place) => [1, node.word(), *place as u64],
             Self::Deliver(from, to, _) => ends(2, *from, *to),
@@ -436,10 +436,10 @@ impl Event {
 }
 
 impl Orphan {
-    fn ends(&self) -> (Node, Node) {
+    fn ends(&self) -> (NodeId, NodeId) {
         match self {
             Self::Message { from, to, .. } => (*from, *to),
-            Self::Item { from, to, .. } => (Node::Worker(*from), Node::Worker(*to)),
+            Self::Item { from, to, .. } => (NodeId::Worker(*from), NodeId::Worker(*to)),
         }
     }
 }

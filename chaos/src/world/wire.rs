@@ -14,7 +14,7 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, Step,
 use everstep_worker::step::event::{Admission, Input, Lane, StreamItem};
 
 use super::types::Event;
-use super::{Node, World, over_the_wire};
+use super::{NodeId, World, over_the_wire};
 use crate::check::{Observation, Violation};
 use crate::random::mix;
 
@@ -35,8 +35,8 @@ pub struct StreamId {
 
 impl StreamId {
     /// The sender and the receiver.
-    pub fn ends(self) -> (Node, Node) {
-        (Node::Worker(self.from), Node::Worker(self.to))
+    pub fn ends(self) -> (NodeId, NodeId) {
+        (NodeId::Worker(self.from), NodeId::Worker(self.to))
     }
 
     /// A number for the trace that stands for the stream.
@@ -122,7 +122,7 @@ impl World {
         to: usize,
         (lane, step, item): (Lane, Step, StreamItem),
     ) -> Result<(), Violation> {
-        let (sender, receiver) = (Node::Worker(from), Node::Worker(to));
+        let (sender, receiver) = (NodeId::Worker(from), NodeId::Worker(to));
         if !self.network.links.is_open(sender, receiver) {
             return Ok(());
         }
@@ -158,7 +158,7 @@ impl World {
         orphan: u64,
     ) -> StreamId {
         let link =
-            self.network.links.number(Node::Worker(from), Node::Worker(to)).unwrap_or_default();
+            self.network.links.number(NodeId::Worker(from), NodeId::Worker(to)).unwrap_or_default();
         let generation = self.workers[from].entered();
         StreamId { from, to, lane, step, generation, link, orphan }
     }
@@ -170,7 +170,7 @@ impl World {
         to: usize,
         (lane, step, item): (Lane, Step, StreamItem),
     ) -> Result<(), Violation> {
-        if !self.network.links.is_open(Node::Worker(to), Node::Worker(from)) {
+        if !self.network.links.is_open(NodeId::Worker(to), NodeId::Worker(from)) {
             return Ok(());
         }
         self.network.wire.orphans += 1;
@@ -232,7 +232,8 @@ impl World {
     /// A worker enters a generation and gives up its streams of older ones. Half of those that can
     /// arrive have arrived already.
     pub(super) fn reset_streams(&mut self, sender: usize, entered: Generation) {
-        let shut = |to: &usize| self.shut_until(Node::Worker(sender), Node::Worker(*to)).is_some();
+        let shut =
+            |to: &usize| self.shut_until(NodeId::Worker(sender), NodeId::Worker(*to)).is_some();
         let out_of_reach: Vec<usize> = (0..self.workers.len()).filter(shut).collect();
         let (wire, random) = (&mut self.network.wire, &mut self.random);
         wire.retain(|stream| {

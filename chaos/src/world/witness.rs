@@ -5,7 +5,7 @@ use everstep_worker::step::event::{Input, StreamItem};
 
 use super::sim_device::SimDevice;
 use super::worker::CoreView;
-use super::{Node, World};
+use super::{NodeId, World};
 use crate::check::{Observation, Violation};
 
 impl World {
@@ -171,7 +171,7 @@ impl World {
         let core_view = worker.core_view();
         let what = match core_view.committed {
             _ if worker.ended() => "has ended".into(),
-            _ if self.faults.is_paused(Node::Worker(place)) => "stands still".into(),
+            _ if self.faults.is_paused(NodeId::Worker(place)) => "stands still".into(),
             None => format!("is no member, {}", standing(&core_view)),
             Some(committed) => format!(
                 "has committed step {committed}, {}; {} streams wait, {} jobs are to do",

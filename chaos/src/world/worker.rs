@@ -20,7 +20,7 @@ use super::peer::Peers;
 use super::sim_device::SimDevice;
 use super::types::Event;
 use super::wire::StreamId;
-use super::{Node, UNIX_MS_AT_ZERO, WORKER_TICK_INTERVAL, World};
+use super::{NodeId, UNIX_MS_AT_ZERO, WORKER_TICK_INTERVAL, World};
 use crate::check::{Observation, ReceiverState, Violation};
 use crate::toy;
 
@@ -199,13 +199,13 @@ impl World {
     /// Starts a new process in a slot.
     pub(super) fn start_worker(&mut self, slot: usize) {
         let place = self.workers.len();
-        let permille = self.faults.permille(Node::Worker(slot));
+        let permille = self.faults.permille(NodeId::Worker(slot));
         let mut worker = SimWorker::new(place, slot, Clock::new(self.now, permille));
         (self.scenario.prepare.worker)(&mut worker.core);
         self.workers.add(worker);
         let at = self.now + self.random.delay();
         for coordinator in 0..self.coordinators.len() {
-            self.queue.put(at, Event::Connect(Node::Worker(place), coordinator));
+            self.queue.put(at, Event::Connect(NodeId::Worker(place), coordinator));
         }
         self.queue.put(at, Event::WorkerTick(place));
     }
@@ -216,8 +216,8 @@ impl World {
         place: usize,
         coordinator: usize,
     ) -> Result<(), Violation> {
-        let own = Node::Worker(place);
-        let number = self.link(own, Node::Coordinator(coordinator));
+        let own = NodeId::Worker(place);
+        let number = self.link(own, NodeId::Coordinator(coordinator));
         let link = coordination::LinkId(number);
         let identity = Identity { role: Role::Worker, name: self.workers[place].name.clone() };
         let name = self.coordinators[coordinator].of_today().name;
@@ -267,7 +267,7 @@ impl World {
     }
 
     fn perform(&mut self, place: usize, effect: Effect) -> Result<(), Violation> {
-        let own = Node::Worker(place);
+        let own = NodeId::Worker(place);
         match effect {
             Effect::SendToCoordinator { link, message } => {
                 self.witness_evidence(place, &message)?;
@@ -308,11 +308,11 @@ impl World {
     fn exit(&mut self, place: usize, exit: Exit) {
         self.note(format_args!("worker {place} ends: {exit:?}"));
         self.checkers.liveness.progress(self.now);
-        self.close_links(Node::Worker(place), "its process has ended");
+        self.close_links(NodeId::Worker(place), "its process has ended");
         self.end_worker(place, &format!("{exit:?}"));
         if self.now >= self.faults.end() && *self.operator.outcome() == Outcome::Running {
             let slot = self.workers[place].slot;
-            self.queue.put(self.now + WORKER_RESTART_DELAY, Event::Restart(Node::Worker(slot)));
+            self.queue.put(self.now + WORKER_RESTART_DELAY, Event::Restart(NodeId::Worker(slot)));
         }
     }
 

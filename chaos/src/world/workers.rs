@@ -9,7 +9,7 @@ use std::ops::{Index, IndexMut};
 
 use everstep_transport::protocol::WorkerId;
 
-use super::Node;
+use super::NodeId;
 use super::worker::SimWorker;
 
 /// All worker processes.
@@ -70,22 +70,26 @@ impl Workers {
     // Machines.
 
     /// The machines of all slots.
-    pub fn machines(&self) -> impl Iterator<Item = Node> {
-        (0..self.slots.len()).map(Node::Worker)
+    pub fn machines(&self) -> impl Iterator<Item = NodeId> {
+        (0..self.slots.len()).map(NodeId::Worker)
     }
 
     /// The newest process on a machine. Another node than a worker's machine is its own process.
-    pub fn process(&self, machine: Node) -> Node {
+    pub fn process(&self, machine: NodeId) -> NodeId {
         match machine {
-            Node::Worker(slot) => Node::Worker(self.slots.get(slot).copied().unwrap_or(usize::MAX)),
+            NodeId::Worker(slot) => {
+                NodeId::Worker(self.slots.get(slot).copied().unwrap_or(usize::MAX))
+            }
             other => other,
         }
     }
 
     /// The machine of a process. Another node than a worker is its own machine.
-    pub fn machine(&self, node: Node) -> Node {
+    pub fn machine(&self, node: NodeId) -> NodeId {
         match node {
-            Node::Worker(place) => Node::Worker(self.find(place).map_or(place, SimWorker::slot)),
+            NodeId::Worker(place) => {
+                NodeId::Worker(self.find(place).map_or(place, SimWorker::slot))
+            }
             other => other,
         }
     }
@@ -93,9 +97,9 @@ impl Workers {
     // The door.
 
     /// Whether input from one worker is for another one that does not know it yet.
-    pub fn wait_at_the_door(&self, from: Node, to: Node) -> bool {
+    pub fn wait_at_the_door(&self, from: NodeId, to: NodeId) -> bool {
         match (from, to) {
-            (Node::Worker(from), Node::Worker(to)) => self[to].peers().id_of(from).is_none(),
+            (NodeId::Worker(from), NodeId::Worker(to)) => self[to].peers().id_of(from).is_none(),
             _ => false,
         }
     }

@@ -6,7 +6,7 @@ use everstep_chaos::check::Invariant;
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::toy;
-use everstep_chaos::world::{Endured, Failure, Node, Prepare};
+use everstep_chaos::world::{Endured, Failure, NodeId, Prepare};
 use everstep_coordinator::node;
 use everstep_coordinator::plant::CorePlant;
 use everstep_transport::protocol::run::Precision;
@@ -52,7 +52,7 @@ fn churn(cycles: u64) -> Schedule {
         let restart = Some(Duration::from_millis(300));
         at(
             1_000 + 3_000 * cycle,
-            Fault::Crash { node: Node::Worker(5 * cycle as usize % 8), restart },
+            Fault::Crash { node: NodeId::Worker(5 * cycle as usize % 8), restart },
         )
     };
     Schedule((0..cycles).map(crash).collect())
@@ -108,7 +108,7 @@ fn measuring_anew() -> Prepare {
 /// The device of a worker hangs at `ms` for `for_ms`.
 fn hang_at(ms: u64, worker: usize, for_ms: u64) -> (Time, Fault) {
     let span = Duration::from_millis(for_ms);
-    at(ms, Fault::Hang { node: Node::Worker(worker), span })
+    at(ms, Fault::Hang { node: NodeId::Worker(worker), span })
 }
 
 /// Four workers. The device of one hangs for `ms`.
@@ -126,7 +126,7 @@ fn hang(seed: u64, ms: u64, prepare: Prepare) -> Result<Endured, Option<Invarian
 /// run's result for each moment.
 fn after_a_join() -> Vec<Result<Endured, Failure>> {
     let four = four(4, Prepare::default());
-    let join = at(3_000, Fault::Join { node: Node::Worker(4) });
+    let join = at(3_000, Fault::Join { node: NodeId::Worker(4) });
     let schedule = |ms| Schedule(vec![join.clone(), hang_at(ms, 1, 70_000)]);
     let moments = (3_100..8_000).step_by(350);
     moments.map(|ms| four.endure(OF_COPIES, &schedule(ms)).result).collect()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_chaos::check::Invariant::{self, I6, I16, I21};
 use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
-use everstep_chaos::world::{Node, Prepare};
+use everstep_chaos::world::{NodeId, Prepare};
 use everstep_coordinator::node;
 use everstep_coordinator::plant::CorePlant;
 use everstep_transport::protocol::run::Precision;
@@ -54,7 +54,7 @@ fn find(prepare: Prepare, faults: Vec<(Time, Fault)>, promised: &[Invariant]) {
 /// The first machine is cut off. A worker on another machine states its address.
 #[test]
 fn i21_an_address_that_counts_as_proof_is_found() {
-    let (node, of) = (Node::Worker(4), Node::Worker(1));
+    let (node, of) = (NodeId::Worker(4), NodeId::Worker(1));
     let faults = vec![
         at(900, Fault::Misstate { node, of }),
         at(1_000, Fault::Partition { side: vec![of], span: ms(10_000) }),
@@ -66,7 +66,7 @@ fn i21_an_address_that_counts_as_proof_is_found() {
 /// A firewall refuses a living worker to the coordinators.
 #[test]
 fn i21_a_refusal_that_counts_as_proof_is_found() {
-    let faults = vec![at(1_000, Fault::Refuse { node: Node::Worker(1), span: ms(10_000) })];
+    let faults = vec![at(1_000, Fault::Refuse { node: NodeId::Worker(1), span: ms(10_000) })];
     find(plant!(RefusalIsProof), faults, &[I6, I21]);
 }
 
@@ -74,8 +74,8 @@ fn i21_a_refusal_that_counts_as_proof_is_found() {
 /// link.
 #[test]
 fn i16_a_last_copy_that_leaves_is_found() {
-    let drain = Fault::Drain { node: Node::Worker(1), by: DrainOrigin::Machine, grace: None };
-    let ends = (Node::Leader, Node::Worker(2));
+    let drain = Fault::Drain { node: NodeId::Worker(1), by: DrainOrigin::Machine, grace: None };
+    let ends = (NodeId::Leader, NodeId::Worker(2));
     let faults = vec![at(1_000, drain), at(1_030, Fault::Disconnect { ends })];
     find(plant!(LastCopiesLeave), faults, &[I6, I16, I21]);
 }
@@ -89,8 +89,8 @@ fn i11_a_leader_that_alone_hears_no_worker_lets_another_one_lead() {
         let cluster = Simulation::new(4, ms(45_000), Rates::none()).expect("without a fault");
         let cluster = cluster.coordinated(coordinators).precise(Precision::F32);
         let schedule = Schedule(vec![
-            at(1_000, Fault::Deafen { node: Node::Leader, span: ms(43_000) }),
-            at(1_500, Fault::Crash { node: Node::Worker(2), restart: None }),
+            at(1_000, Fault::Deafen { node: NodeId::Leader, span: ms(43_000) }),
+            at(1_500, Fault::Crash { node: NodeId::Worker(2), restart: None }),
         ]);
         let endured = cluster.endure(OF_COPIES, &schedule).result;
         let endured = endured.unwrap_or_else(|failure| panic!("{coordinators}: {failure}"));

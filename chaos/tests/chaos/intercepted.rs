@@ -17,7 +17,7 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use everstep_chaos::check::Invariant;
-use everstep_chaos::world::{Failure, Finished, InFlight, Node};
+use everstep_chaos::world::{Failure, Finished, InFlight, NodeId};
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, Message, Shard, Step};
 use everstep_worker::step::event::StreamItem;
@@ -61,7 +61,7 @@ fn spoil(kind: ChunkKind) -> impl FnMut(InFlight<'_>) + 'static {
 
 /// Lets `change` see every message on a control lane until it returns true: it has changed one.
 fn once(
-    mut change: impl FnMut(Node, &mut Vec<Message>) -> bool + 'static,
+    mut change: impl FnMut(NodeId, &mut Vec<Message>) -> bool + 'static,
 ) -> impl FnMut(InFlight<'_>) + 'static {
     let mut changed = false;
     move |in_flight| {
@@ -245,7 +245,7 @@ fn i4_another_sampler_is_found() {
     let met = Toy::new(|_| {}).copies(1).intercepted(
         3,
         once(|to, messages| match messages.first_mut() {
-            Some(Message::Welcome { run, .. }) if to == Node::Worker(1) => {
+            Some(Message::Welcome { run, .. }) if to == NodeId::Worker(1) => {
                 run.seed += 1;
                 true
             }

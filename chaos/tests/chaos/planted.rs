@@ -8,7 +8,7 @@ use everstep_chaos::check::Invariant::{
 };
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
-use everstep_chaos::world::{Failure, Node, Prepare};
+use everstep_chaos::world::{Failure, NodeId, Prepare};
 use everstep_coordinator::node;
 use everstep_coordinator::plant::CorePlant;
 use everstep_coordinator::raft::plant::RaftPlant;
@@ -225,10 +225,10 @@ fn a_plan_from_what_was_said_at_an_earlier_pause_is_found() {
 fn a_plan_that_goes_on_from_an_undone_commit_is_found() {
     let undone = |ms| {
         let at = |ms| Time(0) + Duration::from_millis(ms);
-        let ends = (Node::Leader, Node::Worker(1));
+        let ends = (NodeId::Leader, NodeId::Worker(1));
         let (extra, span) = (Duration::from_millis(200), Duration::from_secs(2));
         Schedule(vec![
-            (at(1_000), Fault::Crash { node: Node::Worker(3), restart: None }),
+            (at(1_000), Fault::Crash { node: NodeId::Worker(3), restart: None }),
             (at(1_000), Fault::Slow { ends, extra, span }),
             (at(ms), Fault::Disconnect { ends }),
         ])
@@ -264,7 +264,7 @@ fn a_rollback_before_all_owners_are_dead_is_found() {
 #[test]
 fn a_rollback_for_silence_alone_is_found() {
     let simulation = simulation(Rates::none(), plant!(coordinator ImpatientRollback));
-    let fault = Fault::Pause { node: Node::Worker(1), span: Duration::from_millis(14_000) };
+    let fault = Fault::Pause { node: NodeId::Worker(1), span: Duration::from_millis(14_000) };
     let schedule = Schedule(vec![(Time(0) + Duration::from_secs(1), fault)]);
     let found = simulation.endure(OF_ONE_COPY, &schedule).result.expect_err("it is found");
     assert_eq!(found.invariant(), Some(I21), "{found}");
@@ -328,7 +328,7 @@ fn at(ms: f64) -> Time {
 
 fn crash(place: usize, restart_ms: u64) -> Fault {
     let restart = Some(Duration::from_millis(restart_ms));
-    Fault::Crash { node: Node::Coordinator(place), restart }
+    Fault::Crash { node: NodeId::Coordinator(place), restart }
 }
 
 /// Endures each of these schedules with and without a bug, in a cluster of this many coordinators.
@@ -377,14 +377,14 @@ fn a_leader_that_was_replaced() -> impl Iterator<Item = (u64, Schedule)> {
     let schedule = |ms: u64| {
         let span = Duration::from_secs(3);
         let bridge = |place| {
-            let ends = (Node::Leader, Node::Coordinator(place));
+            let ends = (NodeId::Leader, NodeId::Coordinator(place));
             (at(1_000.0), Fault::Bridge { ends, span })
         };
-        let pause = Fault::Pause { node: Node::Leader, span: Duration::from_millis(ms) };
+        let pause = Fault::Pause { node: NodeId::Leader, span: Duration::from_millis(ms) };
         let restart = Some(Duration::from_millis(1));
         let mut faults: Vec<_> = (0..3).map(bridge).collect();
         faults.push((at(1_000.0), pause));
-        faults.push((at(1_400.0), Fault::Crash { node: Node::Worker(3), restart }));
+        faults.push((at(1_400.0), Fault::Crash { node: NodeId::Worker(3), restart }));
         (ms, Schedule(faults))
     };
     (600..1_000).step_by(10).map(schedule)
@@ -406,10 +406,10 @@ fn a_majority_without_its_disk() -> impl Iterator<Item = (u64, Schedule)> {
     let roles = [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]];
     let schedule = |(seed, [leader, stalled, deaf]): (u64, [usize; 3])| {
         let ms = Duration::from_millis;
-        let side = vec![Node::Coordinator(deaf)];
+        let side = vec![NodeId::Coordinator(deaf)];
         let faults = vec![
             (at(1_000.0), Fault::Partition { side, span: ms(1_000) }),
-            (at(1_000.0), Fault::Stall { node: Node::Coordinator(stalled), span: ms(1_500) }),
+            (at(1_000.0), Fault::Stall { node: NodeId::Coordinator(stalled), span: ms(1_500) }),
             (at(1_900.0), crash(leader, 2_500)),
             (at(1_900.0), crash(stalled, 150)),
         ];
@@ -442,7 +442,7 @@ fn i13_a_history_that_nobody_syncs_is_found() {
 fn i1_a_term_that_begins_twice_is_found() {
     let schedule = |seed| {
         let span = Duration::from_millis(1_500);
-        let stall = Fault::Stall { node: Node::Coordinator(0), span };
+        let stall = Fault::Stall { node: NodeId::Coordinator(0), span };
         let faults =
             vec![(at(1_000.0), crash(0, 200)), (at(1_100.0), stall), (at(1_400.0), crash(0, 200))];
         (seed, Schedule(faults))
@@ -453,7 +453,7 @@ fn i1_a_term_that_begins_twice_is_found() {
 /// The spare machine's coordinator is removed, told so, and never seen again. Another coordinator
 /// crashes at that moment, and comes back after `restart`.
 fn a_removal(spare: usize, restart: Duration) -> impl Iterator<Item = (u64, Schedule)> {
-    let spare = Node::Coordinator(spare);
+    let spare = NodeId::Coordinator(spare);
     let schedule = move |seed| {
         let faults = vec![
             (at(700.0), Fault::Join { node: spare }),

@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
-use everstep_chaos::world::{Endured, Node};
+use everstep_chaos::world::{Endured, NodeId};
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 
 /// The leader at that moment.
-const COORDINATOR: Node = Node::Leader;
+const COORDINATOR: NodeId = NodeId::Leader;
 
-fn worker(slot: usize) -> Node {
-    Node::Worker(slot)
+fn worker(slot: usize) -> NodeId {
+    NodeId::Worker(slot)
 }
 
 /// A fault, `ms` milliseconds after the beginning.
@@ -20,16 +20,16 @@ fn at(ms: f64, fault: Fault) -> (Time, Fault) {
     (Time((ms * 1e6) as u64), fault)
 }
 
-fn crash(node: Node, restart_ms: u64) -> Fault {
+fn crash(node: NodeId, restart_ms: u64) -> Fault {
     let restart = (restart_ms > 0).then(|| Duration::from_millis(restart_ms));
     Fault::Crash { node, restart }
 }
 
-fn clog(from: Node, to: Node, ms: u64) -> Fault {
+fn clog(from: NodeId, to: NodeId, ms: u64) -> Fault {
     Fault::Clog { from, to, span: Duration::from_millis(ms) }
 }
 
-fn bridge(one: Node, other: Node, ms: u64) -> Fault {
+fn bridge(one: NodeId, other: NodeId, ms: u64) -> Fault {
     Fault::Bridge { ends: (one, other), span: Duration::from_millis(ms) }
 }
 
@@ -39,7 +39,7 @@ fn together(slots: &[usize], restart_ms: u64) -> Fault {
     Fault::CrashTogether { side, restart }
 }
 
-fn pause(node: Node, ms: u64) -> Fault {
+fn pause(node: NodeId, ms: u64) -> Fault {
     Fault::Pause { node, span: Duration::from_millis(ms) }
 }
 
@@ -236,7 +236,7 @@ fn i21_a_worker_that_stands_still_is_waited_for() {
 /// good. If the coordinator that heard it crashes then, it can hear nothing more of the first one.
 #[test]
 fn i13_who_was_told_the_history_crashes_when_nobody_else_has_it() {
-    let (founder, joins) = (Node::Coordinator(0), Node::Coordinator(1));
+    let (founder, joins) = (NodeId::Coordinator(0), NodeId::Coordinator(1));
     let restart = Duration::from_millis(200);
     sweep_of(&twelve_seconds().coordinated(1), 20, |_| {
         vec![
@@ -250,7 +250,7 @@ fn i13_who_was_told_the_history_crashes_when_nobody_else_has_it() {
 /// The new coordinator has not heard the history when it comes to lead, since their link was lost.
 #[test]
 fn i13_who_founded_the_cluster_is_removed_before_it_has_told_the_history() {
-    let (founder, joins) = (Node::Coordinator(0), Node::Coordinator(1));
+    let (founder, joins) = (NodeId::Coordinator(0), NodeId::Coordinator(1));
     let (ends, extra) = ((founder, joins), Duration::from_millis(40));
     sweep_of(&twelve_seconds().coordinated(1), 20, |seed| {
         let (ms, span) = (1_400.0 + 5.0 * seed as f64, Duration::from_millis(300 + 5 * seed));
@@ -272,15 +272,15 @@ fn i10_a_follower_whose_disk_stands_still_for_nine_seconds() {
         1880,
         vec![
             at(11863.050, Fault::Wipe { node: COORDINATOR, restart }),
-            at(35068.844, Fault::Stall { node: Node::Coordinator(2), span }),
-            at(35480.007, bridge(Node::Coordinator(0), worker(1), 8_674)),
+            at(35068.844, Fault::Stall { node: NodeId::Coordinator(2), span }),
+            at(35480.007, bridge(NodeId::Coordinator(0), worker(1), 8_674)),
         ],
     );
 }
 
 #[test]
 fn i10_a_follower_whose_disk_stands_still_when_the_leader_is_removed() {
-    let (stalled, other) = (Node::Coordinator(0), Node::Coordinator(1));
+    let (stalled, other) = (NodeId::Coordinator(0), NodeId::Coordinator(1));
     let (restart, span) = (Duration::from_millis(3_495), Duration::from_millis(9_495));
     endure(
         5054,
@@ -300,7 +300,7 @@ fn i10_a_follower_whose_disk_stands_still_when_the_leader_is_removed() {
 fn i11_a_candidate_tells_operators_of_its_term_and_dies() {
     let restart = Duration::from_millis(1_500);
     sweep_of(&twelve_seconds().coordinated(3), 20, |seed| {
-        let candidate = Node::Coordinator(1 + seed as usize % 2);
+        let candidate = NodeId::Coordinator(1 + seed as usize % 2);
         vec![
             at(1_000.0, pause(COORDINATOR, 170 + 4 * seed)),
             at(1_020.0, Fault::FullDisk { node: candidate, restart }),
@@ -342,7 +342,7 @@ fn i26_a_pause_ends_beside_a_removal_that_is_asked_for_again() {
     endure(3_001_020, {
         vec![
             at(13_664.449, Fault::Rest { span: Duration::from_millis(8_764) }),
-            at(15_055.464, pause(Node::Coordinator(1), 8_023)),
+            at(15_055.464, pause(NodeId::Coordinator(1), 8_023)),
             at(19_730.630, Fault::Remove { node: COORDINATOR, restart: None }),
         ]
     });

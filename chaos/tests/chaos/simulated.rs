@@ -11,7 +11,7 @@ use std::time::Duration;
 use everstep_chaos::check::Invariant;
 use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule, TOLERATED_OUTAGE};
 use everstep_chaos::simulate::{Simulated, Simulation};
-use everstep_chaos::world::{Endured, InFlight, MAX_STANDSTILL, Node, Tally};
+use everstep_chaos::world::{Endured, InFlight, MAX_STANDSTILL, NodeId, Tally};
 use everstep_transport::protocol::{Message, Rank, Record, Zone};
 use everstep_transport::time::Time;
 
@@ -215,7 +215,7 @@ fn longest(endured: &[Endured]) -> Duration {
 
 #[test]
 fn a_worker_that_crashes_is_lost_and_nothing_else_is() {
-    for node in [Node::Worker(0), Node::Worker(2)] {
+    for node in [NodeId::Worker(0), NodeId::Worker(2)] {
         for restart in [None, Some(Duration::from_millis(300))] {
             let endured = at_every_moment(&[Fault::Crash { node, restart }]);
             let Tally { lost, rollbacks, .. } = changes(&endured);
@@ -229,14 +229,14 @@ fn a_worker_that_crashes_is_lost_and_nothing_else_is() {
 #[test]
 fn i8_a_coordinator_that_crashes_costs_nothing() {
     let restart = Some(Duration::from_millis(800));
-    let endured = at_every_moment(&[Fault::Crash { node: Node::Leader, restart }]);
+    let endured = at_every_moment(&[Fault::Crash { node: NodeId::Leader, restart }]);
     let Tally { lost, redone, rollbacks, .. } = changes(&endured);
     assert_eq!((lost, redone, rollbacks), (0, 0, 0));
 }
 
 #[test]
 fn a_run_whose_workers_crash_all_at_once_is_done_again_from_the_beginning() {
-    let side: Vec<Node> = (0..3).map(Node::Worker).collect();
+    let side: Vec<NodeId> = (0..3).map(NodeId::Worker).collect();
     let restart = Some(Duration::from_millis(300));
     let endured = at_every_moment(&[Fault::CrashTogether { side, restart }]);
     let Tally { rollbacks, .. } = changes(&endured);
@@ -247,7 +247,7 @@ fn a_run_whose_workers_crash_all_at_once_is_done_again_from_the_beginning() {
 fn a_worker_that_is_asked_to_leave_leaves_and_nothing_is_done_again() {
     for by in [DrainOrigin::Machine, DrainOrigin::Operator] {
         let grace = Some(Duration::from_secs(5));
-        let endured = at_every_moment(&[Fault::Drain { node: Node::Worker(1), by, grace }]);
+        let endured = at_every_moment(&[Fault::Drain { node: NodeId::Worker(1), by, grace }]);
         let Tally { lost, left, redone, rollbacks, .. } = changes(&endured);
         assert_eq!((lost, redone, rollbacks), (0, 0, 0), "{by:?}");
         assert!((10..=20).contains(&left), "{by:?}: {left} have left");
@@ -259,7 +259,7 @@ fn a_worker_that_joins_becomes_a_member_and_nothing_is_done_again() {
     // Long enough that the worker syncs its shards before the run is over, at every moment of its
     // start.
     let toy = Toy::new(|run| run.steps = 30);
-    let endured = at_every_moment_of(toy, &[Fault::Join { node: Node::Worker(4) }]);
+    let endured = at_every_moment_of(toy, &[Fault::Join { node: NodeId::Worker(4) }]);
     for (tenth, one) in endured.iter().enumerate() {
         let Tally { generations, lost, redone, .. } = one.changes;
         assert_eq!((lost, redone), (0, 0));
@@ -272,7 +272,7 @@ fn a_worker_that_joins_becomes_a_member_and_nothing_is_done_again() {
 
 #[test]
 fn i8_a_pause_that_must_be_borne_delays_the_run_and_costs_no_worker() {
-    for node in [Node::Leader, Node::Worker(0), Node::Worker(2)] {
+    for node in [NodeId::Leader, NodeId::Worker(0), NodeId::Worker(2)] {
         let endured = at_every_moment(&[Fault::Pause { node, span: TOLERATED_OUTAGE }]);
         assert_eq!(changes(&endured).lost, 0, "{node}");
     }
@@ -280,7 +280,7 @@ fn i8_a_pause_that_must_be_borne_delays_the_run_and_costs_no_worker() {
 
 #[test]
 fn a_partition_costs_a_worker_or_is_borne_by_its_length() {
-    let partition = |span| Fault::Partition { side: vec![Node::Worker(1)], span };
+    let partition = |span| Fault::Partition { side: vec![NodeId::Worker(1)], span };
     assert_eq!(changes(&at_every_moment(&[partition(TOLERATED_OUTAGE)])).lost, 0);
     let endured = at_every_moment(&[partition(Duration::from_secs(8))]);
     assert!(changes(&endured).lost > 10 && changes(&endured).rollbacks == 0);
@@ -288,7 +288,7 @@ fn a_partition_costs_a_worker_or_is_borne_by_its_length() {
 
 #[test]
 fn two_members_that_do_not_reach_each_other_are_parted_and_the_run_goes_on() {
-    let ends = (Node::Worker(0), Node::Worker(2));
+    let ends = (NodeId::Worker(0), NodeId::Worker(2));
     let endured = at_every_moment(&[Fault::Bridge { ends, span: SEVERAL_RUNS }]);
     let Tally { lost, rollbacks, .. } = changes(&endured);
     assert!(lost > 10 && rollbacks == 0, "{lost} lost, {rollbacks} rollbacks");
@@ -300,7 +300,7 @@ fn two_members_that_do_not_reach_each_other_are_parted_and_the_run_goes_on() {
 
 #[test]
 fn two_members_that_lose_their_link_go_on_together() {
-    let ends = (Node::Worker(0), Node::Worker(2));
+    let ends = (NodeId::Worker(0), NodeId::Worker(2));
     let endured = at_every_moment(&[Fault::Disconnect { ends }]);
     let Tally { lost, generations, .. } = changes(&endured);
     let runs: u64 = endured.iter().map(|one| one.completed).sum();
@@ -310,7 +310,7 @@ fn two_members_that_lose_their_link_go_on_together() {
 
 #[test]
 fn a_flipped_bit_costs_the_worker_whose_device_finds_it() {
-    let endured = at_every_moment(&[Fault::Flip { node: Node::Worker(1) }]);
+    let endured = at_every_moment(&[Fault::Flip { node: NodeId::Worker(1) }]);
     let Tally { lost, rollbacks, .. } = changes(&endured);
     assert!((1..=20).contains(&lost) && rollbacks == 0, "{lost} lost");
 }
@@ -341,8 +341,10 @@ fn i8_a_worker_whose_heartbeats_nobody_carries_is_lost_without_a_fault() {
     let (toy, alone) = Toy::new(|run| run.steps = 40).with_reference();
     let mut world = toy.world(3, 1);
     world.intercept(|in_flight| {
-        let InFlight::Messages { from: Node::Worker(1), to, messages } = in_flight else { return };
-        if matches!(to, Node::Coordinator(_)) {
+        let InFlight::Messages { from: NodeId::Worker(1), to, messages } = in_flight else {
+            return;
+        };
+        if matches!(to, NodeId::Coordinator(_)) {
             messages.retain(|message| !matches!(message, Message::Heartbeat(_)));
         }
     });

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use everstep_chaos::fault::{Fault, Schedule};
 use everstep_chaos::toy::{self, SAMPLES};
-use everstep_chaos::world::{Failure, InFlight, Node};
+use everstep_chaos::world::{Failure, InFlight, NodeId};
 use everstep_kernels::compute::{Batch, Compute, Evaluation, HostModel, OnHost};
 use everstep_kernels::device::ChosenDevice;
 use everstep_kernels::layout::{Init, Layout};
@@ -147,7 +147,7 @@ fn join_diverged(joins: &[u64]) {
     for seed in 0..10 {
         let mut world = toy.world(2, seed);
         let join = |(at, node): (&u64, usize)| {
-            (Time(at * 1_000_000), Fault::Join { node: Node::Worker(node) })
+            (Time(at * 1_000_000), Fault::Join { node: NodeId::Worker(node) })
         };
         let joins: Vec<_> = joins.iter().zip(2..).map(join).collect();
         let (count, schedule) = (joins.len() as u64, Schedule(joins));

@@ -5,7 +5,7 @@ use std::time::Duration;
 use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::toy;
-use everstep_chaos::world::{Node, Tally};
+use everstep_chaos::world::{NodeId, Tally};
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 
@@ -16,7 +16,8 @@ use crate::support::OF_THREE_COPIES;
 fn while_stores_are_full(faults: Vec<Fault>) -> Tally {
     let span = Duration::from_secs(70);
     let cluster = Simulation::of(toy::long_run(), 4, span, Rates::none()).expect("faultless");
-    let full = |slot| Fault::FullStore { node: Node::Worker(slot), span: Duration::from_secs(60) };
+    let full =
+        |slot| Fault::FullStore { node: NodeId::Worker(slot), span: Duration::from_secs(60) };
     let at = |ms: u64, fault| (Time(0) + Duration::from_millis(ms), fault);
     let mut schedule: Vec<_> = (0..5).map(|slot| at(100, full(slot))).collect();
     schedule.extend(faults.into_iter().zip(1..).map(|(fault, turn)| at(10_000 * turn, fault)));
@@ -26,11 +27,11 @@ fn while_stores_are_full(faults: Vec<Fault>) -> Tally {
 }
 
 fn crash(slot: usize) -> Fault {
-    Fault::Crash { node: Node::Worker(slot), restart: None }
+    Fault::Crash { node: NodeId::Worker(slot), restart: None }
 }
 
 fn drain(slot: usize, by: DrainOrigin) -> Fault {
-    Fault::Drain { node: Node::Worker(slot), by, grace: None }
+    Fault::Drain { node: NodeId::Worker(slot), by, grace: None }
 }
 
 /// Of four workers three die one after the other. The run repairs the copies in between.
@@ -54,7 +55,7 @@ fn workers_leave_a_trained_run_while_its_model_waits() {
 /// A worker that comes after the last step takes over the copies of the others.
 #[test]
 fn a_worker_joins_a_trained_run_and_all_others_leave_it() {
-    let join = Fault::Join { node: Node::Worker(4) };
+    let join = Fault::Join { node: NodeId::Worker(4) };
     let [a, b, c, d] = [0, 1, 2, 3].map(|slot| drain(slot, DrainOrigin::Machine));
     let changes = while_stores_are_full(vec![join, a, b, c, d]);
     assert_eq!((changes.left, changes.lost, changes.rollbacks), (4, 0, 0), "{changes:?}");

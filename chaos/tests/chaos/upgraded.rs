@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_chaos::check::Invariant::I23;
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::{Simulated, Simulation};
-use everstep_chaos::world::{LATER_LOG_FORMAT, Node, Prepare};
+use everstep_chaos::world::{LATER_LOG_FORMAT, NodeId, Prepare};
 use everstep_coordinator::node;
 use everstep_coordinator::plant::CorePlant;
 use everstep_coordinator::state::LOG_FORMATS;
@@ -17,7 +17,7 @@ const SEEDS: u64 = 8;
 const SPAN: Duration = Duration::from_secs(8);
 
 /// A coordinator of today's build ends, and starts again with the later build.
-fn upgrade(ms: u64, node: Node) -> (Time, Fault) {
+fn upgrade(ms: u64, node: NodeId) -> (Time, Fault) {
     let restart = Some(Duration::from_millis(200));
     (Time(0) + Duration::from_millis(ms), Fault::Crash { node, restart })
 }
@@ -38,7 +38,7 @@ fn upgraded() -> Prepare {
 
 #[test]
 fn i23_the_later_format_begins_with_the_last_coordinator_that_knows_it() {
-    let coordinators = [0, 1, 2].map(Node::Coordinator);
+    let coordinators = [0, 1, 2].map(NodeId::Coordinator);
     let all = [600, 1_800, 3_000].iter().zip(coordinators).map(|(at, node)| upgrade(*at, node));
     let all: Vec<_> = all.collect();
     for (faults, newest) in [(&all[..], LATER_LOG_FORMAT), (&all[..2], *LOG_FORMATS.end())] {
@@ -78,7 +78,7 @@ fn i23_a_leader_that_proposes_what_others_cannot_read_is_found() {
         },
         ..upgraded()
     };
-    let faults = [upgrade(600, Node::Leader), upgrade(1_800, Node::Leader)];
+    let faults = [upgrade(600, NodeId::Leader), upgrade(1_800, NodeId::Leader)];
     let failures: Vec<_> = endure(&faults, prepare).filter_map(|it| it.result.err()).collect();
     assert!(!failures.is_empty(), "the bug does no harm");
     assert!(failures.iter().all(|failure| failure.invariant() == Some(I23)), "{failures:?}");

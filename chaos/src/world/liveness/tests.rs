@@ -4,7 +4,7 @@ use super::*;
 
 const LEADER: usize = 1;
 const PLACE: usize = 3;
-const MACHINE: Node = Node::Worker(1);
+const MACHINE: NodeId = NodeId::Worker(1);
 
 fn second(number: u64) -> Time {
     Time(0) + Duration::from_secs(number)
@@ -25,7 +25,7 @@ fn i8_silence_is_a_loss_only_with_a_fault_on_the_way() {
     let span = Duration::from_secs(1);
     liveness.strike(second(10), &Fault::Pause { node: MACHINE, span }, &[]);
     assert!(liveness.explains(second(13), (PLACE, MACHINE), LEADER));
-    assert!(!liveness.explains(second(13), (PLACE, Node::Worker(2)), LEADER), "another machine");
+    assert!(!liveness.explains(second(13), (PLACE, NodeId::Worker(2)), LEADER), "another machine");
     liveness.heard(second(13), LEADER, PLACE);
     assert!(liveness.explains(second(20), (PLACE, MACHINE), LEADER), "it was silent");
     liveness.heard(second(20), LEADER, PLACE);
@@ -36,9 +36,9 @@ fn i8_silence_is_a_loss_only_with_a_fault_on_the_way() {
 fn i8_a_standstill_of_many_workers_explains_no_loss_unless_another_fault_is_at_work() {
     let together = |workers: usize| {
         let mut liveness = liveness();
-        let side = vec![MACHINE, Node::Worker(2)];
+        let side = vec![MACHINE, NodeId::Worker(2)];
         let fault = Fault::PauseTogether { side, span: Duration::from_secs(10) };
-        let running: Vec<Node> = (0..workers).map(Node::Worker).collect();
+        let running: Vec<NodeId> = (0..workers).map(NodeId::Worker).collect();
         liveness.strike(second(10), &fault, &running);
         liveness
     };
@@ -47,7 +47,7 @@ fn i8_a_standstill_of_many_workers_explains_no_loss_unless_another_fault_is_at_w
     let mut alone = together(4);
     assert!(!lost(&alone, 13) && !lost(&alone, 30), "they are waited for");
     assert!(lost(&together(10), 13), "two of ten are too few");
-    let fault = Fault::Disconnect { ends: (MACHINE, Node::Leader) };
+    let fault = Fault::Disconnect { ends: (MACHINE, NodeId::Leader) };
     alone.strike(second(14), &fault, &[]);
     assert!(lost(&alone, 15), "something else may be the cause");
 }
@@ -57,7 +57,7 @@ fn i8_who_hears_nothing_for_long_may_be_lost_though_it_is_heard() {
     for (ms, expected) in [(1_400, false), (1_600, true)] {
         let mut liveness = liveness();
         let span = Duration::from_millis(ms);
-        let clog = Fault::Clog { from: Node::Coordinator(LEADER), to: MACHINE, span };
+        let clog = Fault::Clog { from: NodeId::Coordinator(LEADER), to: MACHINE, span };
         liveness.strike(second(10), &clog, &[]);
         liveness.heard(second(11), LEADER, PLACE);
         assert_eq!(liveness.explains(second(12), (PLACE, MACHINE), LEADER), expected);
