@@ -30,7 +30,7 @@ pub use bench::{
 pub use checkpoint::{
     CheckpointTask, ExportFlags, ExportType, RemoveCheckpointFlags, StoreFlags, VerifyFlags,
 };
-pub use cluster::{AskFlags, ClusterFlags, DaemonFlags, LogFormat};
+pub use cluster::{AskFlags, ClusterFlags, DaemonFlags, LogStyle};
 pub use coordinator::{
     AddFlags, CoordinatorFlags, CoordinatorTask, CoordinatorVerb, RecoverFlags, RemoveFlags,
     TransferFlags,

@@ -13,7 +13,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer, fmt, registry};
 
-use crate::cli::LogFormat;
+use crate::cli::LogStyle;
 use crate::failure::{Exit, Failure};
 use crate::output;
 use crate::trace::Trace;
@@ -21,22 +21,22 @@ use crate::trace::Trace;
 const VARIABLE: &str = "EVERSTEP_LOG";
 
 /// The log format of this process, once it logs.
-static FORMAT: OnceLock<LogFormat> = OnceLock::new();
+static FORMAT: OnceLock<LogStyle> = OnceLock::new();
 
 /// Starts logging text at `level` and above, or as `EVERSTEP_LOG` says. Called once a process.
 pub(crate) fn start(level: &str) -> Result<(), Failure> {
-    start_as(level, LogFormat::Text)
+    start_as(level, LogStyle::Text)
 }
 
 /// As [`start`], in the given format.
-pub(crate) fn start_as(level: &str, format: LogFormat) -> Result<(), Failure> {
+pub(crate) fn start_as(level: &str, format: LogStyle) -> Result<(), Failure> {
     start_traced(level, format, None).map(drop)
 }
 
 /// As [`start_as`], with a trace. The caller drops it at the end.
 pub(crate) fn start_traced(
     level: &str,
-    format: LogFormat,
+    format: LogStyle,
     trace: Option<&Path>,
 ) -> Result<Option<Trace>, Failure> {
     let directives = std::env::var(VARIABLE).unwrap_or_else(|_| level.to_string());
@@ -50,8 +50,8 @@ pub(crate) fn start_traced(
     let trace = trace.map(begin_trace).transpose()?;
     let logs = fmt::layer().with_writer(std::io::stderr);
     let logs = match format {
-        LogFormat::Text => logs.with_ansi(colour).with_filter(filter).boxed(),
-        LogFormat::Json => logs.json().with_filter(filter).boxed(),
+        LogStyle::Text => logs.with_ansi(colour).with_filter(filter).boxed(),
+        LogStyle::Json => logs.json().with_filter(filter).boxed(),
     };
     registry().with(logs).with(trace.as_ref().map(Trace::layer)).init();
     FORMAT.get_or_init(|| format);
@@ -79,7 +79,7 @@ pub(crate) fn conclude(words: impl Display) {
 }
 
 fn last_word(level: &str, words: impl Display, exit_code: u8) {
-    if FORMAT.get() != Some(&LogFormat::Json) {
+    if FORMAT.get() != Some(&LogStyle::Json) {
         return output::say(words);
     }
     let mut timestamp = String::new();

@@ -39,7 +39,7 @@ const EXPOSED: [&str; 3] = ["all_gather", "reduce_scatter", "commit"];
 
 /// An event of a trace, in microseconds.
 #[derive(Clone, Debug, Deserialize)]
-struct Event {
+struct TraceEvent {
     name: String,
     ph: char,
     #[serde(default)]
@@ -107,7 +107,7 @@ fn read(path: &Path) -> Result<StageTimes, Failure> {
             .next("look at the worker's log beside it")
     };
     let text = fs::read_to_string(path).map_err(|error| unreadable(error.to_string()))?;
-    let events: Vec<Event> =
+    let events: Vec<TraceEvent> =
         serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
     Ok(own_times(events))
 }
@@ -138,13 +138,13 @@ pub(super) fn without(
 }
 
 /// The own time of each stage in each step, without the stages within it.
-fn own_times(mut spans: Vec<Event>) -> StageTimes {
+fn own_times(mut spans: Vec<TraceEvent>) -> StageTimes {
     spans.retain(|event| event.ph == 'X');
     // Of two spans that begin at the same moment, the longer one is the outer one.
-    let place = |span: &Event| (span.tid, span.ts, -span.dur);
+    let place = |span: &TraceEvent| (span.tid, span.ts, -span.dur);
     spans.sort_by(|a, b| place(a).partial_cmp(&place(b)).expect("times are numbers"));
     let mut times = StageTimes::new();
-    let mut around: Vec<Event> = Vec::new();
+    let mut around: Vec<TraceEvent> = Vec::new();
     for span in spans {
         around.retain(|it| it.tid == span.tid && span.ts < it.ts + it.dur);
         if let Some(outer) = around.last()
@@ -206,8 +206,8 @@ fn print(
 mod tests {
     use super::*;
 
-    fn span(tid: u32, name: &str, (ts, dur): (f64, f64), step: Option<u64>) -> Event {
-        Event { name: name.into(), ph: 'X', tid, ts, dur, args: Arguments { step } }
+    fn span(tid: u32, name: &str, (ts, dur): (f64, f64), step: Option<u64>) -> TraceEvent {
+        TraceEvent { name: name.into(), ph: 'X', tid, ts, dur, args: Arguments { step } }
     }
 
     #[test]

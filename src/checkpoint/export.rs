@@ -10,14 +10,14 @@ use everstep_transport::protocol::Step;
 use serde_json::json;
 
 use super::read_progress::ReadProgress;
-use super::source::Source;
+use super::source::CheckpointSource;
 use super::{choose_failure, store_failure};
 use crate::cli::ExportFlags;
 use crate::failure::{Exit, Failure};
 use crate::output;
 
 pub(super) fn run(flags: &ExportFlags) -> Result<(), Failure> {
-    let store = Source::find(&flags.store)?.open()?;
+    let store = CheckpointSource::find(&flags.store)?.open()?;
     let (step, exported) = match flags.step {
         Some(step) => {
             let step = Step(step);

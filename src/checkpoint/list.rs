@@ -13,21 +13,23 @@ use everstep_transport::protocol::Step;
 use everstep_transport::protocol::checkpoint::CheckpointView;
 use serde_json::{Value, json};
 
-use super::source::{Source, views};
+use super::source::{CheckpointSource, views};
 use super::{choose_failure, store_failure};
 use crate::cli::StoreFlags;
 use crate::failure::Failure;
 use crate::output::{self, table};
 
 pub(super) fn run(flags: &StoreFlags) -> Result<(), Failure> {
-    let source = Source::find(flags)?;
+    let source = CheckpointSource::find(flags)?;
     let views = match &source {
-        Source::Cluster(cluster) => views(cluster)?,
+        CheckpointSource::Cluster(cluster) => views(cluster)?,
         // A run makes the directory with its first checkpoint.
-        Source::Store { place: Place::Directory(path), run: Some(_) } if !path.exists() => {
+        CheckpointSource::Store { place: Place::Directory(path), run: Some(_) }
+            if !path.exists() =>
+        {
             Vec::new()
         }
-        Source::Store { run, .. } => {
+        CheckpointSource::Store { run, .. } => {
             let mut views = in_store(&*source.open()?)?;
             run.iter().for_each(|dir| add_seconds(&mut views, dir));
             views

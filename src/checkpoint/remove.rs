@@ -8,14 +8,14 @@ use everstep_checkpoint::store::StoredObject;
 use everstep_transport::protocol::Step;
 use serde_json::json;
 
-use super::source::Source;
+use super::source::CheckpointSource;
 use super::{choose_failure, store_failure};
 use crate::cli::RemoveCheckpointFlags;
 use crate::failure::{Exit, Failure};
 use crate::output;
 
 pub(super) fn run(flags: &RemoveCheckpointFlags) -> Result<(), Failure> {
-    let store = Source::find(&flags.store)?.open()?;
+    let store = CheckpointSource::find(&flags.store)?.open()?;
     let step = Step(flags.step);
     let listing = store.list().map_err(store_failure)?;
     if !choose::steps(&listing).contains(&step) {

@@ -22,7 +22,7 @@ use everstep_worker::registry::Registry;
 use serde_json::{Value, json};
 
 use super::read_progress::ReadProgress;
-use super::source::Source;
+use super::source::CheckpointSource;
 use super::{choose_failure, store_failure};
 use crate::cli::{LocalFlags, StartFlags, VerifyFlags};
 use crate::cluster::{
@@ -41,7 +41,7 @@ struct TrainedSteps {
 }
 
 pub(super) fn run(flags: &VerifyFlags, steps: u64, registry: &Registry) -> Result<(), Failure> {
-    let source = Source::find(&flags.store)?;
+    let source = CheckpointSource::find(&flags.store)?;
     let store = source.open()?;
     let listing = store.list().map_err(store_failure)?;
     let lines = recorded_lines(&source, &*store, &listing)?;
@@ -65,12 +65,12 @@ pub(super) fn run(flags: &VerifyFlags, steps: u64, registry: &Registry) -> Resul
 
 /// The lines of the run's directory, or those that lie in the store.
 fn recorded_lines(
-    source: &Source,
+    source: &CheckpointSource,
     store: &dyn Store,
     listing: &[StoredObject],
 ) -> Result<BTreeMap<Step, MetricsLine>, Failure> {
     let lines: Vec<MetricsLine> = match source {
-        Source::Store { run: Some(dir), .. } => {
+        CheckpointSource::Store { run: Some(dir), .. } => {
             let text = fs::read_to_string(dir.join("metrics.jsonl")).unwrap_or_default();
             text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
         }

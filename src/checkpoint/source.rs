@@ -16,7 +16,7 @@ use crate::failure::{Exit, Failure};
 use crate::operator::ClusterHandle;
 
 /// Where checkpoints are.
-pub(super) enum Source {
+pub(super) enum CheckpointSource {
     /// In a store at this place. A run's directory has the events of its run.
     Store {
         /// The store.
@@ -28,7 +28,7 @@ pub(super) enum Source {
     Cluster(ClusterHandle),
 }
 
-impl Source {
+impl CheckpointSource {
     /// The place that the flags name.
     pub(super) fn find(flags: &StoreFlags) -> Result<Self, Failure> {
         let StoreFlags { dir, coordinators, .. } = flags;
@@ -67,7 +67,7 @@ impl Source {
     }
 }
 
-impl Source {
+impl CheckpointSource {
     /// The cluster, if the store of its run is a directory that is not on this machine.
     pub(super) fn elsewhere(&self) -> Result<Option<&ClusterHandle>, Failure> {
         let Self::Cluster(cluster) = self else { return Ok(None) };
@@ -139,9 +139,9 @@ mod tests {
 
     fn find(dir: &Path) -> Result<Place, String> {
         let flags = StoreFlags { dir: Some(dir.into()), ..StoreFlags::default() };
-        match Source::find(&flags) {
-            Ok(Source::Store { place, .. }) => Ok(place),
-            Ok(Source::Cluster(cluster)) => Err(cluster.dir.display().to_string()),
+        match CheckpointSource::find(&flags) {
+            Ok(CheckpointSource::Store { place, .. }) => Ok(place),
+            Ok(CheckpointSource::Cluster(cluster)) => Err(cluster.dir.display().to_string()),
             Err(failure) => Err(failure.to_string()),
         }
     }

@@ -10,7 +10,7 @@ use everstep_transport::protocol::Step;
 use serde_json::{Value, json};
 
 use super::read_progress::ReadProgress;
-use super::source::Source;
+use super::source::CheckpointSource;
 use super::{by_workers, choose_failure, store_failure};
 use crate::cli::VerifyFlags;
 use crate::failure::{Exit, Failure};
@@ -24,7 +24,7 @@ struct Verified {
 }
 
 pub(super) fn run(flags: &VerifyFlags) -> Result<(), Failure> {
-    let source = Source::find(&flags.store)?;
+    let source = CheckpointSource::find(&flags.store)?;
     if let Some(cluster) = source.elsewhere()? {
         return by_workers::verify(cluster, flags);
     }

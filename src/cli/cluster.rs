@@ -42,7 +42,7 @@ pub struct DaemonFlags {
     pub config: Option<PathBuf>,
     /// How the log on stderr is written
     #[arg(long, value_name = "FORMAT", env = "EVERSTEP_LOG_FORMAT", default_value = "text")]
-    pub log_format: LogFormat,
+    pub log_format: LogStyle,
     /// End when the parent process does.
     #[arg(long, hide = true)]
     pub supervised: bool,
@@ -50,7 +50,7 @@ pub struct DaemonFlags {
 
 /// How a log is written.
 #[derive(ValueEnum, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum LogFormat {
+pub enum LogStyle {
     /// A line for people.
     #[default]
     Text,
@@ -58,7 +58,7 @@ pub enum LogFormat {
     Json,
 }
 
-impl LogFormat {
+impl LogStyle {
     /// The name, as the flag takes it.
     pub(crate) fn name(self) -> &'static str {
         match self {

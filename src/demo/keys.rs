@@ -5,11 +5,11 @@ use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 /// An action of the user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Choose the lane with this number, from 0.
+    /// Choose the row with this number, from 0.
     Choose(usize),
-    /// Choose the lane above.
+    /// Choose the row above.
     Up,
-    /// Choose the lane below.
+    /// Choose the row below.
     Down,
     /// Kill the chosen worker.
     Kill,

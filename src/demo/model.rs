@@ -28,8 +28,8 @@ pub(super) struct Model {
     /// The time since the demo began.
     pub(super) elapsed: Duration,
     /// The workers, each with a line of its own.
-    pub(super) lanes: Vec<Lane>,
-    /// The lane that the keys act on.
+    pub(super) rows: Vec<WorkerRow>,
+    /// The row that the keys act on.
     pub(super) chosen: usize,
     /// The user's names of the workers.
     pub(super) names: BTreeMap<WorkerId, String>,
@@ -43,7 +43,7 @@ pub(super) struct Model {
 
 /// One worker.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Lane {
+pub(super) struct WorkerRow {
     /// The user's name for it.
     pub(super) label: String,
     /// The name of its node.
@@ -57,12 +57,12 @@ pub(super) struct Lane {
     /// How many data shards it computes in each step.
     pub(super) data_shards: u32,
     /// Its state for the user.
-    pub(super) state: LaneState,
+    pub(super) state: RowState,
 }
 
 /// The state of a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LaneState {
+pub(super) enum RowState {
     /// Its process has just begun.
     Starting,
     /// The user has stopped its process.
@@ -84,8 +84,8 @@ impl Model {
         chosen: Option<&NodeName>,
     ) -> Self {
         let progress = cluster.progress();
-        let lanes = lanes(&cluster.processes().collect::<Vec<_>>(), &progress.workers, paused);
-        let chosen = lanes.iter().position(|lane| Some(&lane.name) == chosen);
+        let rows = rows(&cluster.processes().collect::<Vec<_>>(), &progress.workers, paused);
+        let chosen = rows.iter().position(|row| Some(&row.name) == chosen);
         Self {
             run: run.name.clone(),
             steps: run.steps,
@@ -93,7 +93,7 @@ impl Model {
             losses: progress.lines.iter().map(|line| line.loss).collect(),
             tokens_per_second: tokens_per_second(progress),
             chosen: chosen.unwrap_or_default(),
-            lanes,
+            rows,
             generations: progress.generations().to_vec(),
             names: progress.names.clone(),
             warnings: warnings(progress),
@@ -101,23 +101,23 @@ impl Model {
         }
     }
 
-    /// The lane that the keys act on.
-    pub(super) fn lane(&self) -> Option<&Lane> {
-        self.lanes.get(self.chosen)
+    /// The row that the keys act on.
+    pub(super) fn row(&self) -> Option<&WorkerRow> {
+        self.rows.get(self.chosen)
     }
 }
 
-/// A lane for each process, then one for each worker that was started by hand.
-fn lanes(processes: &[&Naming], views: &[WorkerView], paused: &BTreeSet<u32>) -> Vec<Lane> {
+/// A row for each process, then one for each worker that was started by hand.
+fn rows(processes: &[&Naming], views: &[WorkerView], paused: &BTreeSet<u32>) -> Vec<WorkerRow> {
     let ours = processes.iter().map(|naming| {
         // An evicted process registers again, under a newer id.
         let view = views.iter().rev().find(|view| view.name == naming.name);
         let state = match view {
-            _ if paused.contains(&naming.pid) => LaneState::Paused,
-            None => LaneState::Starting,
-            Some(view) => LaneState::Seen(view.state),
+            _ if paused.contains(&naming.pid) => RowState::Paused,
+            None => RowState::Starting,
+            Some(view) => RowState::Seen(view.state),
         };
-        Lane {
+        WorkerRow {
             label: naming.label.clone(),
             name: naming.name.clone(),
             pid: Some(naming.pid),
@@ -129,14 +129,14 @@ fn lanes(processes: &[&Naming], views: &[WorkerView], paused: &BTreeSet<u32>) ->
     });
     let lives = |view: &&WorkerView| !matches!(view.state, WorkerState::Lost | WorkerState::Left);
     let stranger = |view: &&WorkerView| !processes.iter().any(|naming| naming.name == view.name);
-    let strangers = views.iter().filter(lives).filter(stranger).map(|view| Lane {
+    let strangers = views.iter().filter(lives).filter(stranger).map(|view| WorkerRow {
         label: format!("worker {}", view.number),
         name: view.name.clone(),
         pid: None,
         worker: Some(view.worker),
         rank: view.rank,
         data_shards: view.data_shards,
-        state: LaneState::Seen(view.state),
+        state: RowState::Seen(view.state),
     });
     ours.chain(strangers).collect()
 }
@@ -206,16 +206,16 @@ mod tests {
             view(4, "a", WorkerState::Learning),
             view(5, "by-hand", WorkerState::Training),
         ];
-        let lanes = lanes(&[&evicted, &stopped, &new], &views, &BTreeSet::from([12]));
+        let rows = rows(&[&evicted, &stopped, &new], &views, &BTreeSet::from([12]));
         let shown: Vec<_> =
-            lanes.iter().map(|lane| (lane.label.as_str(), lane.worker, lane.state)).collect();
+            rows.iter().map(|row| (row.label.as_str(), row.worker, row.state)).collect();
         assert_eq!(
             shown,
             [
-                ("worker-1", Some(WorkerId(4)), LaneState::Seen(WorkerState::Learning)),
-                ("worker-2", Some(WorkerId(2)), LaneState::Paused),
-                ("worker-3", None, LaneState::Starting),
-                ("worker 5", Some(WorkerId(5)), LaneState::Seen(WorkerState::Training)),
+                ("worker-1", Some(WorkerId(4)), RowState::Seen(WorkerState::Learning)),
+                ("worker-2", Some(WorkerId(2)), RowState::Paused),
+                ("worker-3", None, RowState::Starting),
+                ("worker 5", Some(WorkerId(5)), RowState::Seen(WorkerState::Training)),
             ]
         );
     }

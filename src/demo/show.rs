@@ -7,7 +7,7 @@ use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::keys::Action;
-use super::model::{Lane, Model};
+use super::model::{Model, WorkerRow};
 use super::screen::Screen;
 use super::strikes::Strikes;
 use crate::cluster::{Cluster, Report};
@@ -93,7 +93,7 @@ impl<'a> Show<'a> {
 
     fn show(&mut self) -> Result<Model, Failure> {
         let model = self.model();
-        self.chosen = model.lane().map(|lane| lane.name.clone());
+        self.chosen = model.row().map(|row| row.name.clone());
         self.screen.show(&model)?;
         Ok(model)
     }
@@ -123,9 +123,9 @@ impl<'a> Show<'a> {
 
     /// Lets chance kill a member.
     fn strike(&mut self, model: &Model) {
-        let member = |lane: &&Lane| lane.rank.is_some() && !self.is_paused(lane);
-        let members: Vec<Lane> = model.lanes.iter().filter(member).cloned().collect();
-        let members: Vec<Lane> = members.into_iter().filter(|lane| lane.pid.is_some()).collect();
+        let member = |row: &&WorkerRow| row.rank.is_some() && !self.is_paused(row);
+        let members: Vec<WorkerRow> = model.rows.iter().filter(member).cloned().collect();
+        let members: Vec<WorkerRow> = members.into_iter().filter(|row| row.pid.is_some()).collect();
         // A death before the run has begun would end it. Chance waits for its first member.
         if self.exposed.is_none() && !members.is_empty() {
             self.exposed = Some(Instant::now());
@@ -137,13 +137,13 @@ impl<'a> Show<'a> {
         }
     }
 
-    fn is_paused(&self, lane: &Lane) -> bool {
-        lane.pid.is_some_and(|pid| self.paused.contains(&pid))
+    fn is_paused(&self, row: &WorkerRow) -> bool {
+        row.pid.is_some_and(|pid| self.paused.contains(&pid))
     }
 
     async fn act(&mut self, action: Action) {
         let model = self.model();
-        let choose = |at: usize| model.lanes.get(at).map(|lane| lane.name.clone());
+        let choose = |at: usize| model.rows.get(at).map(|row| row.name.clone());
         match action {
             Action::Quit => {}
             Action::Choose(at) => self.chosen = choose(at).or(self.chosen.take()),
@@ -157,27 +157,27 @@ impl<'a> Show<'a> {
                 self.tell(told);
             }
             Action::Kill | Action::Pause | Action::Drain => {
-                let Some(lane) = model.lane() else { return };
-                match (action, lane.pid, lane.worker) {
+                let Some(row) = model.row() else { return };
+                match (action, row.pid, row.worker) {
                     (Action::Kill, ..) if self.cluster.progress().registered().is_some() => {
                         self.tell("nobody is killed before the run has begun".into());
                     }
-                    (Action::Kill, ..) => self.kill(lane, "you kill"),
-                    (Action::Pause, Some(pid), _) => self.pause(pid, &lane.label),
+                    (Action::Kill, ..) => self.kill(row, "you kill"),
+                    (Action::Pause, Some(pid), _) => self.pause(pid, &row.label),
                     (Action::Drain, _, Some(worker)) => self.drain(worker).await,
-                    _ => self.tell(format!("{} cannot be reached from here", lane.label)),
+                    _ => self.tell(format!("{} cannot be reached from here", row.label)),
                 }
             }
         }
     }
 
-    fn kill(&mut self, lane: &Lane, who: &str) {
-        let Some(pid) = lane.pid else {
-            return self.tell(format!("{} runs elsewhere", lane.label));
+    fn kill(&mut self, row: &WorkerRow, who: &str) {
+        let Some(pid) = row.pid else {
+            return self.tell(format!("{} runs elsewhere", row.label));
         };
         self.paused.remove(&pid);
         send(pid, Signal::KILL);
-        self.tell(format!("{who} {}", lane.label));
+        self.tell(format!("{who} {}", row.label));
     }
 
     fn pause(&mut self, pid: u32, label: &str) {

@@ -7,7 +7,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Gauge, Paragraph, Row, Sparkline, Table, Wrap};
 
 use super::keys::LEGEND;
-use super::model::{Lane, LaneState, Model};
+use super::model::{Model, RowState, WorkerRow};
 use crate::cluster::GenerationReport;
 use crate::progress::{clock, shown_loss};
 use everstep_transport::protocol::Cause;
@@ -24,7 +24,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
     let warnings = model.warnings.join("   ");
     let width = usize::from(area.width.max(1));
     let warned = warnings.chars().count().div_ceil(width).clamp(1, 3) as u16;
-    let workers = model.lanes.len() as u16 + 3;
+    let workers = model.rows.len() as u16 + 3;
     // The losses and the rows below them share the rest.
     let left = area.height.saturating_sub(3 + warned + workers);
     let rows = Layout::vertical([
@@ -60,11 +60,11 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
 
 /// The model in one plain line.
 pub(super) fn line(model: &Model) -> String {
-    let training = model.lanes.iter().filter(|lane| lane.rank.is_some()).count();
+    let training = model.rows.iter().filter(|row| row.rank.is_some()).count();
     let generation = model.generations.last().map_or(0, |generation| generation.number.0);
     let mut parts = vec![
         format!("step {}/{}", model.step, model.steps),
-        format!("{training} of {} workers take part", model.lanes.len()),
+        format!("{training} of {} workers take part", model.rows.len()),
         format!("generation {generation}"),
     ];
     parts.extend(model.losses.last().map(|loss| format!("loss {}", shown_loss(*loss))));
@@ -82,18 +82,18 @@ fn headline(model: &Model) -> String {
 }
 
 fn workers_table(model: &Model) -> Table<'static> {
-    let row = |(at, lane): (usize, &Lane)| {
-        let id = lane.worker.map_or("-".into(), |worker| worker.to_string());
-        let rank = lane.rank.map_or("-".into(), |rank| rank.to_string());
-        let shards = if lane.rank.is_some() { lane.data_shards.to_string() } else { "-".into() };
-        let (state, does, colour) = words(lane);
+    let row = |(at, row): (usize, &WorkerRow)| {
+        let id = row.worker.map_or("-".into(), |worker| worker.to_string());
+        let rank = row.rank.map_or("-".into(), |rank| rank.to_string());
+        let shards = if row.rank.is_some() { row.data_shards.to_string() } else { "-".into() };
+        let (state, does, colour) = words(row);
         let mark = if at == model.chosen { ">" } else { " " };
         let style = Style::new().fg(colour);
         let style = if at == model.chosen { style.add_modifier(Modifier::BOLD) } else { style };
-        let cells = [format!("{mark} {}", at + 1), lane.label.clone(), id, rank, shards];
+        let cells = [format!("{mark} {}", at + 1), row.label.clone(), id, rank, shards];
         Row::new(cells.into_iter().chain([state.into(), does.into()])).style(style)
     };
-    let label = model.lanes.iter().map(|lane| lane.label.chars().count()).max().unwrap_or(0);
+    let label = model.rows.iter().map(|row| row.label.chars().count()).max().unwrap_or(0);
     let widths = [
         Constraint::Length(4),
         Constraint::Length(label.clamp(9, 22) as u16),
@@ -105,18 +105,18 @@ fn workers_table(model: &Model) -> Table<'static> {
     ];
     let header = ["", "worker", "id", "rank", "shards", "state", "what it does"];
     let faint = Style::new().add_modifier(Modifier::DIM);
-    Table::new(model.lanes.iter().enumerate().map(row), widths)
+    Table::new(model.rows.iter().enumerate().map(row), widths)
         .header(Row::new(header).style(faint))
         .block(Block::bordered().title("workers"))
 }
 
-/// A lane's state, its meaning, and its colour.
-fn words(lane: &Lane) -> (&'static str, &'static str, Color) {
-    let leads = lane.rank.is_some_and(|rank| rank.0 == 0);
-    match lane.state {
-        LaneState::Starting => ("starting", "its process has just begun", Color::DarkGray),
-        LaneState::Paused => ("paused", "is stopped: p lets it go on", Color::Magenta),
-        LaneState::Seen(state) => match state {
+/// A row's state, its meaning, and its colour.
+fn words(row: &WorkerRow) -> (&'static str, &'static str, Color) {
+    let leads = row.rank.is_some_and(|rank| rank.0 == 0);
+    match row.state {
+        RowState::Starting => ("starting", "its process has just begun", Color::DarkGray),
+        RowState::Paused => ("paused", "is stopped: p lets it go on", Color::Magenta),
+        RowState::Seen(state) => match state {
             WorkerState::Waiting => ("waiting", "has registered", Color::Cyan),
             WorkerState::Learning => ("learning", "is brought up to date", Color::Cyan),
             WorkerState::Training if leads => {
@@ -230,8 +230,8 @@ mod tests {
 
     use super::*;
 
-    fn lane(number: u64, rank: Option<u32>, state: LaneState) -> Lane {
-        Lane {
+    fn row(number: u64, rank: Option<u32>, state: RowState) -> WorkerRow {
+        WorkerRow {
             label: format!("worker-{number}"),
             name: NodeName::parse(&format!("node-{number}")).expect("a name"),
             pid: Some(number as u32),
@@ -243,7 +243,7 @@ mod tests {
     }
 
     fn model() -> Model {
-        let training = LaneState::Seen(WorkerState::Training);
+        let training = RowState::Seen(WorkerState::Training);
         let generation = GenerationReport {
             number: Generation(2),
             cause: Cause::Lost,
@@ -261,7 +261,7 @@ mod tests {
             step: 60,
             losses: (0..60).map(|step| 5.5 - f64::from(step) / 20.0).collect(),
             tokens_per_second: Some(5_123.4),
-            lanes: vec![lane(1, Some(0), training), lane(2, None, LaneState::Paused)],
+            rows: vec![row(1, Some(0), training), row(2, None, RowState::Paused)],
             chosen: 1,
             generations: vec![generation],
             warnings: vec!["under-protected: 85 parameter shards".into()],
@@ -320,9 +320,9 @@ mod tests {
 
     /// A demo of four workers under way, with long values in all fields.
     fn busy() -> Model {
-        let training = LaneState::Seen(WorkerState::Training);
-        let mut lanes = vec![lane(1, Some(0), training), lane(2, None, LaneState::Paused)];
-        lanes.extend([lane(3, Some(1), training), lane(4, Some(2), training)]);
+        let training = RowState::Seen(WorkerState::Training);
+        let mut rows = vec![row(1, Some(0), training), row(2, None, RowState::Paused)];
+        rows.extend([row(3, Some(1), training), row(4, Some(2), training)]);
         let lost = GenerationReport { cause: Cause::Lost, ..model().generations[0].clone() };
         let start = GenerationReport {
             cause: Cause::Start,
@@ -334,7 +334,7 @@ mod tests {
             "0:12 you kill worker-5".into(),
             "0:12 lost worker-5: its process was killed (signal 9)".into(),
         ];
-        Model { lanes, generations: vec![start, lost], names, story, ..model() }
+        Model { rows, generations: vec![start, lost], names, story, ..model() }
     }
 
     #[test]
