@@ -13,7 +13,9 @@ mod bench;
 mod checkpoint;
 mod cluster;
 mod coordinator;
+mod daemon_verb;
 mod demo;
+mod flag_error;
 mod http;
 mod launch;
 mod local;
@@ -35,8 +37,10 @@ pub use coordinator::{
     AddFlags, CoordinatorFlags, CoordinatorTask, CoordinatorVerb, RecoverFlags, RemoveFlags,
     TransferFlags,
 };
+pub use daemon_verb::DaemonVerb;
 pub(crate) use demo::duration;
 pub use demo::{Chances, DemoFlags};
+pub use flag_error::FlagError;
 pub use http::HttpFlags;
 pub use launch::{LaunchFlags, WorkerCount};
 pub use local::{LocalFlags, StartFlags};

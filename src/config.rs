@@ -15,6 +15,7 @@ mod error;
 mod init;
 mod keys;
 mod launch;
+mod path;
 mod value;
 
 use std::path::Path;
@@ -33,6 +34,7 @@ pub use error::{ConfigError, ValueSource};
 pub(crate) use init::{is_init_elsewhere, read_initial_weights};
 use keys::Keys;
 pub(crate) use launch::{LaunchSettings, part_of_script, read_launch};
+pub(crate) use path::locate;
 use value::{Clip, OptionalDuration, Span, Vocabulary};
 
 /// A valid run, and the launcher's other settings.
@@ -71,7 +73,7 @@ pub fn read(
     let found = locate(&data.path);
     if data.has_files() || found.is_ok() {
         resolved.run.data.path =
-            found.map_err(|problem| resolved.refusal("data.path", &problem))?;
+            found.map_err(|error| resolved.refusal("data.path", &error.to_string()))?;
     }
     Ok(resolved)
 }
@@ -272,14 +274,4 @@ impl Resolved {
         }
         Ok(())
     }
-}
-
-/// The absolute form of a data path. A path that begins with `@` names a list of paths.
-pub(crate) fn locate(path: &str) -> Result<String, String> {
-    let (list, path) = path.strip_prefix('@').map_or(("", path), |path| ("@", path));
-    let absolute = std::path::absolute(path)
-        .and_then(|absolute| std::fs::metadata(&absolute).map(|_| absolute))
-        .map_err(|source| format!("is \"{path}\", which cannot be read: {source}"))?;
-    let absolute = absolute.to_str().ok_or(format!("is \"{path}\", which is not UTF-8"))?;
-    Ok(format!("{list}{absolute}"))
 }

@@ -22,7 +22,7 @@ mod choice;
 mod cuda;
 pub mod telemetry;
 
-pub use choice::DeviceChoice;
+pub use choice::{DeviceChoice, NoDeviceChoice};
 
 /// A kind of device beside the CPU: which devices of it this machine has, and how to open one.
 pub trait DeviceProvider: Send + Sync {
@@ -406,7 +406,7 @@ mod tests {
 
     /// The name of the device on which a model is made.
     fn opened(devices: &Devices, choice: &str) -> Result<Option<String>, String> {
-        let choice = choice.parse()?;
+        let choice = choice.parse().expect("a device");
         let chosen = ChosenDevice { devices, choice: &choice };
         let opened = chosen.open::<Mlp>(Precision::F32, MLP).map_err(|error| error.to_string())?;
         Ok(opened.report().device.map(|info| info.name))

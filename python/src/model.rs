@@ -177,6 +177,14 @@ fn joined(halves: &[u32]) -> u64 {
     halves.iter().rev().fold(0, |number, half| number << 32 | u64::from(*half))
 }
 
+/// A script names a kind of statistic that this build does not know.
+#[derive(Debug, thiserror::Error)]
+#[error("{name}: there is no statistic of the kind {kind}")]
+pub struct UnknownStatistic {
+    name: String,
+    kind: String,
+}
+
 /// The layout of tensors with these names and shapes, and then of statistics, each with its kind.
 /// Their values come from the script.
 ///
@@ -185,19 +193,19 @@ fn joined(halves: &[u32]) -> u64 {
 pub fn layout(
     tensors: Vec<(String, Vec<usize>)>,
     statistics: Vec<(String, Vec<usize>, String)>,
-) -> Result<Layout, String> {
+) -> Result<Layout, UnknownStatistic> {
     let (mut layout, init) = (Layout::new(), Init::Constant(0.0));
     for (name, shape) in tensors {
         layout.push(name, &shape, init);
     }
     for (name, shape, kind) in statistics {
-        let kind = match kind.as_str() {
+        let known = match kind.as_str() {
             "mean" => Statistic::Mean,
             "count" => Statistic::Count,
             "first" => Statistic::First,
-            _ => return Err(format!("{name}: there is no statistic of the kind {kind}")),
+            _ => return Err(UnknownStatistic { name, kind }),
         };
-        layout.push_statistic(name, &shape, init, kind);
+        layout.push_statistic(name, &shape, init, known);
     }
     Ok(layout)
 }

@@ -137,22 +137,36 @@ fn with_decay(gradient: f32, share: f32, weight: f32) -> f32 {
     if share == 0.0 { gradient } else { share.mul_add(weight, gradient) }
 }
 
+/// Why a text is no rule of an optimizer.
+#[derive(Debug, thiserror::Error)]
+pub enum RuleError {
+    /// It is no JSON of a rule.
+    #[error(transparent)]
+    Form(#[from] serde_json::Error),
+    /// The groups leave parameters out, or name groups that are not there.
+    #[error("the groups do not cover the parameters")]
+    Groups,
+    /// A table of rates or betas has no value.
+    #[error("a group of the optimizer has an empty table")]
+    Table,
+}
+
 impl TorchRule {
     /// Reads the rule, for so many parameters.
     ///
     /// # Errors
-    /// In words, if it is no rule for them.
-    pub fn parse(text: &str) -> Result<Self, String> {
-        let rule: Self = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    /// If it is no rule for them.
+    pub fn parse(text: &str) -> Result<Self, RuleError> {
+        let rule: Self = serde_json::from_str(text)?;
         let begins = rule.runs.first().is_some_and(|(start, _)| *start == 0);
         let ascends = rule.runs.windows(2).all(|pair| pair[0].0 < pair[1].0);
         let known = rule.runs.iter().all(|(_, group)| *group < rule.groups.len());
         if !(begins && ascends && known) {
-            return Err("the groups do not cover the parameters".into());
+            return Err(RuleError::Groups);
         }
         match rule.groups.iter().all(ParameterGroup::is_whole) {
             true => Ok(rule),
-            false => Err("a group of the optimizer has an empty table".into()),
+            false => Err(RuleError::Table),
         }
     }
 

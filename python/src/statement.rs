@@ -9,7 +9,7 @@ use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::chunk::Encoding;
 use everstep_transport::protocol::run::{
     BatchSpec, DataSpec, InitSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, OptionValue,
-    Precision, Rounding, ScheduleKind, TargetUnit,
+    Precision, Rounding, ScheduleKind, SpecError, TargetUnit,
 };
 use serde::Deserialize;
 
@@ -60,12 +60,12 @@ impl Settings {
     /// their names and shapes. `rule` is the name, the digest and the first rate of the optimizer.
     ///
     /// # Errors
-    /// In words, if no run can have these values.
+    /// If no run can have these values.
     pub fn run(
         &self,
         (weights, tensors): (String, String),
         rule: (&str, String, f64),
-    ) -> Result<RunSpec, String> {
+    ) -> Result<RunSpec, SpecError> {
         let text = |text: &str| OptionValue::Text(text.into());
         let model_options = [
             ("data".to_string(), text(&self.data_digest)),
@@ -118,7 +118,7 @@ impl Settings {
             hang_after_ms: HANG_AFTER_MS,
             checkpoint: None,
         };
-        run.validate().map_err(|error| error.to_string())?;
+        run.validate()?;
         Ok(run)
     }
 }

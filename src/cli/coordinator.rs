@@ -7,20 +7,14 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
-use clap::error::Error;
-use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use clap::{Args, Subcommand};
 
+use super::daemon_verb::DaemonVerb;
 use super::demo::duration;
 use super::{AskFlags, DaemonFlags, HttpFlags};
 
 /// `everstep coordinator`, with flags or with an operator's task.
-#[derive(Clone, Debug)]
-pub enum CoordinatorVerb {
-    /// Run a coordinator.
-    Run(CoordinatorFlags),
-    /// An operator's task for the coordinators of a cluster.
-    Task(CoordinatorTask),
-}
+pub type CoordinatorVerb = DaemonVerb<CoordinatorFlags, CoordinatorTask>;
 
 /// The flags of `everstep coordinator`.
 #[derive(Args, Clone, Debug)]
@@ -133,33 +127,4 @@ pub struct RecoverFlags {
     /// Print the answer as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
-}
-
-// By hand, since what a derive makes of flags beside a task asks for the flags' values even where
-// there is a task, if a variable states one of them.
-impl FromArgMatches for CoordinatorVerb {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        match matches.subcommand() {
-            Some(_) => CoordinatorTask::from_arg_matches(matches).map(Self::Task),
-            None => CoordinatorFlags::from_arg_matches(matches).map(Self::Run),
-        }
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl Args for CoordinatorVerb {
-    fn augment_args(command: Command) -> Command {
-        let command = CoordinatorTask::augment_subcommands(CoordinatorFlags::augment_args(command));
-        // The derive asks for a subcommand. Here the flags are enough.
-        let command = command.subcommand_required(false).arg_required_else_help(false);
-        command.args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::Args;
 use clap::builder::BoolishValueParser;
 
-use super::Overrides;
+use super::{FlagError, Overrides};
 
 /// The flags of `everstep demo`.
 #[derive(Args, Clone, Debug)]
@@ -47,14 +47,14 @@ pub struct Chances {
 }
 
 impl Chances {
-    fn parse(text: &str) -> Result<Self, String> {
-        let mtbf = text.strip_prefix("mtbf=").ok_or("it must be like mtbf=20s")?;
+    fn parse(text: &str) -> Result<Self, FlagError> {
+        let mtbf = text.strip_prefix("mtbf=").ok_or(FlagError::Chances)?;
         Ok(Self { mtbf: duration(mtbf)? })
     }
 }
 
 /// A time of at least a tenth of a second: `500ms`, `20s`, `3m`, `2h`, with decimals if need be.
-pub(crate) fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, FlagError> {
     let end = text.find(|c: char| c != '.' && !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let unit = match unit {
@@ -62,11 +62,11 @@ pub(crate) fn duration(text: &str) -> Result<Duration, String> {
         "s" => 1.0,
         "m" | "min" => 60.0,
         "h" => 3_600.0,
-        _ => return Err("it must have a unit: 500ms, 20s, 3m or 2h".into()),
+        _ => return Err(FlagError::Unit),
     };
-    let seconds = number.parse::<f64>().map_err(|_| format!("\"{number}\" is no number"))? * unit;
+    let seconds = number.parse::<f64>().map_err(|_| FlagError::Number(number.into()))? * unit;
     if !(0.1..=1e7).contains(&seconds) {
-        return Err("it must be a tenth of a second to a hundred days".into());
+        return Err(FlagError::Span);
     }
     Ok(Duration::from_secs_f64(seconds))
 }

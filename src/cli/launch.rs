@@ -8,7 +8,7 @@ use std::thread::available_parallelism;
 
 use clap::Args;
 
-use super::StartFlags;
+use super::{FlagError, StartFlags};
 use crate::cluster::InstructionSet;
 
 /// How many workers to start.
@@ -36,13 +36,13 @@ impl fmt::Display for WorkerCount {
 }
 
 impl FromStr for WorkerCount {
-    type Err = String;
+    type Err = FlagError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, FlagError> {
         match (text, text.parse()) {
             ("auto", _) => Ok(Self::Auto),
             (_, Ok(number @ 1..)) => Ok(Self::Number(number)),
-            _ => Err("it must be 1 or more, or auto".into()),
+            _ => Err(FlagError::Workers),
         }
     }
 }

@@ -6,23 +6,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
-use clap::error::Error;
-use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use clap::{Args, Subcommand};
 use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::Zone;
 
+use super::daemon_verb::DaemonVerb;
 use super::demo::duration;
-use super::{AskFlags, ClusterFlags, DaemonFlags};
+use super::{AskFlags, ClusterFlags, DaemonFlags, FlagError};
 use crate::cluster::InstructionSet;
 
 /// `everstep worker`, with flags or with a task.
-#[derive(Clone, Debug)]
-pub enum WorkerVerb {
-    /// Run a worker.
-    Run(WorkerFlags),
-    /// Do something with a worker that runs.
-    Task(WorkerTask),
-}
+pub type WorkerVerb = DaemonVerb<WorkerFlags, WorkerTask>;
 
 /// The flags of `everstep worker`.
 #[derive(Args, Clone, Debug)]
@@ -158,36 +152,6 @@ pub struct DrainFlags {
     pub json: bool,
 }
 
-fn zone(label: &str) -> Result<Zone, String> {
-    let refused = || "a zone has 1 to 64 printable characters, and no space at either end".into();
-    Zone::parse(label).ok_or_else(refused)
-}
-
-// By hand, since what a derive makes of flags beside a task asks for the flags' values even where
-// there is a task, if a variable states one of them.
-impl FromArgMatches for WorkerVerb {
-    fn from_arg_matches(matches: &ArgMatches) -> Result<Self, Error> {
-        match matches.subcommand() {
-            Some(_) => WorkerTask::from_arg_matches(matches).map(Self::Task),
-            None => WorkerFlags::from_arg_matches(matches).map(Self::Run),
-        }
-    }
-
-    fn update_from_arg_matches(&mut self, matches: &ArgMatches) -> Result<(), Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
-    }
-}
-
-impl Args for WorkerVerb {
-    fn augment_args(command: Command) -> Command {
-        let command = WorkerTask::augment_subcommands(WorkerFlags::augment_args(command));
-        // The derive asks for a subcommand. Here the flags are enough.
-        let command = command.subcommand_required(false).arg_required_else_help(false);
-        command.args_conflicts_with_subcommands(true).subcommand_negates_reqs(true)
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
+fn zone(label: &str) -> Result<Zone, FlagError> {
+    Zone::parse(label).ok_or(FlagError::Zone)
 }

@@ -10,6 +10,7 @@ use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
 
 use super::error::{ConfigError, ValueSources};
 use super::keys::Keys;
+use super::path::absolute;
 
 /// The folder with the checkpoints, in the run's own directory, if no path is stated.
 pub(crate) const DEFAULT_FOLDER: &str = "checkpoints";
@@ -60,14 +61,10 @@ pub(super) fn locate(
     if !is_stated {
         return Ok(());
     }
-    let refused = |why: &str| {
-        let problem = format!("is \"{}\", which {why}", path.display());
+    checkpoint.path = absolute(&path).map_err(|error| {
+        let problem = format!("is \"{}\", which {error}", path.display());
         places.refusal("checkpoint.path", &problem)
-    };
-    let absolute = std::path::absolute(&path)
-        .map_err(|error| refused(&format!("has no absolute form: {error}")))?;
-    let absolute = absolute.to_str().ok_or_else(|| refused("is not UTF-8 in its absolute form"))?;
-    checkpoint.path = absolute.into();
+    })?;
     Ok(())
 }
 

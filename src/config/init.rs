@@ -4,11 +4,14 @@
 //! the digest of the weights there. The program reads all of them once, so that a run which is
 //! submitted has one beginning, whatever becomes of the files.
 
+use std::path::Path;
+
 use everstep_checkpoint::import::{ImportError, InitialWeights, WeightsPlace};
 use everstep_checkpoint::store::{Environment, Place};
 use everstep_transport::protocol::run::InitSpec;
 use everstep_worker::registry::Registry;
 
+use super::path::absolute;
 use super::{ConfigError, Resolved};
 use crate::checkpoint::ReadProgress;
 
@@ -22,7 +25,13 @@ pub(crate) fn read_initial_weights(
     let refused = |problem: String| {
         resolved.refusal("model.init", &format!("is \"{}\", which {problem}", init.path))
     };
-    let path = absolute(&init.path).map_err(refused)?;
+    let place = init.path.parse::<WeightsPlace>();
+    let place = place.map_err(|error| refused(format!("is no place: {}", error.why)))?;
+    let path = match place.place {
+        Place::Directory(_) => absolute(Path::new(&init.path)),
+        _ => Ok(init.path.clone()),
+    };
+    let path = path.map_err(|error| refused(error.to_string()))?;
     let plan = registry.plan_model(&resolved.run);
     let plan = plan.map_err(|error| resolved.refusal("model.kind", &error.to_string()))?;
     let place = path.parse::<WeightsPlace>().map_err(ImportError::from);
@@ -47,15 +56,4 @@ pub(crate) fn is_init_elsewhere(init: &InitSpec) -> Option<String> {
              working directory, on its own machine"
         )
     })
-}
-
-/// The absolute form of a path. A URL stays as it is.
-fn absolute(path: &str) -> Result<String, String> {
-    let place = path.parse::<WeightsPlace>().map_err(|error| format!("is no place: {}", error.why));
-    if !matches!(place?.place, Place::Directory(_)) {
-        return Ok(path.into());
-    }
-    let absolute = std::path::absolute(path);
-    let absolute = absolute.map_err(|error| format!("has no absolute form: {error}"))?;
-    absolute.to_str().map(str::to_string).ok_or_else(|| "is not UTF-8 in its absolute form".into())
 }

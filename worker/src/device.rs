@@ -466,12 +466,6 @@ pub enum DeviceError {
     Unable(String),
 }
 
-impl From<String> for DeviceError {
-    fn from(reason: String) -> Self {
-        Self::Failed(reason)
-    }
-}
-
 impl From<LoadError> for DeviceError {
     fn from(error: LoadError) -> Self {
         match error {

@@ -21,7 +21,7 @@ use everstep_transport::protocol::{
 };
 
 use self::claim::ClusterClaim;
-use self::restore::Unread;
+use self::restore::{Damage, Unread};
 pub use self::verify::CheckpointReading;
 use crate::device::checkpoint_facts::CheckpointFacts;
 #[cfg(feature = "planted")]
@@ -172,13 +172,13 @@ impl StoreWork {
         shards: &mut Vec<Shard>,
         give: &mut dyn FnMut(StoreReport) -> bool,
     ) -> Result<Option<StoreReport>, StoreError> {
-        let damaged = |reason| Some(StoreReport::Damaged { generation, id, reason });
+        let damaged = |Damage(reason)| Some(StoreReport::Damaged { generation, id, reason });
         restore::find(store, id)?;
         self.claim.ask_to_read(store)?;
         let manifest = restore::read_manifest(store, &self.facts, id);
         let manifest = match restore::settle(manifest)? {
             Ok(manifest) => manifest,
-            Err(reason) => return Ok(damaged(reason)),
+            Err(damage) => return Ok(damaged(damage)),
         };
         let mut reader = CheckpointReader::new(store, &manifest);
         let (mut given, mut found) = (0, Ok(None));
@@ -199,8 +199,8 @@ impl StoreWork {
                         break;
                     }
                 }
-                Ok(Err(reason)) => {
-                    found = Ok(damaged(reason));
+                Ok(Err(damage)) => {
+                    found = Ok(damaged(damage));
                     break;
                 }
                 Err(error) => {
@@ -225,7 +225,7 @@ impl StoreWork {
         match reading.read(store, &self.facts, goes_on) {
             Ok(false) => None,
             Ok(true) => Some(Verification::Whole),
-            Err(Unread::Damaged(reason)) => Some(Verification::Damaged(reason)),
+            Err(Unread::Damaged(Damage(reason))) => Some(Verification::Damaged(reason)),
             Err(Unread::Store(error)) => Some(Verification::Unread(error.to_string())),
         }
     }

@@ -26,8 +26,25 @@ const TRIAL: &str = "trial";
 pub struct FailpointError {
     /// The invalid part.
     pub term: String,
-    /// The problem, in words.
-    pub problem: String,
+    /// What is wrong with it.
+    pub problem: TermError,
+}
+
+/// What is wrong with a part of `FAILPOINTS`.
+#[derive(Debug, thiserror::Error)]
+pub enum TermError {
+    /// It is no name with actions.
+    #[error("is not NAME=ACTIONS")]
+    Form,
+    /// The process has no failpoint of this name.
+    #[error("is no failpoint of this process")]
+    Unknown,
+    /// The action returns something that means nothing here.
+    #[error("returns something else than `kill`")]
+    Returns,
+    /// The crate `fail` refuses the action, in its own words.
+    #[error("{0}")]
+    Action(String),
 }
 
 /// Reads `FAILPOINTS`, once, when a process with these `points` starts.
@@ -46,25 +63,25 @@ pub fn pass(point: &str) {
     fail::fail_point!(point, |action| act(point, &action.unwrap_or_default()));
 }
 
-fn arm_one(points: &[&str], term: &str) -> Result<(), String> {
-    let (name, actions) = term.split_once('=').ok_or("is not NAME=ACTIONS")?;
+fn arm_one(points: &[&str], term: &str) -> Result<(), TermError> {
+    let (name, actions) = term.split_once('=').ok_or(TermError::Form)?;
     let known = points.contains(&name.trim());
-    known.then_some(()).ok_or("is no failpoint of this process")?;
+    known.then_some(()).ok_or(TermError::Unknown)?;
     let told: Result<Vec<_>, _> = actions.split("->").map(told).collect();
-    fail::cfg(name.trim(), &told?.join("->"))
+    fail::cfg(name.trim(), &told?.join("->")).map_err(TermError::Action)
 }
 
 /// The same action at the same times, but handed to [`act`]. The crate does most actions without a
 /// word, and each must be logged.
-fn told(term: &str) -> Result<String, String> {
+fn told(term: &str) -> Result<String, TermError> {
     let term = term.trim();
     let head = term.split('(').next().unwrap_or_default();
     let (times, action) = term.split_at(head.rfind(['%', '*']).map_or(0, |at| at + 1));
     match action {
         "off" | "return(kill)" => Ok(term.into()),
-        _ if action.starts_with("return") => Err("returns something else than `kill`".into()),
+        _ if action.starts_with("return") => Err(TermError::Returns),
         _ => {
-            fail::cfg(TRIAL, action)?;
+            fail::cfg(TRIAL, action).map_err(TermError::Action)?;
             Ok(format!("{times}return({action})"))
         }
     }
@@ -104,7 +121,7 @@ mod tests {
             ("vote.send=sleeep(1)", "unrecognized command \"sleeep\""),
             ("vote.send=x*sleep(1)", "failed to parse"),
         ] {
-            let error = arm_one(POINTS, term).unwrap_err();
+            let error = arm_one(POINTS, term).unwrap_err().to_string();
             assert!(error.contains(problem), "{term}: {error}");
         }
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use everstep_transport::protocol::{Generation, LossScale, Shard, Step};
 use everstep_transport::time::Time;
-use everstep_worker::device::{Device, DeviceChannel};
+use everstep_worker::device::{Device, DeviceChannel, DeviceError};
 use everstep_worker::registry::BuildError;
 use everstep_worker::step::event::{Built, Job, Origin, Report};
 
@@ -166,7 +166,9 @@ impl SimDevice {
                 report.into_iter().for_each(|report| channel.report(report));
                 Ok(())
             }
-            Err(_) if changed => Err("a parameter shard changed in memory".to_string().into()),
+            Err(_) if changed => {
+                Err(DeviceError::Failed("a parameter shard changed in memory".into()))
+            }
             Err(job) => device.handle(job, &mut channel),
         };
         if let Err(error) = done {

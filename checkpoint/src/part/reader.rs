@@ -47,6 +47,14 @@ pub enum ReadError {
     Store(#[from] StoreError),
 }
 
+/// The head of a part lacks a tensor that the manifest states.
+#[derive(Debug, thiserror::Error)]
+#[error("its head has no tensor {name} of {length} f32 values")]
+struct NoTensor {
+    name: String,
+    length: u64,
+}
+
 /// A checkpoint that is being read.
 pub struct CheckpointReader<'a> {
     store: &'a dyn Store,
@@ -129,11 +137,15 @@ impl<'a> CheckpointReader<'a> {
             let place = self.store.place();
             return Err(StoreError::new(ErrorKind::Refuse, place, &name, why).into());
         }
-        self.ranges(number, &head).map_err(damage)
+        self.ranges(number, &head).map_err(|error| damage(error.to_string()))
     }
 
     /// Where the slots of the file's shards lie, if the head agrees with the manifest.
-    fn ranges(&self, number: u32, head: &Head) -> Result<BTreeMap<Shard, Vec<Range<u64>>>, String> {
+    fn ranges(
+        &self,
+        number: u32,
+        head: &Head,
+    ) -> Result<BTreeMap<Shard, Vec<Range<u64>>>, NoTensor> {
         let manifest = self.manifest;
         let start = manifest.files[number as usize].head_bytes;
         let tensors: BTreeMap<_, _> =
@@ -149,9 +161,7 @@ impl<'a> CheckpointReader<'a> {
                 let name = tensor_name(index, slot);
                 let tensor = tensors.get(name.as_str());
                 let fits = |tensor: &&&_| is_vector(tensor, length);
-                let tensor = tensor.filter(fits).ok_or_else(|| {
-                    format!("its head has no tensor {name} of {length} f32 values")
-                })?;
+                let tensor = tensor.filter(fits).ok_or(NoTensor { name, length })?;
                 ranges.push(start + tensor.data.start..start + tensor.data.end);
             }
             found.insert(index, ranges);

@@ -31,22 +31,25 @@ impl DeviceChoice {
 }
 
 impl FromStr for DeviceChoice {
-    type Err = String;
+    type Err = NoDeviceChoice;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, NoDeviceChoice> {
         let (kind, index) = text.split_once(':').map_or((text, None), |(k, i)| (k, Some(i)));
         let is_plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit();
         match (kind, index.map(str::parse).transpose()) {
             ("auto", Ok(index)) => Ok(Self::Auto(index)),
             ("cpu", Ok(None)) => Ok(Self::Cpu),
-            ("cpu" | "", _) => Err(WORDS.into()),
+            ("cpu" | "", _) => Err(NoDeviceChoice),
             (kind, Ok(index)) if kind.chars().all(is_plain) => Ok(Self::Kind(kind.into(), index)),
-            _ => Err(WORDS.into()),
+            _ => Err(NoDeviceChoice),
         }
     }
 }
 
-const WORDS: &str = "it must be auto, cpu, cuda, or cuda:N for the GPU of that number";
+/// A text that names no device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("it must be auto, cpu, cuda, or cuda:N for the GPU of that number")]
+pub struct NoDeviceChoice;
 
 impl fmt::Display for DeviceChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

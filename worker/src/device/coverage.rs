@@ -9,6 +9,8 @@ use std::ops::Range;
 use everstep_kernels::compute::{GradientCollector, GradientSink, ParameterSource};
 use everstep_kernels::layout::Layout;
 
+use crate::registry::BuildError;
+
 /// The most tensors that an error names.
 const NAMED: usize = 4;
 
@@ -44,13 +46,9 @@ impl GradientSink for GradientCoverage {
 
 impl GradientCoverage {
     /// Returns an error if a gradient does not cover all parameters of `layout` exactly once.
-    pub(super) fn check(&mut self, layout: &Layout) -> Result<(), String> {
-        if let Some((range, count)) = &self.misfit {
-            return Err(format!(
-                "the model announces {count} values for the {} parameters from {} on",
-                range.len(),
-                range.start
-            ));
+    pub(super) fn check(&mut self, layout: &Layout) -> Result<(), CoverageError> {
+        if let Some((range, values)) = self.misfit.clone() {
+            return Err(CoverageError::Misfit { range, values });
         }
         self.ranges.sort_by_key(|range| (range.start, range.end));
         let (mut twice, mut never) = (Vec::new(), Vec::new());
@@ -65,23 +63,49 @@ impl GradientCoverage {
         }
         let count = layout.count();
         if covered > count {
-            return Err(format!(
-                "the model announces a gradient of {covered} parameters, and has {count}"
-            ));
+            return Err(CoverageError::TooLong { announced: covered, count });
         }
         if covered < count {
             never.push(covered..count);
         }
-        let problems = [("announces twice", twice), ("never announces", never)];
-        let problems = problems.into_iter().filter(|(_, ranges)| !ranges.is_empty());
-        let problems: Vec<String> = problems
-            .map(|(what, ranges)| format!("{what} the gradient of {}", named(layout, &ranges)))
-            .collect();
-        if problems.is_empty() {
+        if twice.is_empty() && never.is_empty() {
             return Ok(());
         }
-        let problems = problems.join(", and ");
-        Err(format!("the model {problems}: a last pass must announce every range once"))
+        let [twice, never] = [twice, never].map(|ranges| named(layout, &ranges));
+        Err(CoverageError::NotOnce { twice, never })
+    }
+}
+
+/// Why a worker refuses a model whose first gradient is not whole.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum CoverageError {
+    #[error(
+        "the model announces {values} values for the {} parameters from {} on",
+        range.len(), range.start
+    )]
+    Misfit { range: Range<usize>, values: usize },
+    #[error("the model announces a gradient of {announced} parameters, and has {count}")]
+    TooLong { announced: usize, count: usize },
+    /// The tensors that are announced twice and never, by name. Either text may be empty.
+    #[error(
+        "the model {}{}{}: a last pass must announce every range once",
+        announced("announces twice", twice),
+        if twice.is_empty() || never.is_empty() { "" } else { ", and " },
+        announced("never announces", never)
+    )]
+    NotOnce { twice: String, never: String },
+}
+
+impl From<CoverageError> for BuildError {
+    fn from(error: CoverageError) -> Self {
+        Self::Run(error.to_string())
+    }
+}
+
+fn announced(how: &str, tensors: &str) -> String {
+    match tensors {
+        "" => String::new(),
+        tensors => format!("{how} the gradient of {tensors}"),
     }
 }
 
@@ -114,7 +138,7 @@ mod tests {
         layout
     }
 
-    fn announce(ranges: &[Range<usize>]) -> Result<(), String> {
+    fn announce(ranges: &[Range<usize>]) -> Result<(), CoverageError> {
         let mut coverage = GradientCoverage::default();
         for range in ranges {
             coverage.publish_gradient(range.clone(), &vec![1.0; range.len()]);
@@ -140,10 +164,11 @@ mod tests {
             ),
         ];
         for (ranges, expected) in table {
-            assert_eq!(announce(&ranges), Err(format!("the model {expected}{once}")));
+            let words = announce(&ranges).expect_err(expected).to_string();
+            assert_eq!(words, format!("the model {expected}{once}"));
         }
         let more = announce(&[0..15, 15..31]).expect_err("there are thirty");
-        assert_eq!(more, "the model announces a gradient of 31 parameters, and has 30");
+        assert_eq!(more.to_string(), "the model announces a gradient of 31 parameters, and has 30");
     }
 
     #[test]
@@ -151,7 +176,7 @@ mod tests {
         let mut coverage = GradientCoverage::default();
         coverage.publish_gradient(0..30, &[0.0; 7]);
         let refused = coverage.check(&layout(&["first", "second", "third"]));
-        assert!(refused.is_err_and(|why| why.contains("7 values for the 30 parameters from 0")));
+        assert_eq!(refused, Err(CoverageError::Misfit { range: 0..30, values: 7 }));
     }
 
     #[test]

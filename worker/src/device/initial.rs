@@ -40,7 +40,9 @@ impl InitialParameters {
         let place = place.map_err(ImportError::from);
         let weights = place
             .and_then(|place| InitialWeights::open(&place, &Environment::of_process(), layout));
-        weights.map(|weights| Self::Weights(Arc::new(weights))).map_err(refused)
+        weights
+            .map(|weights| Self::Weights(Arc::new(weights)))
+            .map_err(|error| refused(error.into()))
     }
 
     /// Hands out all of them, piece by piece in their order: where a piece begins, and its values.
@@ -57,12 +59,12 @@ impl InitialParameters {
             for shard in 0..reduce::shard_count(layout.count()) {
                 let range = reduce::shard_range(layout.count(), shard);
                 let mut values = vec![0.0; range.len()];
-                self.read(layout, range.clone(), &mut values).map_err(BuildError::Run)?;
+                self.read(layout, range.clone(), &mut values).map_err(refused)?;
                 take(range.start, &mut values);
             }
             return Ok(());
         };
-        let digest = weights.digest(take).map_err(refused)?;
+        let digest = weights.digest(take).map_err(|error| refused(error.into()))?;
         if digest.to_string() != init.digest {
             return Err(BuildError::Run(format!(
                 "the initial weights in {} are not those that the run was submitted with: their \
@@ -77,33 +79,34 @@ impl InitialParameters {
     /// The values of a range of the flat vector.
     ///
     /// # Errors
-    /// In words, if weights cannot be read any more.
+    /// If weights cannot be read any more.
     pub fn read(
         &self,
         layout: &Layout,
         range: Range<usize>,
         values: &mut [f32],
-    ) -> Result<(), String> {
+    ) -> Result<(), InitError> {
         match self {
             Self::Seed(seed) => {
                 layout.init(*seed, range, values);
                 Ok(())
             }
-            Self::Weights(weights) => weights.read(range, values).map_err(|error| words(&error)),
+            Self::Weights(weights) => Ok(weights.read(range, values)?),
         }
     }
 }
 
-fn words(error: &ImportError) -> String {
-    format!("the initial weights (model.init) cannot be used: {error}")
-}
+/// The initial weights cannot be read, or do not fit the model.
+#[derive(Debug, thiserror::Error)]
+#[error("the initial weights (model.init) cannot be used: {0}")]
+pub struct InitError(#[from] ImportError);
 
 /// A store that does not answer is an error of this place, and everything else one of the run.
-fn refused(error: ImportError) -> BuildError {
-    match &error {
+fn refused(error: InitError) -> BuildError {
+    match &error.0 {
         ImportError::Store(store) if store.kind == ErrorKind::Retry => {
-            BuildError::Place(words(&error))
+            BuildError::Place(error.to_string())
         }
-        _ => BuildError::Run(words(&error)),
+        _ => BuildError::Run(error.to_string()),
     }
 }

@@ -174,8 +174,8 @@ impl ParameterSource for ShardPass<'_> {
             match self.channel.wait() {
                 Some(job) => self.take(job, write),
                 None => {
-                    let ending = String::from("the worker is ending");
-                    self.end = Some(PassEnd::Broken(ending.into()));
+                    let ending = DeviceError::Failed("the worker is ending".into());
+                    self.end = Some(PassEnd::Broken(ending));
                 }
             }
         }

@@ -23,7 +23,7 @@ use tracing::trace_span;
 use super::initial::InitialParameters;
 use super::rounding::Rounding;
 use super::saved_states::SavedStates;
-use super::stored_shard::{Role, StoredShard};
+use super::stored_shard::{Role, ShardError, StoredShard};
 use super::{DeviceChannel, DeviceParts};
 use crate::optimize;
 use crate::step::event::{Gradient, Job, Origin, Report, ShardToSave};
@@ -84,14 +84,13 @@ impl ShardStore {
         }
     }
 
-    /// Does a job on parameter shards. The device does all other jobs elsewhere. An error, in
-    /// words, is a fault of this machine.
+    /// Does a job on parameter shards. The device does all other jobs elsewhere.
     pub fn handle(
         &mut self,
         job: Job,
         channel: &mut dyn DeviceChannel,
         write: &mut Write<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ShardError> {
         match job {
             Job::Enter { generation, origin, owned, syncing } => {
                 match origin {
@@ -162,7 +161,7 @@ impl ShardStore {
     /// The shards of which this worker is primary, with copies of their master weights. An item is
     /// an error if the shard has changed in memory since its last update. No digest goes with these
     /// values, so no receiver could notice later.
-    pub fn masters(&self) -> impl Iterator<Item = Result<(Shard, Shared), String>> {
+    pub fn masters(&self) -> impl Iterator<Item = Result<(Shard, Shared), ShardError>> {
         let primaries = self.owned().filter(|(_, copy)| copy.role == Role::Primary);
         primaries.map(|(shard, copy)| {
             copy.verify(shard)?;
@@ -172,7 +171,7 @@ impl ShardStore {
 
     /// BLAKE3 of each owned shard's step, master weights and moments, little-endian, in this order.
     /// Returns an error if a shard has changed in memory since its last update.
-    pub fn seal(&self) -> Result<Vec<(Shard, [u8; 32])>, String> {
+    pub fn seal(&self) -> Result<Vec<(Shard, [u8; 32])>, ShardError> {
         let seal = |(shard, copy): (Shard, &StoredShard)| {
             copy.verify(shard)?;
             Ok((shard, copy.seal()))
@@ -189,13 +188,13 @@ impl ShardStore {
     // A generation begins.
 
     /// Begins from the beginning: all parameters, and the states of these shards.
-    fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) -> Result<(), String> {
+    fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) -> Result<(), ShardError> {
         self.awaited.clear();
         let copies = owned.iter().map(|&(shard, primary)| {
             let state = self.optimizer.state(self.initial(shard)?);
             Ok((shard, StoredShard::new(state, Step(0), Role::of_owner(primary))))
         });
-        self.copies = copies.collect::<Result<_, String>>()?;
+        self.copies = copies.collect::<Result<_, ShardError>>()?;
         self.compute_with_initial(write)
     }
 
@@ -205,14 +204,14 @@ impl ShardStore {
         &mut self,
         owned: &[(Shard, bool)],
         write: &mut Write<'_>,
-    ) -> Result<(), String> {
+    ) -> Result<(), ShardError> {
         self.copies.clear();
         let roles = owned.iter().map(|&(shard, primary)| (shard, Role::of_owner(primary)));
         self.awaited = roles.collect();
         self.compute_with_initial(write)
     }
 
-    fn compute_with_initial(&mut self, write: &mut Write<'_>) -> Result<(), String> {
+    fn compute_with_initial(&mut self, write: &mut Write<'_>) -> Result<(), ShardError> {
         for index in 0..self.versions.len() {
             // Version 0 is always the initial one.
             if self.versions[index] != Step(0) {
@@ -240,7 +239,7 @@ impl ShardStore {
         }
     }
 
-    fn initial(&self, shard: Shard) -> Result<Vec<f32>, String> {
+    fn initial(&self, shard: Shard) -> Result<Vec<f32>, ShardError> {
         let range = self.range(shard);
         let mut values = vec![0.0; range.len()];
         self.initial.read(&self.layout, range, &mut values)?;
@@ -258,7 +257,7 @@ impl ShardStore {
         step: Step,
         change: &Change<'_>,
         write: &mut Write<'_>,
-    ) -> Result<Option<Buffer>, String> {
+    ) -> Result<Option<Buffer>, ShardError> {
         let range = self.range(shard);
         let start = range.start;
         let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
@@ -294,10 +293,7 @@ impl ShardStore {
         #[cfg(feature = "planted")]
         let intact = intact || self.believes_gradients;
         if !intact {
-            return Err(format!(
-                "the gradient of parameter shard {shard} for step {step} is not what its primary \
-                 made: it changed in memory, here or there"
-            ));
+            return Err(ShardError::Gradient { shard, step });
         }
         (copy.version, copy.digest) = (step, seen.after);
         *computing = step.max(*computing);
@@ -305,7 +301,12 @@ impl ShardStore {
     }
 
     /// Turns a held shard, unchanged, into its next version, and computes with it.
-    fn relabel(&mut self, shard: Shard, step: Step, write: &mut Write<'_>) -> Result<(), String> {
+    fn relabel(
+        &mut self,
+        shard: Shard,
+        step: Step,
+        write: &mut Write<'_>,
+    ) -> Result<(), ShardError> {
         let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
         let [before, after] = copy.versions_to(step).map(|version| copy.state.digest(version));
         copy.check(shard, before)?;
@@ -355,7 +356,7 @@ impl ShardStore {
     /// The parameters of a shard, for another worker. The core says whether this worker is the
     /// primary, since the device may not have entered the generation yet. No digest goes with the
     /// values, so the device compares them with the digest of their version here.
-    fn shared(&self, to: WorkerId, shard: Shard) -> Result<Report, String> {
+    fn shared(&self, to: WorkerId, shard: Shard) -> Result<Report, ShardError> {
         let copy = &self.copies[&shard];
         copy.verify(shard)?;
         let (version, values) = (copy.version, Shared::new(self.computing(shard)));

@@ -6,6 +6,8 @@ use everstep_checkpoint::digest::shard_digest;
 use everstep_kernels::optimizer::{ShardState, UpdateTarget};
 use everstep_transport::protocol::{Shard, Step};
 
+use super::DeviceError;
+use super::initial::InitError;
 use super::saved_states::SavedStates;
 
 /// The state of a held shard.
@@ -57,19 +59,15 @@ impl StoredShard {
     }
 
     /// Returns an error if the digest is not the one that the version was made with.
-    pub fn check(&self, shard: Shard, digest: u64) -> Result<(), String> {
-        if digest == self.digest {
-            return Ok(());
+    pub fn check(&self, shard: Shard, digest: u64) -> Result<(), ShardError> {
+        match digest == self.digest {
+            true => Ok(()),
+            false => Err(ShardError::Changed { shard, version: self.version }),
         }
-        Err(format!(
-            "parameter shard {shard} changed in memory since step {}: this machine's memory cannot \
-             be trusted",
-            self.version
-        ))
     }
 
     /// Returns an error if the copy has changed in memory.
-    pub fn verify(&self, shard: Shard) -> Result<(), String> {
+    pub fn verify(&self, shard: Shard) -> Result<(), ShardError> {
         self.check(shard, self.state.digest(self.version.0))
     }
 
@@ -84,5 +82,41 @@ impl Role {
     /// The role of an owner.
     pub fn of_owner(primary: bool) -> Self {
         if primary { Self::Primary } else { Self::Backup }
+    }
+}
+
+/// A fault of this machine.
+#[derive(Debug, thiserror::Error)]
+pub enum ShardError {
+    /// A state no longer has the bits that its version was made with.
+    #[error(
+        "parameter shard {shard} changed in memory since step {version}: this machine's memory \
+         cannot be trusted"
+    )]
+    Changed {
+        /// The shard.
+        shard: Shard,
+        /// The version of its state.
+        version: Step,
+    },
+    /// A gradient does not have the digest that its primary stated.
+    #[error(
+        "the gradient of parameter shard {shard} for step {step} is not what its primary made: it \
+         changed in memory, here or there"
+    )]
+    Gradient {
+        /// The shard.
+        shard: Shard,
+        /// The step of the gradient.
+        step: Step,
+    },
+    /// The initial weights cannot be read again.
+    #[error(transparent)]
+    Initial(#[from] InitError),
+}
+
+impl From<ShardError> for DeviceError {
+    fn from(error: ShardError) -> Self {
+        Self::Failed(error.to_string())
     }
 }

@@ -2,7 +2,9 @@
 
 use everstep_checkpoint::digest::Digest;
 use everstep_checkpoint::history;
-use everstep_checkpoint::manifest::{CommitRecord, Facts, MAX_MANIFEST_BYTES, Manifest};
+use everstep_checkpoint::manifest::{
+    AssembleError, CommitRecord, Facts, MAX_MANIFEST_BYTES, Manifest,
+};
 use everstep_checkpoint::names::{ObjectName, PartName};
 use everstep_checkpoint::part::PartSummary;
 use everstep_checkpoint::retention;
@@ -39,7 +41,7 @@ pub(super) fn carry_out(
     let commit = &first.part.commit;
     let manifest = match assemble(facts, commit, (parts, number), *bitwise) {
         Ok(manifest) => manifest,
-        Err(reason) => return Ok(Attempt::Refused(reason)),
+        Err(error) => return Ok(Attempt::Refused(error.to_string())),
     };
     if let Some(reason) = missing(store, parts, (&listing, number))? {
         return Ok(Attempt::Refused(reason));
@@ -124,14 +126,14 @@ fn name_of(of: &WorkerPart, claim: u64) -> PartName {
     PartName { generation: of.part.generation, worker: of.worker, claim }
 }
 
-/// The manifest of these parts, which the cluster with this claim wrote. An error in words if they
-/// are no whole checkpoint.
+/// The manifest of these parts, which the cluster with this claim wrote. An error if they are no
+/// whole checkpoint.
 fn assemble(
     facts: &CheckpointFacts,
     commit: &Commit,
     (parts, claim): (&[WorkerPart], u64),
     bitwise: bool,
-) -> Result<Manifest, String> {
+) -> Result<Manifest, AssembleError> {
     let summary = |of: &WorkerPart| PartSummary {
         name: name_of(of, claim),
         bytes: of.part.bytes,
@@ -158,7 +160,7 @@ fn assemble(
         }),
         bitwise,
     };
-    Manifest::assemble(&known, &summaries).map_err(|error| error.to_string())
+    Manifest::assemble(&known, &summaries)
 }
 
 /// What a manifest finds at its place.

@@ -19,7 +19,7 @@ use crate::step::event::StoreReport;
 /// Why a shard or a manifest was not read.
 pub(super) enum Unread {
     /// The bytes are not those that were written.
-    Damaged(String),
+    Damaged(Damage),
     /// The store did not answer.
     Store(StoreError),
 }
@@ -30,11 +30,14 @@ impl From<StoreError> for Unread {
     }
 }
 
+/// What is wrong with the bytes of a checkpoint, and in which of its files.
+pub(super) struct Damage(pub(super) String);
+
 /// Damage as a result, and errors of the store as errors.
-pub(super) fn settle<T>(read: Result<T, Unread>) -> Result<Result<T, String>, StoreError> {
+pub(super) fn settle<T>(read: Result<T, Unread>) -> Result<Result<T, Damage>, StoreError> {
     match read {
         Ok(read) => Ok(Ok(read)),
-        Err(Unread::Damaged(reason)) => Ok(Err(reason)),
+        Err(Unread::Damaged(damage)) => Ok(Err(damage)),
         Err(Unread::Store(error)) => Err(error),
     }
 }
@@ -68,7 +71,7 @@ pub(super) fn read_manifest(
     id: CheckpointId,
 ) -> Result<Manifest, Unread> {
     let name = ObjectName::Manifest(id.step);
-    let damaged = |why: String| Unread::Damaged(format!("{name}: {why}"));
+    let damaged = |why: String| Unread::Damaged(Damage(format!("{name}: {why}")));
     let bytes = match store.read_whole(&name, MAX_MANIFEST_BYTES) {
         Err(error) if error.is_missing() => return Err(damaged("it is gone".into())),
         read => read?,
@@ -115,7 +118,7 @@ pub(super) fn read_state(
     reader.read(shard).map_err(|error| match error {
         // The disk may have been unmounted while it was read.
         ReadError::Damaged(damage) => match find(store, id) {
-            Ok(()) => Unread::Damaged(damage.to_string()),
+            Ok(()) => Unread::Damaged(Damage(damage.to_string())),
             Err(error) => Unread::Store(error),
         },
         ReadError::Store(error) => Unread::Store(error),
