@@ -6,11 +6,8 @@ use std::sync::{Arc, LazyLock};
 
 use everstep_kernels::compute::{Batch, Evaluation, HostModel, OnHost};
 use everstep_kernels::layout::{Init, Layout};
-use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, Precision, RunSpec,
-    ScheduleKind, TargetUnit,
-};
-use everstep_transport::protocol::{Encoding, Rounding};
+use everstep_transport::protocol::exemplars;
+use everstep_transport::protocol::run::{Precision, RunSpec};
 use everstep_worker::builtin;
 use everstep_worker::data::{DataError, Dataset};
 use everstep_worker::registry::Registry;
@@ -39,48 +36,12 @@ pub fn registry() -> Registry {
 
 /// Six steps of eight data shards, two samples each: almost an epoch.
 pub fn run() -> RunSpec {
-    RunSpec {
-        name: "toy".into(),
-        seed: 1,
-        steps: 6,
-        min_workers: 1,
-        start_workers: 1,
-        model: ModelSpec {
-            kind: "mlp".into(),
-            layers: 1,
-            heads: 1,
-            width: 8,
-            context: 2,
-            vocabulary: ModelSpec::VOCABULARY,
-            precision: Precision::F32,
-            recompute: false,
-            init: None,
-            unit: TargetUnit::default(),
-            loss_unit: LossUnit::default(),
-            options: OptionMap::default(),
-        },
-        data: DataSpec { kind: DATASET.into(), path: "none".into(), validation: 0.05, dtype: None },
-        batch: BatchSpec { data_shards: 8, micro_batch: 2, accumulate: 1 },
-        optimizer: OptimizerSpec {
-            kind: "adamw".into(),
-            learning_rate: 1e-2,
-            warmup_steps: 2,
-            schedule: ScheduleKind::Cosine,
-            floor: OptimizerSpec::FLOOR,
-            weight_decay: 0.1,
-            clip_norm: Some(1.0),
-            betas: None,
-            epsilon: None,
-            momentum: None,
-            options: OptionMap::default(),
-        },
-        all_gather: Encoding::F32,
-        rounding: Rounding::Nearest,
-        copies: 2,
-        give_up_after_ms: None,
-        hang_after_ms: RunSpec::HANG_AFTER_MS,
-        checkpoint: None,
-    }
+    let mut run = RunSpec { name: "toy".into(), steps: 6, start_workers: 1, ..exemplars::run() };
+    (run.model.kind, run.model.heads, run.model.context) = ("mlp".into(), 1, 2);
+    (run.data.kind, run.data.path) = (DATASET.into(), "none".into());
+    run.batch.data_shards = 8;
+    run.optimizer.learning_rate = 1e-2;
+    run
 }
 
 /// The same, of twenty steps. It takes some seconds of virtual time, so that faults meet its

@@ -219,7 +219,6 @@ fn lives(view: &WorkerView) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::outcome::Outcome;
     use everstep_transport::protocol::{Cause, Generation};
 
     use super::*;
@@ -235,22 +234,10 @@ mod tests {
         let line = |step| MetricsLine { step: Step(step), ..MetricsLine::default() };
         let numbered = |(number, kind)| Event { number, unix_ms: 10 * number, kind };
         Update {
-            run: None,
-            step: Step(0),
             event,
             lines: steps.map(line).collect(),
             events: numbers.zip(kinds).map(numbered).collect(),
-            workers: Vec::new(),
-            forgotten: Vec::new(),
-            idle: Vec::new(),
-            divergence: None,
-            waiting: None,
-            owners_awaited: None,
-            model_awaited: None,
-            unable: Vec::new(),
-            unreachable: Vec::new(),
-            outcome: Outcome::Running,
-            paused: None,
+            ..Update::default()
         }
     }
 

@@ -198,7 +198,6 @@ fn less(waiting: &mut BTreeMap<LinkId, u32>, link: LinkId) {
 mod tests {
     use everstep_transport::protocol::MetricsLine;
     use everstep_transport::protocol::exemplars;
-    use everstep_transport::protocol::outcome::Outcome;
 
     use super::*;
 
@@ -210,24 +209,7 @@ mod tests {
     fn update(steps: &[u64]) -> Update {
         let line = |step: &u64| MetricsLine { step: Step(*step), ..MetricsLine::default() };
         let lines = steps.iter().map(line).collect();
-        Update {
-            run: None,
-            step: Step(0),
-            event: 0,
-            lines,
-            events: Vec::new(),
-            workers: Vec::new(),
-            forgotten: Vec::new(),
-            idle: Vec::new(),
-            divergence: None,
-            waiting: None,
-            owners_awaited: None,
-            model_awaited: None,
-            unable: Vec::new(),
-            unreachable: Vec::new(),
-            outcome: Outcome::Running,
-            paused: None,
-        }
+        Update { lines, ..Update::default() }
     }
 
     #[test]

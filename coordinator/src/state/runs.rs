@@ -55,7 +55,7 @@ pub(super) struct Origin {
 }
 
 /// The run that goes on, or went on last, and the runs before it.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub(super) struct Runs {
     /// The index of the entry that submitted the run. 0 before the first run.
     pub(super) id: RunId,
@@ -70,22 +70,6 @@ pub(super) struct Runs {
     pub(super) outcome: Outcome,
     /// The newest runs that are over, in the order of their ends.
     pub(super) past: VecDeque<PastRun>,
-}
-
-impl Default for Runs {
-    fn default() -> Self {
-        Self {
-            id: 0,
-            spec: None,
-            fingerprint: None,
-            probes: Probes::default(),
-            origin: None,
-            goes_back: None,
-            directives: Directives::default(),
-            outcome: Outcome::Running,
-            past: VecDeque::new(),
-        }
-    }
 }
 
 impl Runs {

@@ -40,6 +40,23 @@ impl AdamFactors {
     }
 }
 
+/// Updates the means and the weights. `update` gives a weight from its decayed value, its gradient,
+/// and the new means of gradients and of their squares.
+#[inline(always)]
+fn for_each_weight(
+    factors: &AdamFactors,
+    [weights, mean, square]: [&mut [f32]; 3],
+    gradient: &[f32],
+    update: impl Fn(f32, f32, [f32; 2]) -> f32,
+) {
+    for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
+        let g = with_decay(*g, factors.share, *w);
+        let kept = *w * factors.kept;
+        [*m, *v] = factors.means(g, [*m, *v]);
+        *w = update(kept, g, [*m, *v]);
+    }
+}
+
 /// The corrections of the means' bias, `1 - beta^number`.
 fn corrections(step: &GroupStep<'_>) -> [f64; 2] {
     step.betas.map(|beta| 1.0 - power(beta, step.number))
@@ -60,13 +77,9 @@ fn adam_loop(
     state: [&mut [f32]; 3],
     gradient: &[f32],
 ) {
-    let [weights, mean, square] = state;
-    for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
-        let g = with_decay(*g, factors.share, *w);
-        let kept = *w * factors.kept;
-        [*m, *v] = factors.means(g, [*m, *v]);
-        *w = kept + (rate * *m) / (v.sqrt() / root + factors.epsilon);
-    }
+    for_each_weight(factors, state, gradient, |kept, _, [m, v]| {
+        kept + (rate * m) / (v.sqrt() / root + factors.epsilon)
+    });
 }
 
 /// Dozat: "Incorporating Nesterov Momentum into Adam" (ICLR workshop 2016).
@@ -85,14 +98,10 @@ fn nadam_loop(
     state: [&mut [f32]; 3],
     gradient: &[f32],
 ) {
-    let [weights, mean, square] = state;
-    for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
-        let g = with_decay(*g, factors.share, *w);
-        let kept = *w * factors.kept;
-        [*m, *v] = factors.means(g, [*m, *v]);
-        let root = (*v / second).sqrt() + factors.epsilon;
-        *w = kept + of_gradient * (g / root) + of_mean * (*m / root);
-    }
+    for_each_weight(factors, state, gradient, |kept, g, [m, v]| {
+        let root = (v / second).sqrt() + factors.epsilon;
+        kept + of_gradient * (g / root) + of_mean * (m / root)
+    });
 }
 
 /// Liu et al.: "On the Variance of the Adaptive Learning Rate and Beyond" (ICLR 2020).
@@ -116,14 +125,10 @@ fn radam_loop(
     state: [&mut [f32]; 3],
     gradient: &[f32],
 ) {
-    let [weights, mean, square] = state;
-    for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
-        let g = with_decay(*g, factors.share, *w);
-        let kept = *w * factors.kept;
-        [*m, *v] = factors.means(g, [*m, *v]);
+    for_each_weight(factors, state, gradient, |kept, _, [m, v]| {
         let root = if is_rectified { v.sqrt() + factors.epsilon } else { 1.0 };
-        *w = kept + (rate * *m) / root;
-    }
+        kept + (rate * m) / root
+    });
 }
 
 /// Kingma, Ba: "Adam" (ICLR 2015), algorithm 2.

@@ -266,8 +266,7 @@ pub enum EventKind {
     /// The run starts no step until owners of parameter shards answer, which may live. The event
     /// comes once, when the wait begins.
     Waiting {
-        /// The shards, the owners, why they do not answer, and the step to which an operator's
-        /// rollback would go back.
+        /// The shards, the owners, why they do not answer, and the step of an operator's rollback.
         #[serde(flatten)]
         awaited: OwnersAwaited,
     },
@@ -416,9 +415,10 @@ pub struct WorkerResult {
 }
 
 /// How far a run has got.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub enum Outcome {
     /// The run has not begun, or goes on.
+    #[default]
     Running,
     /// The run is complete: the results of its workers.
     Complete(Vec<WorkerResult>),
@@ -432,7 +432,7 @@ pub enum Outcome {
 }
 
 /// The coordinator's answer to a Watch: everything new since the numbers that the observer named.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct Update {
     /// The run that this answer is about, once there is one. If the observer named another run,
     /// that one is over, and there are no lines here.
