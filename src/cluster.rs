@@ -227,7 +227,7 @@ impl Cluster {
     /// Writes down the run that this cluster trains. Returns it with the place of its checkpoints.
     fn attach(&mut self, run: &RunSpec) -> Result<RunSpec, ClusterError> {
         let run = self.directory.placed(run)?;
-        self.files.write(&self.directory, directory::RUN, directory::text_of_run(&run));
+        self.files.write(&self.directory, directory::RUN, run.to_file());
         self.submitted = Some(run.clone());
         self.waits_since = Some(Instant::now());
         Ok(run)

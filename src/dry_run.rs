@@ -5,6 +5,7 @@ use everstep_kernels::precision::Precision;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
 use everstep_worker::builtin;
+use everstep_worker::free_memory::free_bytes;
 use everstep_worker::memory::Memory;
 use everstep_worker::registry::Registry;
 
@@ -65,6 +66,7 @@ pub(crate) fn run(
     lines.push(megabytes("together, about", memory.total()));
     lines.push("memory          on top of that, for a while and at most:".into());
     lines.extend(memory.passing().map(|(what, bytes)| megabytes(what, bytes)));
+    lines.extend(free_memory());
     if let Some(provider) = provider.filter(|_| !on_gpu.is_empty()) {
         let driver = provider.driver();
         lines.push(format!("on its GPU      in {precision}, without what {driver} itself takes:"));
@@ -153,6 +155,12 @@ fn provider<'a>(
     };
     // In 16 bits only a GPU can compute, on any machine.
     chosen.or_else(|| devices.providers().next().filter(|_| precision != Precision::F32))
+}
+
+/// The memory of this machine. None where the system does not tell.
+fn free_memory() -> Option<String> {
+    let free = free_bytes()? as f64 / 1e6;
+    Some(format!("this machine    has {free:.1} MB free, for all of its workers"))
 }
 
 fn megabytes(what: &str, bytes: u64) -> String {

@@ -177,13 +177,18 @@ fn opening(run: &RunSpec, workers: u32) -> String {
     let model = &run.model;
     let size = match model.kind.as_str() {
         "python" => String::new(), // its script alone knows
-        _ => format!(" with {} layers of width {}", model.layers, model.width),
+        _ => format!(" with {} of width {}", counted(model.layers.into(), "layer"), model.width),
     };
     let [name, kind] = [&run.name, &model.kind].map(|text| plain(text));
-    let (steps, samples) = (run.steps, run.batch.samples());
-    format!(
-        "training \"{name}\": {kind}{size}, {steps} steps of {samples} samples, {workers} workers"
-    )
+    let [steps, samples] = [(run.steps, "step"), (run.batch.samples(), "sample")]
+        .map(|(count, what)| counted(count, what));
+    let workers = counted(workers.into(), "worker");
+    format!("training \"{name}\": {kind}{size}, {steps} of {samples}, {workers}")
+}
+
+/// A number of things: "1 layer", "2 layers".
+fn counted(count: u64, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// The results, for the user.
@@ -336,6 +341,17 @@ mod tests {
         let run = RunSpec { name: "a\u{1b}]0;x\u{7}".into(), ..exemplars::run() };
         let said = opening(&run, 2);
         assert!(said.starts_with(r#"training "a\u{1b}]0;x\u{7}": gpt with"#), "{said}");
+    }
+
+    #[test]
+    fn one_of_a_kind_is_not_said_in_the_plural() {
+        let said = |run: &RunSpec, workers| {
+            opening(run, workers).split_off("training \"example\": ".len())
+        };
+        let mut run = exemplars::run();
+        assert_eq!(said(&run, 2), "gpt with 1 layer of width 8, 10 steps of 8 samples, 2 workers");
+        (run.model.layers, run.steps) = (2, 1);
+        assert_eq!(said(&run, 1), "gpt with 2 layers of width 8, 1 step of 8 samples, 1 worker");
     }
 
     #[test]

@@ -112,8 +112,8 @@ pub(crate) fn place_of_run(dir: &Path) -> Result<Option<Place>, Failure> {
         Failure::new(Exit::Usage, "the run cannot be read").at(path.display()).because(why)
     };
     let text = fs::read_to_string(&path).map_err(|error| unreadable(error.to_string()))?;
-    let run: RunSpec =
-        serde_json::from_str(&text).map_err(|error| unreadable(error.to_string()))?;
+    let run = RunSpec::from_file(text.as_bytes());
+    let run = run.map_err(|error| unreadable(error.to_string()))?;
     let place = run.checkpoint.map(|checkpoint| checkpoint.path.parse().map_err(store_failure));
     place.transpose()
 }

@@ -66,14 +66,14 @@ impl Directory {
             ErrorKind::NotFound => no_run(format!("it has no {RUN}")),
             _ => no_run(format!("{RUN}: {error}")),
         })?;
-        let run = serde_json::from_str(&text);
+        let run = RunSpec::from_file(text.as_bytes());
         let run = run.map_err(|error| no_run(format!("{RUN} cannot be read: {error}")))?;
         Ok((Self { _lock: lock(&path)?, path }, run))
     }
 
     /// Writes down the run that the directory holds.
     pub(crate) fn write_run(&self, run: &RunSpec) -> Result<(), ClusterError> {
-        self.write(RUN, text_of_run(&self.placed(run)?).as_bytes())
+        self.write(RUN, self.placed(run)?.to_file().as_bytes())
     }
 
     /// The run with the store of its checkpoints below this directory, if its path is relative.
@@ -246,11 +246,6 @@ fn lock(path: &Path) -> Result<Option<File>, ClusterError> {
         }
         Err(error) => Err(unusable(path, error.into())),
     }
-}
-
-/// The text of `run.json`.
-pub(super) fn text_of_run(run: &RunSpec) -> String {
-    serde_json::to_string_pretty(run).expect("a specification is plain data") + "\n"
 }
 
 /// Lines of JSON.

@@ -15,6 +15,9 @@ use super::naming::Naming;
 use super::process::Process;
 use super::workers::{EndedProcess, Workers};
 
+/// The number of the format. Scripts and verbs pass over keys that they do not know.
+const FORMAT: u64 = 1;
+
 /// The text of the file.
 pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Progress) -> String {
     let known = progress.workers.iter().map(|view| registered(view, workers));
@@ -26,6 +29,7 @@ pub(super) fn text(coordinators: &Coordinators, workers: &Workers, progress: &Pr
     let earlier = earlier.map(ended);
     let listed: Vec<Value> = known.chain(starting).chain(earlier).collect();
     let cluster = json!({
+        "format": FORMAT,
         "coordinators": coordinators.listed().map(coordinator).collect::<Vec<_>>(),
         "workers": listed,
         "under_protected": progress.protection.open(),

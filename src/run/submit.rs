@@ -117,8 +117,8 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         .map_err(|error| refused(error.to_string(), "name a TOML file, or a run's run.json"))?;
     let run = if text.trim_start().starts_with('{') {
         let next = "pass it as a run's directory has it in run.json";
-        let run: RunSpec =
-            serde_json::from_str(&text).map_err(|error| refused(error.to_string(), next))?;
+        let run = RunSpec::from_file(text.as_bytes());
+        let run = run.map_err(|error| refused(error.to_string(), next))?;
         registry.validate(&run).map_err(|error| refused(error.to_string(), next))?;
         run
     } else {

@@ -137,4 +137,5 @@ fn a_dry_run_of_a_model_beyond_this_machine_prints_its_figures() {
     let dry = world.launch(&["--dry-run"]).program.end();
     assert_eq!(dry.code, Some(0), "{dry:?}");
     assert!(dry.stdout.contains("together, about"), "{dry:?}");
+    assert!(dry.stdout.contains("\nthis machine    has "), "{dry:?}");
 }

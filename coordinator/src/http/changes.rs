@@ -307,7 +307,7 @@ async fn read(body: Payload) -> Result<web::Bytes, HttpProblem> {
 
 /// Parses and validates a run.
 fn parse_run(body: &[u8]) -> Result<RunSpec, HttpProblem> {
-    let run: RunSpec = serde_json::from_slice(body).map_err(|error| {
+    let run = RunSpec::from_file(body).map_err(|error| {
         let next = "send what a run's directory has in run.json";
         HttpProblem::bad(format!("the body is no run: {error}"), next)
     })?;

@@ -1,6 +1,7 @@
 //! The run specification: what to train, on which data, and how. Also what makes one valid for any
 //! model: the rules of a model are where the model is registered.
 
+mod file;
 mod init;
 mod optimizer;
 mod options;
@@ -10,6 +11,7 @@ use std::borrow::Cow;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::file::RunFileError;
 pub use self::init::InitSpec;
 pub use self::optimizer::{OptimizerSpec, ScheduleKind};
 pub use self::options::{OptionError, OptionMap, OptionValue};
