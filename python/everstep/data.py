@@ -1,7 +1,7 @@
 """The samples of micro-batches: read in the process, or ahead by processes of a ``DataLoader``.
 
-Which samples a micro-batch has is Everstep's plan. Each sample is read with generators that are
-seeded by its epoch and its number, so augmentations do not depend on who reads it, or when.
+The run plans which samples a micro-batch has. Before a sample is read, the random generators are
+seeded by its epoch and its number. So augmentations do not depend on the reading process.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from everstep import _everstep, seeds
 #: A micro-batch's place: its step, its data shard, and its number in the data shard.
 Place = tuple[int, int, int]
 #: The epoch and the number of a sample.
-Row = tuple[int, int]
+SampleKey = tuple[int, int]
 
 #: How many samples the fingerprint of a data set reads.
 FINGERPRINT_SAMPLES = 16
 
 
-class Keyed(Dataset):
+class SeededDataset(Dataset):
     """A map-style data set. The loader asks for a sample by its epoch and its number."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self.dataset = dataset
         self.seed = seed
 
-    def __getitem__(self, row: Row) -> Any:
+    def __getitem__(self, row: SampleKey) -> Any:
         epoch, index = row
         seeds.seed_generators(seeds.key(seeds.SAMPLE, self.seed, epoch, index))
         return self.dataset[index]
 
 
 def check(dataset: Any) -> int:
-    """The number of samples of a data set, which must have numbered ones."""
+    """Returns the number of samples. Refuses a data set without numbered samples."""
     if isinstance(dataset, IterableDataset):
         raise TypeError(
             "data is an IterableDataset, whose samples have no numbers: Everstep could not read "
@@ -50,7 +50,7 @@ def check(dataset: Any) -> int:
     return len(dataset)
 
 
-def fingerprint(keyed: Keyed, samples: int) -> str:
+def fingerprint(keyed: SeededDataset, samples: int) -> str:
     """A hexadecimal digest of the length and of some samples: every worker must have the same."""
     digest = hashlib.blake2b(str(samples).encode())
     for place in range(min(samples, FINGERPRINT_SAMPLES)):
@@ -59,7 +59,7 @@ def fingerprint(keyed: Keyed, samples: int) -> str:
 
 
 def add_to_digest(digest: Any, value: Any) -> None:
-    """Adds a sample. Of values without known bytes only the type counts."""
+    """Adds a value to a digest. Of a type without known bytes, only its name counts."""
     digest.update(type(value).__name__.encode())
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().contiguous()
@@ -88,8 +88,8 @@ class Batches:
 
     def __init__(
         self,
-        keyed: Keyed,
-        rows: Callable[[int, int, int], list[Row]],
+        keyed: SeededDataset,
+        rows: Callable[[int, int, int], list[SampleKey]],
         accumulate: int,
         loaders: int,
         collate: Callable[[list[Any]], Any] | None,
@@ -114,7 +114,7 @@ class Batches:
             )
 
     def of(self, place: Place) -> Any:
-        """The micro-batch at a place. Leaves the generators in any state."""
+        """Returns the micro-batch at a place. Leaves the random generators in no defined state."""
         if self._batches is None:
             return self._collate([self._keyed[row] for row in self._rows(*place)])
         self._plan.want(place)
@@ -132,19 +132,23 @@ class Plan:
     worker gets other data shards, what was asked for in vain is thrown away.
     """
 
-    def __init__(self, rows: Callable[[int, int, int], list[Row]], accumulate: int) -> None:
+    def __init__(self, rows: Callable[[int, int, int], list[SampleKey]], accumulate: int) -> None:
         self._rows = rows
         self._accumulate = accumulate
-        #: The places that the loader was asked for, in order. Their micro-batches have not come yet.
+        #: The places that the loader was asked for, in order, until their micro-batches come.
         self.asked: deque[Place] = deque()
+        #: The places to ask for next.
         self._queue: deque[Place] = deque()
+        #: The last step of which all data shards are in the queue.
         self._planned = 0
+        #: The step under way, and its data shards so far.
         self._step = 1
         self._now: list[int] = [0]
+        #: The data shards of the step before.
         self._usual: list[int] = [0]
         self._go_to((1, 0, 0))
 
-    def __iter__(self) -> Iterator[list[Row]]:
+    def __iter__(self) -> Iterator[list[SampleKey]]:
         while True:
             if not self._queue:
                 self._planned += 1
@@ -154,7 +158,7 @@ class Plan:
             yield self._rows(*place)
 
     def want(self, place: Place) -> None:
-        """The worker computes this micro-batch next."""
+        """Takes note that the worker computes this micro-batch next."""
         step, shard, _ = place
         if step == self._step + 1:
             self._usual, self._now = self._now, []

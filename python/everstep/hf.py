@@ -1,4 +1,4 @@
-"""``everstep.hf.Trainer``: a ``transformers.Trainer`` whose steps Everstep makes."""
+"""``everstep.hf.Trainer``: a ``transformers.Trainer`` that leaves the steps to Everstep."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ class Run:
         self._statistics.live_in(self._parameters.flat)
         self._fixed_buffers = FixedBuffers(model, self._statistics)
         self._rule = rules.rule(optimizer, schedule, self._parameters.trained, self.steps)
-        keyed = samples.Keyed(data, seed)
+        keyed = samples.SeededDataset(data, seed)
         self._evaluator = Evaluator(model, validation, seed, collate or samples.default_collate)
         is_alone = "EVERSTEP_COORDINATORS" not in os.environ
         self._directory = process.temporary() if is_alone else process.directory()
@@ -194,11 +194,11 @@ class Run:
             raise ValueError("this process has no script: name one that states the same run")
         self._launcher.add(count, [script, *arguments] if script is not None else own_script())
 
-    def _data_digest(self, keyed: samples.Keyed, count: int, validation: Any) -> str:
+    def _data_digest(self, keyed: samples.SeededDataset, count: int, validation: Any) -> str:
         """A digest of what this worker knows of the data: every worker must have the same."""
         parts = [samples.fingerprint(keyed, count)]
         if validation is not None:
-            held_out = samples.Keyed(validation, self._seed)
+            held_out = samples.SeededDataset(validation, self._seed)
             parts.append(samples.fingerprint(held_out, len(validation)))
         if self._weights is not None:
             parts.append(self._weights.text())

@@ -15,7 +15,7 @@ import everstep
 
 
 class Windows:
-    """Windows of a text, whose tokens are its bytes."""
+    """Windows of a text. Its bytes are the tokens."""
 
     def __init__(self, text: bytes, context: int) -> None:
         self.text = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()

@@ -37,7 +37,7 @@ def resnet(width: int) -> nn.Sequential:
 
 
 def image(index: int) -> tuple[torch.Tensor, int]:
-    """A noisy image of a stripe, whose direction and colour are its class."""
+    """A noisy image of a stripe. Its direction and colour are the class."""
     kind, noise = index % CLASSES, torch.Generator().manual_seed(index)
     picture = 0.3 * torch.rand(3, SIZE + 8, SIZE + 8, generator=noise)
     stripe = picture[kind % 3]

@@ -33,7 +33,7 @@ class Noisy:
 def batches(loaders):
     from everstep import data
 
-    return data.Batches(data.Keyed(Noisy(), 7), rows, ACCUMULATE, loaders, lambda them: them)
+    return data.Batches(data.SeededDataset(Noisy(), 7), rows, ACCUMULATE, loaders, lambda them: them)
 
 
 def places(shards_of):
@@ -75,19 +75,19 @@ def test_what_is_read_ahead_is_what_comes_as_long_as_nothing_changes():
 def test_an_epoch_and_a_sample_have_their_own_randomness():
     from everstep import data
 
-    keyed = data.Keyed(Noisy(), 7)
+    keyed = data.SeededDataset(Noisy(), 7)
     assert keyed[0, 3] == keyed[0, 3]
     assert keyed[0, 3] != keyed[1, 3]
-    assert keyed[0, 3] != data.Keyed(Noisy(), 8)[0, 3]
+    assert keyed[0, 3] != data.SeededDataset(Noisy(), 8)[0, 3]
 
 
 def test_a_fingerprint_sees_the_length_and_the_samples():
     from everstep import data
 
-    keyed = data.Keyed(Noisy(), 7)
+    keyed = data.SeededDataset(Noisy(), 7)
     assert data.fingerprint(keyed, SAMPLES) == data.fingerprint(keyed, SAMPLES)
     assert data.fingerprint(keyed, SAMPLES) != data.fingerprint(keyed, SAMPLES - 1)
-    assert data.fingerprint(keyed, SAMPLES) != data.fingerprint(data.Keyed(Noisy(), 8), SAMPLES)
+    assert data.fingerprint(keyed, SAMPLES) != data.fingerprint(data.SeededDataset(Noisy(), 8), SAMPLES)
 
 
 def test_samples_without_numbers_are_refused():

@@ -260,7 +260,7 @@ fn print(flags: &FailoversFlags, outcome: &FailoversResult) -> Result<(), Failur
     let verdict = if equal { "equal" } else { "DIFFERENT" };
     output::print(format_args!(
         "{count} {who} of {replicas} {what}, a step takes {step_ms:.1} ms\n  \
-           back    {}  (kill to the answer of who leads then)\n  \
+           back    {}  (kill to the first answer of a new leader)\n  \
            gap     {}  (longest step of the second after each, less a step)\n{wake}  \
            calm    {}  (the same of the second before each)\n{stall}  \
            {redone} steps redone, {} lost; samples: {} lost, {} repeated; bits: {verdict}",

@@ -6,11 +6,13 @@
 
 Needs git and Python alone, and builds nothing. `vendor/` is third-party code, and is not measured.
 """
+import ast
 import io
 import re
 import subprocess
 import sys
 import tarfile
+import tokenize
 from collections import Counter
 from math import ceil
 from pathlib import Path
@@ -112,6 +114,29 @@ def comment_share(lines: List[str]) -> str:
     return ratio(comments, code + comments, 100) + " %"
 
 
+def python_prose(text: str) -> List[str]:
+    """The comments and the documentation in a Python file."""
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    found = [token.string for token in tokens if token.type == tokenize.COMMENT]
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(ast.parse(text)) if isinstance(node, documented))
+    return found + [words for words in map(ast.get_docstring, nodes) if words]
+
+
+def prose(tree: Tree) -> List[Row]:
+    """Prose beside the comments of Rust: messages to people, and what Python files say."""
+    python = (text for path, text in tree.files.items() if path.endswith(".py"))
+    messages = (rust.messages(lines) for lines in tree.production.values())
+    rows = []
+    for what, texts in [("messages of production", [it for found in messages for it in found]),
+                        ("prose of Python", [it for text in python for it in python_prose(text)])]:
+        words, pronouns, semicolons = rust.counted(texts)
+        rows += [(f"{what}: words", f"{words:,}"),
+                 (f"{what}: who-words in 1,000", ratio(pronouns, words, 1000)),
+                 (f"{what}: semicolons in 1,000", ratio(semicolons, words, 1000))]
+    return rows
+
+
 def repeated(lines: List[str]) -> int:
     return sum(count > 1 for count in Counter(rust.types(lines)).values())
 
@@ -195,7 +220,7 @@ def table(heads: List[str], rows: List[List[str]]) -> str:
 
 def report(trees: Dict[str, Tree]) -> str:
     """A table with a column for each tree, and a table of its crates for each."""
-    measured = [[row for section in (sizes, shape, objects, manners) for row in section(tree)]
+    measured = [[row for section in (sizes, shape, objects, manners, prose) for row in section(tree)]
                 for tree in trees.values()]
     rows = [[same[0][0], *(value for _, value in same)] for same in zip(*measured)]
     written = [table(["measure", *trees], rows)]

@@ -4,7 +4,7 @@ Each function takes the lines of a text. rustfmt is relied upon: an item ends wi
 brace, or the semicolon, at the indentation of its first line.
 """
 import re
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterable, Iterator, List, Tuple
 
 Lines = List[str]
 
@@ -17,6 +17,10 @@ IMPL = re.compile(r"(?:unsafe )?impl(?:<.*?>)? (?:.+ for )?(?:\w+::)*(\w+)")
 FIELD = re.compile(rf"{VISIBLE}\w+: ")
 TEST = re.compile(r"\s*#\[cfg\((?:test|all\(.*\btest\b.*\))\)\]$")
 UNSAFE = re.compile(r"(?<!\w)unsafe (?:\{|fn |impl|trait |extern )")
+# A string, or what may hold a quotation mark and is none.
+STRING = re.compile(r"//[^\n]*|b?'(?:\\.[^']*|[^\\'])'|r#\"(.*?)\"#|\"((?:[^\"\\]|\\.)*)\"", re.DOTALL)
+# A string of fewer words is a name, a key or a path.
+FEWEST_WORDS = 3
 PRONOUN = re.compile(r"\b(?:who|whoever|whom|whose|whomever)\b", re.IGNORECASE)
 
 
@@ -98,8 +102,7 @@ def methods(lines: Lines) -> Dict[str, int]:
 
 def prose(lines: Lines) -> Tuple[int, int, int]:
     """Words, pronouns and semicolons of the comments, but for the code in them."""
-    words = pronouns = semicolons = 0
-    is_code = False
+    texts, is_code = [], False
     for line in lines:
         if not line.lstrip().startswith("//"):
             continue
@@ -107,10 +110,22 @@ def prose(lines: Lines) -> Tuple[int, int, int]:
         if text.lstrip().startswith("```"):
             is_code = not is_code
         elif not is_code:
-            words += len(text.split())
-            pronouns += len(PRONOUN.findall(text))
-            semicolons += text.count(";")
-    return words, pronouns, semicolons
+            texts.append(text)
+    return counted(texts)
+
+
+def counted(texts: Iterable[str]) -> Tuple[int, int, int]:
+    """Words, pronouns and semicolons."""
+    text = "\n".join(texts)
+    return len(text.split()), len(PRONOUN.findall(text)), text.count(";")
+
+
+def messages(lines: Lines) -> Lines:
+    """The strings that say something to people: those of three words and more."""
+    found = (match.group(1) or match.group(2) for match in STRING.finditer("\n".join(lines)))
+    # Without the breaks of long lines, and without the names of values.
+    texts = (re.sub(r"\\\n\s*|\{[^}]*\}", "", text) for text in found if text)
+    return [text for text in texts if len(re.findall(r"[A-Za-z]{2,}", text)) >= FEWEST_WORDS]
 
 
 def short_docs(lines: Lines) -> int:

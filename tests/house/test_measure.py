@@ -76,6 +76,18 @@ class Rust(unittest.TestCase):
         code = ["/// Whoever asks", "// ```", "// a; b; c", "// ```"]
         self.assertEqual(rust.prose(code), (2, 1, 0))
 
+    def test_messages_are_counted_without_names_keys_and_values(self):
+        code = ['fn f(c: char) -> bool { c == \'"\' } // "no string of code"',
+                'let name = "a_key"; let why = "it waits; {who} leads";',
+                'say("a long \\', '     message says more")', 'let path = r#"one "raw" string here"#;']
+        self.assertEqual(rust.messages(code), ["it waits;  leads", "a long message says more",
+                                               'one "raw" string here'])
+        self.assertEqual(rust.counted(["it waits;  leads", "whose is it"]), (6, 1, 1))
+
+    def test_prose_of_python_is_its_comments_and_documentation(self):
+        text = '"""A file."""\n\ndef f():\n    """Waits."""\n    return "no prose"  # a note\n'
+        self.assertEqual(measure.python_prose(text), ["# a note", "A file.", "Waits."])
+
     def test_short_documentation_and_errors_as_text_are_found(self):
         self.assertEqual(rust.short_docs(self.production), 1)
         self.assertEqual(rust.text_errors(self.production), 1)
@@ -88,6 +100,10 @@ class Rust(unittest.TestCase):
 
 # Documentation comments of three words or fewer in production: the number may only fall.
 MOST_SHORT_DOCS = 220
+
+# Semicolons in a thousand words. In a message a semicolon stands before the remedy, or before the
+# next of several facts. The number may only fall.
+MOST_IN_THOUSAND = {"messages of production": 14.5, "prose of Python": 4.0}
 
 MANIFEST = """\
 [workspace]
@@ -145,6 +161,14 @@ class Measures(unittest.TestCase):
         found = {path: rust.short_docs(lines) for path, lines in tree.production.items()}
         most = sorted(found.items(), key=lambda it: -it[1])[:10]
         self.assertLessEqual(sum(found.values()), MOST_SHORT_DOCS, f"most of them in {most}")
+
+    def test_messages_and_python_say_things_plainly(self):
+        tree = measure.Tree(measure.read_working_tree())
+        rows = dict(measure.prose(tree))
+        for what, most in MOST_IN_THOUSAND.items():
+            self.assertGreater(int(rows[f"{what}: words"].replace(",", "")), 5_000)
+            self.assertLess(float(rows[f"{what}: who-words in 1,000"]), 1, what)
+            self.assertLessEqual(float(rows[f"{what}: semicolons in 1,000"]), most, what)
 
     def test_the_document_names_commits_that_exist(self):
         if measure.git("rev-parse", "--is-shallow-repository").strip() != b"false":

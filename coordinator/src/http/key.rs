@@ -68,7 +68,7 @@ impl IdempotencyKey {
 
     /// Refuses a key for a request that does not go through the log, which would not remember it.
     pub(super) fn must_be_absent(self) -> Result<(), HttpProblem> {
-        let next = "leave the header out, and see who leads before you ask again";
+        let next = "leave the header out, and look for the leader before you ask again";
         let error = "this may be done twice, whatever the header `Idempotency-Key` says";
         self.0.map_or(Ok(()), |_| Err(HttpProblem::bad(error, next)))
     }

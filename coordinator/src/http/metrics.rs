@@ -186,7 +186,7 @@ const FIGURES: [Figure; 6] = [
         "The share of the last moments in which its memory was read or written.",
         |told| told.memory_utilization_percent.map(|percent| f64::from(percent) / 100.0),
     ),
-    ("everstep_gpu_memory_used_bytes", "Memory of the GPU in use, by whomever.", |told| {
+    ("everstep_gpu_memory_used_bytes", "Memory of the GPU in use, by any process.", |told| {
         told.memory_used_bytes.map(|bytes| bytes as f64)
     }),
     ("everstep_gpu_memory_total_bytes", "All memory of the GPU.", |told| {

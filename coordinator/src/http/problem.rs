@@ -102,7 +102,7 @@ impl HttpProblem {
                 number(majority)
             ),
             false => {
-                "the coordinators have not agreed in time on who leads; training goes on".into()
+                "the coordinators have not agreed on a leader in time; training goes on".into()
             }
         };
         let next = "ask again once more of them run, or with ?stale=true for what was known here";

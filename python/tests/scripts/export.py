@@ -63,7 +63,7 @@ model, optimizer, schedule = make()
 model.load_state_dict(found["model"])
 optimizer.load_state_dict(found["optimizer"])
 schedule.load_state_dict(found["schedule"])
-batches = data.Batches(data.Keyed(Numbers(), 1), run._engine.rows, 1, 0, None)
+batches = data.Batches(data.SeededDataset(Numbers(), 1), run._engine.rows, 1, 0, None)
 for step in range(steps + 1, STEPS + 1):
     optimizer.zero_grad()
     for shard in range(SHARDS):

@@ -1,4 +1,4 @@
-"""`everstep.train` on sequences of unequal lengths, whose loss is a mean over the tokens of a step."""
+"""`everstep.train` on sequences of unequal lengths, with a mean over the tokens of a step as the loss."""
 
 import sys
 

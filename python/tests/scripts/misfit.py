@@ -1,4 +1,4 @@
-"""A script whose weights or held-out samples do not fit."""
+"""A script with weights or held-out samples that do not fit."""
 
 import sys
 

@@ -68,7 +68,7 @@ run.save(path)
 from everstep import data, seeds  # noqa: E402
 
 model, optimizer, schedule = make()
-batches = data.Batches(data.Keyed(Numbers(), 1), run._engine.rows, 1, 0, None)
+batches = data.Batches(data.SeededDataset(Numbers(), 1), run._engine.rows, 1, 0, None)
 for step in range(1, STEPS + 1):
     optimizer.zero_grad()
     before = {name: it.clone() for name, it in model.named_buffers()}

@@ -57,7 +57,8 @@ pub enum Divergence {
     Digests(DigestMismatch),
     /// A commit's loss scale does not follow from the one before and its decision (invariant I2).
     #[error(
-        "the worker with id {from} tells a commit of step {step} whose loss scale does not follow"
+        "the worker with id {from} tells a commit of step {step} with a loss scale that does not \
+         follow"
     )]
     Unscaled {
         /// The step that the commit is of.
