@@ -1,8 +1,8 @@
 //! `everstep coordinator`: the daemon that decides which workers take part.
 //!
-//! It prints its addresses in one line of JSON on stdout. Then it logs on stderr until it is told
-//! to go, or cannot keep its decisions. Started again with the same directory and address, it goes
-//! on with the run, however it ended before.
+//! The daemon prints its addresses in one line of JSON on stdout. Then it logs on stderr until a
+//! signal or the cluster ends it, or its disk fails. Started again with the same directory and
+//! address, it goes on with the run, however it ended before.
 
 mod add;
 pub(crate) mod directory_wait;
@@ -27,14 +27,15 @@ use crate::failure::{Exit, Failure, disk_advice, shortage_advice};
 use crate::{announce, logging, supervision, worker};
 
 /// The advice for damaged files of the history.
-const HISTORY: &str = "a damaged file cannot be mended: if most of the coordinators live, remove \
-                       this one and let another join with an empty directory, else found a new \
-                       cluster; one of another version needs that version";
+const DAMAGE_ADVICE: &str = "a damaged file cannot be mended: if most of the coordinators \
+                             live, remove this one and let another join with an empty directory, \
+                             else found a new cluster; one of another version needs that version";
 
 /// The advice for an API that every user could read.
-const TOKEN: &str = "keep --http on 127.0.0.1; or make a token that every request has to show: \
-                     `(umask 077; openssl rand -hex 32 > FILE)`, and pass --http-token FILE; \
-                     nothing is encrypted, so put what speaks TLS in front of it";
+const OPEN_API_ADVICE: &str = "keep --http on 127.0.0.1; or make a token that every request has \
+                               to show: `(umask 077; openssl rand -hex 32 > FILE)`, and pass \
+                               --http-token FILE; nothing is encrypted, so put what speaks TLS in \
+                               front of it";
 
 pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     logging::start_as("info", flags.daemon.log_format)?;
@@ -77,8 +78,9 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     }
 }
 
-/// Runs the coordinator to its end. A directory that cannot be used is no end for as long as the
-/// process waits for it. Once the coordinator listens, `served` has its addresses.
+/// Runs the coordinator to its end. A directory that cannot be used for a while ends nothing: the
+/// process waits for it, and runs the coordinator again. Once the coordinator listens, `served` has
+/// its addresses.
 fn serve(
     first: CoordinatorOptions,
     served: &Cell<Option<Addresses>>,
@@ -100,14 +102,14 @@ fn serve(
         });
         let (Err(error), Some(addresses)) = (&ended, served.get()) else { return ended };
         if began.elapsed() >= directory_wait::DIRECTORY_WAIT_TIMEOUT {
-            deadline = None; // Its directory was well for long.
+            deadline = None; // The directory could be used for long enough: the wait begins anew.
         }
         let by = *deadline
             .get_or_insert_with(|| Instant::now() + directory_wait::DIRECTORY_WAIT_TIMEOUT);
         match directory_wait::await_directory((&first.dir, log.get()), error, by) {
             DirectoryWait::Usable => {}
             DirectoryWait::InVain => return ended,
-            DirectoryWait::Told(ended) => return Ok(ended),
+            DirectoryWait::Signalled(ended) => return Ok(ended),
         }
         let http = first.http.clone();
         let http =
@@ -205,7 +207,7 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         | CoordinatorError::Changed(_)
         | CoordinatorError::History(_)
         | CoordinatorError::Membership(_)
-        | CoordinatorError::Node(_) => (Exit::Failed, HISTORY),
+        | CoordinatorError::Node(_) => (Exit::Failed, DAMAGE_ADVICE),
         CoordinatorError::Http(HttpError::Bind { .. }) => {
             (Exit::Failed, "pass another --http; port 0 is always free, and `none` is no API")
         }
@@ -216,7 +218,7 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         CoordinatorError::Http(HttpError::Same) => {
             (Exit::Usage, "draw another token for reading: `openssl rand -hex 32`")
         }
-        CoordinatorError::Http(_) => (Exit::Usage, TOKEN),
+        CoordinatorError::Http(_) => (Exit::Usage, OPEN_API_ADVICE),
         CoordinatorError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
         _ => (Exit::Failed, "look at the lines above, correct the cause and start it again"),
     }

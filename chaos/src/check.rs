@@ -107,7 +107,7 @@ impl RunHistory {
 }
 
 /// What a checker found: the invariant, and the evidence in words.
-type Found = (Invariant, String);
+type Breach = (Invariant, String);
 
 /// All checkers of one simulation.
 #[derive(Debug)]
@@ -262,14 +262,14 @@ impl InvariantChecks {
         found.map_err(|found| violation(now, found))
     }
 
-    fn told(&mut self, event: &Event) -> Result<(), Found> {
+    fn told(&mut self, event: &Event) -> Result<(), Breach> {
         self.durable.told(event)?;
         self.rests.told(event)?;
         self.lines.told(event)
     }
 
     /// Checks an observation of the coordinators' log.
-    fn agreed(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Found> {
+    fn agreed(&mut self, now: Time, seen: Observation<'_>) -> Result<(), Breach> {
         match seen {
             Observation::Leads(life, term) => {
                 self.pauses.led_anew(now);
@@ -289,7 +289,7 @@ impl InvariantChecks {
     }
 
     /// Checks an observation of copies of shards, or of the final model.
-    fn held(&mut self, seen: Observation<'_>) -> Result<(), Found> {
+    fn held(&mut self, seen: Observation<'_>) -> Result<(), Breach> {
         match seen {
             Observation::Holds(worker, owned, resume) => {
                 for (shard, version, digest) in owned {
@@ -334,7 +334,7 @@ impl InvariantChecks {
         }
     }
 
-    fn announced(&mut self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
+    fn announced(&mut self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Breach> {
         self.parameters.announced(worker, copy, self.copies.are_trusted())
     }
 
@@ -343,7 +343,7 @@ impl InvariantChecks {
         now: Time,
         record: &Record,
         lost: Option<&BTreeSet<WorkerId>>,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let before = self.records.current();
         let history = self.records.lineage(record.predecessor);
         let settled = self.commits.newest_settled(history);
@@ -364,7 +364,7 @@ impl InvariantChecks {
         Ok(())
     }
 
-    fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+    fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Breach> {
         self.promises.acts(worker, commit.generation, format_args!("commits {}", commit.step))?;
         if let Some(record) = self.records.record_of(commit.generation) {
             self.copies.committed(commit.step, record)?;
@@ -446,7 +446,7 @@ impl InvariantChecks {
     }
 }
 
-fn violation(at: Time, (invariant, seen): Found) -> Violation {
+fn violation(at: Time, (invariant, seen): Breach) -> Violation {
     Violation { invariant, at, seen }
 }
 

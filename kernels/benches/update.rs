@@ -25,6 +25,7 @@ use everstep_kernels::reduce::{self, Addend, Sum, Tree, TreeNode};
 const LENGTHS: [usize; 2] = [40 << 10, 1 << 20];
 /// Bytes of an element.
 const F32: usize = size_of::<f32>();
+/// Bytes of a packed element.
 const BF16: usize = 2;
 
 fn main() {
@@ -42,9 +43,9 @@ fn main() {
     criterion.final_summary();
 }
 
-/// The sum of as many partials as there are workers, each with one data shard, as a primary makes
-/// it. The primary keeps its own partial for a redo of the step. The others came in buffers of the
-/// sum's.
+/// The sum of a shard's partials at its primary, one from each worker of one data shard. The
+/// primary keeps its own partial, in case the step is done again, so the sum may not write into it.
+/// The others come from the wire, in buffers that the sum may reuse.
 fn sum(criterion: &mut Criterion, length: usize) {
     for partials in [2, 8] {
         let pool = Pool::new(2 * partials as usize * length * F32);

@@ -38,7 +38,7 @@ pub(super) enum DirectoryWait {
     /// Another error ended the coordinator, or the trouble lasts beyond the deadline.
     InVain,
     /// A signal tells the process to end.
-    Told(Ended),
+    Signalled(Ended),
 }
 
 /// Waits until the coordinator's directory, with this log, takes files again.
@@ -66,8 +66,8 @@ async fn watch((dir, log): (&Path, Option<u64>), deadline: Instant) -> io::Resul
     let mut terminate = unix::signal(SignalKind::terminate())?;
     while Instant::now() < deadline {
         tokio::select! {
-            _ = interrupt.recv() => return Ok(DirectoryWait::Told(Ended::Interrupted)),
-            _ = terminate.recv() => return Ok(DirectoryWait::Told(Ended::Stopped)),
+            _ = interrupt.recv() => return Ok(DirectoryWait::Signalled(Ended::Interrupted)),
+            _ = terminate.recv() => return Ok(DirectoryWait::Signalled(Ended::Stopped)),
             () = tokio::time::sleep(DIRECTORY_CHECK_INTERVAL) => {}
         }
         if probe(dir).is_ok() && log_inode(dir) == log {

@@ -16,7 +16,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
 
-use everstep_kernels::backend::cuda::{SOURCES, KernelSource};
+use everstep_kernels::backend::cuda::{KernelSource, SOURCES};
 use everstep_kernels::precision::Precision;
 use machine::{Machine, say_skipped};
 use serde_json::Value;

@@ -8,7 +8,7 @@ use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{CoordinatorId, HistoryEntry, HistoryEvent, Term, WorkerId};
 
 use super::records::equal_with_nan;
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// What all coordinators have applied and stated, in all their lives.
 #[derive(Debug, Default)]
@@ -41,7 +41,7 @@ impl Agreement {
     }
 
     /// A coordinator leads in a term.
-    pub(super) fn leads(&mut self, life: (usize, u64), term: Term) -> Result<(), Found> {
+    pub(super) fn leads(&mut self, life: (usize, u64), term: Term) -> Result<(), Breach> {
         let first = *self.leaders.entry(term).or_insert(life);
         if first == life {
             return Ok(());
@@ -51,7 +51,7 @@ impl Agreement {
     }
 
     /// A coordinator has applied an entry.
-    pub(super) fn applied(&mut self, index: u64, term: Term, bytes: &[u8]) -> Result<(), Found> {
+    pub(super) fn applied(&mut self, index: u64, term: Term, bytes: &[u8]) -> Result<(), Breach> {
         let entry = (term, blake3::hash(bytes));
         let first = *self.entries.entry(index).or_insert(entry);
         if first == entry {
@@ -63,7 +63,7 @@ impl Agreement {
     }
 
     /// A coordinator that has applied the log up to an index has this state.
-    pub(super) fn stands(&mut self, index: u64, state: &[u8]) -> Result<(), Found> {
+    pub(super) fn stands(&mut self, index: u64, state: &[u8]) -> Result<(), Breach> {
         let state = blake3::hash(state);
         if *self.states.entry(index).or_insert(state) == state {
             return Ok(());
@@ -72,7 +72,7 @@ impl Agreement {
     }
 
     /// An entry of the log has brought this to the history of a coordinator.
-    pub(super) fn brought(&mut self, shown: &HistoryEntry) -> Result<(), Found> {
+    pub(super) fn brought(&mut self, shown: &HistoryEntry) -> Result<(), Breach> {
         if let Some(first) = self.history.get(&shown.index) {
             if equal_with_nan(first, shown) {
                 return Ok(());
@@ -106,7 +106,7 @@ impl Agreement {
     }
 
     /// A coordinator ends for good. The log must not list it any more.
-    pub(super) fn dismissed(&mut self, id: CoordinatorId) -> Result<(), Found> {
+    pub(super) fn dismissed(&mut self, id: CoordinatorId) -> Result<(), Breach> {
         self.dismissed.insert(id);
         if !self.is_listed(id) {
             return Ok(());
@@ -126,7 +126,7 @@ impl Agreement {
     }
 
     /// A coordinator tells a worker that it is lost.
-    pub(super) fn evicted(&self, worker: WorkerId) -> Result<(), Found> {
+    pub(super) fn evicted(&self, worker: WorkerId) -> Result<(), Breach> {
         if !self.present.contains(&worker) {
             return Ok(());
         }

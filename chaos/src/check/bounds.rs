@@ -2,7 +2,7 @@
 
 use everstep_transport::protocol::Record;
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// Most messages on a control lane: as many as come while a link is silent, but not yet lost.
 const CONTROL_LANE: usize = 64;
@@ -31,7 +31,7 @@ impl Bounds {
         self.shards = record.shards() as usize;
     }
 
-    pub(super) fn queued(&self, kind: &str, waiting: usize) -> Result<(), Found> {
+    pub(super) fn queued(&self, kind: &str, waiting: usize) -> Result<(), Breach> {
         let most = match kind {
             // For two steps: every partial, the reduced shards, the parameters or the masters, and
             // the commit. In addition, requested parameters and states.

@@ -7,10 +7,10 @@
 use everstep_transport::protocol::CheckpointId;
 
 use super::commits::Commits;
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// The log lists a checkpoint.
-pub(super) fn listed(id: CheckpointId, commits: &Commits) -> Result<(), Found> {
+pub(super) fn listed(id: CheckpointId, commits: &Commits) -> Result<(), Breach> {
     let CheckpointId { step, generation } = id;
     if commits.was_settled(step) {
         return Ok(());

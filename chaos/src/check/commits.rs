@@ -6,7 +6,7 @@ use std::sync::Arc;
 use everstep_transport::protocol::{Commit, Generation, MetricsLine, Record, Step, WorkerId};
 
 use super::records::Records;
-use super::{Found, Invariant, RunHistory, Verdict};
+use super::{Breach, Invariant, RunHistory, Verdict};
 
 #[derive(Debug)]
 pub(super) struct Commits {
@@ -58,7 +58,7 @@ impl Commits {
         record: &Record,
         history: usize,
         committed: Step,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         self.last.insert(worker, committed);
         self.reached.insert((history, worker), committed);
         if committed == record.resume {
@@ -71,7 +71,7 @@ impl Commits {
         Err((Invariant::I5, seen))
     }
 
-    pub(super) fn began(&self, worker: WorkerId, step: Step) -> Result<(), Found> {
+    pub(super) fn began(&self, worker: WorkerId, step: Step) -> Result<(), Breach> {
         let last = self.last_of(worker);
         if step == last.next() {
             return Ok(());
@@ -88,7 +88,7 @@ impl Commits {
         commit: &Commit,
         (history, is_current): (usize, bool),
         first: bool,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let (step, last) = (commit.step, self.last_of(worker));
         if step != last.next() {
             let seen = format!("worker {worker} commits step {step} after step {last}");
@@ -106,7 +106,7 @@ impl Commits {
     }
 
     /// A member's commit must equal the commits of all other members, and that of the reference.
-    pub(super) fn compare(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+    pub(super) fn compare(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Breach> {
         let (step, verdict) = (commit.step, Verdict::of(commit));
         let first = *self.verdicts.entry(step).or_insert(verdict);
         let reference = self.reference.as_ref().and_then(|run| run.verdicts.get(&step).copied());
@@ -123,7 +123,7 @@ impl Commits {
     }
 
     /// A commit makes a version. The world need not have told a joiner of that commit.
-    pub(super) fn updated(&self, worker: WorkerId, version: Step) -> Result<(), Found> {
+    pub(super) fn updated(&self, worker: WorkerId, version: Step) -> Result<(), Breach> {
         let last = self.last.get(&worker).copied().unwrap_or_else(|| self.newest_committed());
         if version <= last {
             return Ok(());
@@ -140,7 +140,7 @@ impl Commits {
         worker: WorkerId,
         (generation, step): (Generation, Step),
         records: &Records,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let (then, before) = self.settled.insert(worker, (generation, step)).unwrap_or_default();
         let history = records.lineage(generation);
         if step < before && history == records.lineage(then) {

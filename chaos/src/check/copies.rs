@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use everstep_transport::protocol::{Record, Shard, Step, WorkerId};
 
-use super::{Found, Invariant, RunHistory, ShardCopy};
+use super::{Breach, Invariant, RunHistory, ShardCopy};
 
 #[derive(Debug)]
 pub(super) struct Copies {
@@ -35,7 +35,7 @@ impl Copies {
         self.corrupted.is_empty()
     }
 
-    pub(super) fn committed(&self, step: Step, record: &Record) -> Result<(), Found> {
+    pub(super) fn committed(&self, step: Step, record: &Record) -> Result<(), Breach> {
         let owns = |worker, shard| {
             let rank = record.rank(worker);
             rank.is_some_and(|rank| record.owners_of(shard).contains(&rank))
@@ -50,7 +50,7 @@ impl Copies {
         Err((Invariant::I19, seen))
     }
 
-    pub(super) fn updated(&mut self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
+    pub(super) fn updated(&mut self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Breach> {
         let Some(digest) = copy.digest else { return Ok(()) };
         let key @ (version, shard) = (copy.version, copy.shard);
         let (owner, first) = *self.first.entry(key).or_insert((worker, digest));
@@ -74,7 +74,7 @@ impl Copies {
     }
 
     /// A device was given the state of a shard, with the digest that it must have.
-    pub(super) fn offered(&self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
+    pub(super) fn offered(&self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Breach> {
         let key = (copy.version, copy.shard);
         let reference = self.reference.as_ref().and_then(|run| run.digests.get(&key).copied());
         let known = reference.or_else(|| self.first.get(&key).map(|(_, first)| *first));

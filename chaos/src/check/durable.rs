@@ -6,7 +6,7 @@
 use everstep_transport::protocol::outcome::{Event, EventKind};
 use everstep_transport::protocol::{CheckpointSpec, ModelPlace, RunSpec};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// The places at which the whole model is durable.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Durable {
     }
 
     /// A watcher has heard of an event.
-    pub(super) fn told(&self, event: &Event) -> Result<(), Found> {
+    pub(super) fn told(&self, event: &Event) -> Result<(), Breach> {
         let EventKind::Complete { model, .. } = &event.kind else { return Ok(()) };
         let found = |seen: String| Err((Invariant::I22, seen));
         let Some(place) = model else {

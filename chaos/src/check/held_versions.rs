@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use everstep_transport::protocol::{Cause, Record, Shard, Step, WorkerId};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// The versions that each device has reported, or will hold after the jobs that it was given.
 #[derive(Debug, Default)]
@@ -36,7 +36,7 @@ impl HeldVersions {
         worker: WorkerId,
         owned: &[(Shard, Step, u64)],
         resume: Step,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let held = self.0.entry(worker).or_default();
         held.extend(owned.iter().map(|(shard, version, _)| (*shard, *version)));
         let other = owned.iter().find(|(_, version, _)| *version != resume);
@@ -61,7 +61,7 @@ impl HeldVersions {
         record: &Record,
         before: Option<&Record>,
         copies: u32,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let resume = record.resume;
         // The state follows from the seed, or is in a checkpoint.
         let Some(before) = before.filter(|_| resume > Step(0) && record.cause != Cause::Rollback)

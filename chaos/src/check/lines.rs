@@ -4,7 +4,7 @@ use everstep_transport::protocol::outcome::{Event, EventKind};
 use everstep_transport::protocol::{Generation, MetricsLine, Step};
 
 use super::commits::Commits;
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 #[derive(Debug, Default)]
 pub(super) struct Lines {
@@ -23,7 +23,7 @@ impl Lines {
     }
 
     /// A watcher has heard of an event. A rollback takes back the lines after its step.
-    pub(super) fn told(&mut self, event: &Event) -> Result<(), Found> {
+    pub(super) fn told(&mut self, event: &Event) -> Result<(), Breach> {
         let last = std::mem::replace(&mut self.event, event.number);
         if let EventKind::Rollback { to, .. } = event.kind {
             self.last = self.last.min(to);
@@ -43,7 +43,7 @@ impl Lines {
         Err((Invariant::I13, format!("event {} after event {last}: {event:?}", event.number)))
     }
 
-    pub(super) fn written(&mut self, line: &MetricsLine, commits: &Commits) -> Result<(), Found> {
+    pub(super) fn written(&mut self, line: &MetricsLine, commits: &Commits) -> Result<(), Breach> {
         let (step, last) = (line.step, std::mem::replace(&mut self.last, line.step));
         if step != last.next() {
             return Err((Invariant::I13, format!("the line of step {step} after that of {last}")));
@@ -63,7 +63,7 @@ impl Lines {
         Ok(())
     }
 
-    pub(super) fn conclude(&self, steps: Step) -> Result<(), Found> {
+    pub(super) fn conclude(&self, steps: Step) -> Result<(), Breach> {
         if self.last == steps {
             return Ok(());
         }

@@ -4,8 +4,9 @@ use std::collections::BTreeMap;
 
 use everstep_transport::protocol::{Shard, Step, WorkerId};
 
-use super::{Found, Invariant, ShardCopy};
+use super::{Breach, Invariant, ShardCopy};
 
+/// The parameters of every version, as primaries have made them.
 #[derive(Debug, Default)]
 pub(super) struct Parameters {
     /// The parameters that primaries made of each version of each shard. A joiner may load any of
@@ -21,7 +22,7 @@ impl Parameters {
         worker: WorkerId,
         copy: ShardCopy<'_>,
         trusted: bool,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let (version, shard) = (copy.version, copy.shard);
         let Some(values) = copy.parameters else { return Ok(()) };
         let made = self.made.entry((shard, version)).or_default();
@@ -36,7 +37,8 @@ impl Parameters {
         Ok(())
     }
 
-    pub(super) fn loaded(&self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Found> {
+    /// A worker computes with the parameters of a version.
+    pub(super) fn loaded(&self, worker: WorkerId, copy: ShardCopy<'_>) -> Result<(), Breach> {
         let (version, shard) = (copy.version, copy.shard);
         let mut made = self.made.get(&(shard, version)).into_iter().flatten();
         if copy.parameters.is_some_and(|loaded| made.any(|known| same_bits(known, loaded))) {

@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_transport::protocol::Generation;
 use everstep_transport::time::Time;
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// The longest time of a Pause without faults: 20 s for workers that fell silent together, then 10
 /// s until a run gives up an owner that has ended unnoticed, by a clock that is a tenth slow.
@@ -62,7 +62,7 @@ impl Pauses {
     }
 
     /// Time passes. `able` says whether coordinator and members could go on with a change.
-    pub(super) fn passes(&mut self, now: Time, able: bool) -> Result<(), Found> {
+    pub(super) fn passes(&mut self, now: Time, able: bool) -> Result<(), Breach> {
         let Some((number, since)) = &mut self.open else { return Ok(()) };
         if !able {
             *since = now;

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::{Generation, Record, Term, WorkerId};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 #[derive(Debug, Default)]
 pub(super) struct Promises {
@@ -20,7 +20,7 @@ impl Promises {
         &mut self,
         worker: WorkerId,
         (term, number): (Term, Generation),
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let before = self.newest.insert(worker, (term, number)).unwrap_or_default();
         self.all.insert((worker, term, number));
         if term >= before.0 && number >= before.1 {
@@ -33,7 +33,7 @@ impl Promises {
         Err((Invariant::I15, seen))
     }
 
-    pub(super) fn proposed(&self, record: &Record) -> Result<(), Found> {
+    pub(super) fn proposed(&self, record: &Record) -> Result<(), Breach> {
         let (term, number) = (record.term, record.number);
         let missing = record.members.iter().map(|member| member.worker);
         let mut missing = missing.filter(|worker| !self.all.contains(&(*worker, term, number)));
@@ -52,7 +52,7 @@ impl Promises {
         worker: WorkerId,
         generation: Generation,
         what: std::fmt::Arguments<'_>,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let (_, promised) = self.newest.get(&worker).copied().unwrap_or_default();
         if generation >= promised {
             return Ok(());
@@ -66,7 +66,7 @@ impl Promises {
 }
 
 /// A record counts only if its proposer still led when the record came into the log.
-pub(super) fn recorded(record: &Record, term: Term) -> Result<(), Found> {
+pub(super) fn recorded(record: &Record, term: Term) -> Result<(), Breach> {
     if record.term == term {
         return Ok(());
     }

@@ -5,7 +5,7 @@ use std::fmt;
 
 use everstep_transport::protocol::{Generation, Record, WorkerId};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// The history of a run: its records, as the log has them.
 #[derive(Debug, Default)]
@@ -17,7 +17,7 @@ pub(super) struct Records {
 
 impl Records {
     /// The log has a new record.
-    pub(super) fn recorded(&mut self, record: &Record, rollback: bool) -> Result<(), Found> {
+    pub(super) fn recorded(&mut self, record: &Record, rollback: bool) -> Result<(), Breach> {
         let first = self.records.entry(record.number).or_insert_with(|| record.clone());
         if !equal_with_nan(first, record) {
             return Err(conflicting_records(first, record));
@@ -29,7 +29,7 @@ impl Records {
     }
 
     /// Checks the record that a worker enters with.
-    pub(super) fn entered(&self, record: &Record) -> Result<(), Found> {
+    pub(super) fn entered(&self, record: &Record) -> Result<(), Breach> {
         match self.records.get(&record.number) {
             Some(first) if equal_with_nan(first, record) => Ok(()),
             Some(first) => Err(conflicting_records(first, record)),
@@ -67,7 +67,7 @@ pub(super) fn equal_with_nan<T: PartialEq + fmt::Debug>(one: &T, other: &T) -> b
     one == other || format!("{one:?}") == format!("{other:?}")
 }
 
-fn conflicting_records(first: &Record, other: &Record) -> Found {
+fn conflicting_records(first: &Record, other: &Record) -> Breach {
     let number = first.number;
     (Invariant::I1, format!("two records of generation {number}: {first:?} and {other:?}"))
 }

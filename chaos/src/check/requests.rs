@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::linear::{Action, Operation, check};
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// A question.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,7 +56,7 @@ impl RequestHistory {
     }
 
     /// An operator has its answer.
-    pub(super) fn answered(&mut self, client: u64, answer: TokenAnswer) -> Result<(), Found> {
+    pub(super) fn answered(&mut self, client: u64, answer: TokenAnswer) -> Result<(), Breach> {
         self.moment += 1;
         let answered = Some(self.moment);
         let Some((call, called, place)) = self.waiting.remove(&client) else { return Ok(()) };
@@ -80,7 +80,7 @@ impl RequestHistory {
         }
     }
 
-    fn judge(&self, key: u64) -> Result<(), Found> {
+    fn judge(&self, key: u64) -> Result<(), Breach> {
         let of_token = |it: &&Operation<u64, bool>| it.key == key;
         let history: Vec<_> = self.history.iter().filter(of_token).cloned().collect();
         check(&false, &history).map_err(|wrong| (Invariant::I9, format!("token {wrong}")))
@@ -97,7 +97,7 @@ mod tests {
     const NO: Result<TokenRequest, TokenAnswer> = Err(TokenAnswer::Refused);
 
     /// Replays a history: each entry is an operator, and its question or its answer.
-    fn history(words: &[(u64, Result<TokenRequest, TokenAnswer>)]) -> Result<(), Found> {
+    fn history(words: &[(u64, Result<TokenRequest, TokenAnswer>)]) -> Result<(), Breach> {
         let mut asked = RequestHistory::default();
         words.iter().try_for_each(|(client, word)| match word {
             Ok(call) => {

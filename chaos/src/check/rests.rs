@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use everstep_transport::protocol::outcome::{Event, EventKind};
 use everstep_transport::protocol::{Commit, Record, Step};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// What events have told of pauses, and of checkpoints that were asked for.
 #[derive(Debug, Default)]
@@ -28,7 +28,7 @@ impl Rests {
     }
 
     /// A member has committed a step of the generation with this record.
-    pub(super) fn committed(record: &Record, commit: &Commit) -> Result<(), Found> {
+    pub(super) fn committed(record: &Record, commit: &Commit) -> Result<(), Breach> {
         if !record.waiting {
             return Ok(());
         }
@@ -38,7 +38,7 @@ impl Rests {
     }
 
     /// A watcher has heard of an event.
-    pub(super) fn told(&mut self, event: &Event) -> Result<(), Found> {
+    pub(super) fn told(&mut self, event: &Event) -> Result<(), Breach> {
         match &event.kind {
             EventKind::Paused { .. } => (self.is_paused, self.is_in_force) = (true, false),
             EventKind::Resumed => (self.is_paused, self.is_in_force) = (false, false),

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use everstep_transport::protocol::{Commit, Generation, MetricsLine, Record, Step, WorkerId};
 
-use super::{Found, Invariant, Verdict};
+use super::{Breach, Invariant, Verdict};
 
 #[derive(Debug, Default)]
 pub(super) struct Resumes {
@@ -26,7 +26,7 @@ impl Resumes {
 
     /// A member commits. All members that commit a step in one generation have the same words of
     /// it. Returns true for the first of them.
-    pub(super) fn committed(&mut self, commit: &Commit) -> Result<bool, Found> {
+    pub(super) fn committed(&mut self, commit: &Commit) -> Result<bool, Breach> {
         let key = (commit.generation, commit.step);
         let Some(first) = self.decided.get(&key) else {
             self.decided.insert(key, commit.clone());
@@ -39,7 +39,7 @@ impl Resumes {
     }
 
     /// A worker shows its last commit as evidence.
-    pub(super) fn shown(&self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+    pub(super) fn shown(&self, worker: WorkerId, commit: &Commit) -> Result<(), Breach> {
         let decided = self.decided.get(&(commit.generation, commit.step));
         if decided.is_some_and(|decided| same(decided, commit)) {
             return Ok(());
@@ -53,7 +53,7 @@ impl Resumes {
         record: &Record,
         before: Option<&Record>,
         settled: Step,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let (number, resume) = (record.number, record.resume);
         let broken = |what: String| Err((Invariant::I17, format!("generation {number} {what}")));
         let Some(before) = before else {

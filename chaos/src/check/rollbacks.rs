@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use everstep_transport::protocol::{Record, Shard, Step, WorkerId};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// The run goes back behind `before`, to `resume`, or begins again at its checkpoint of the newest
 /// settled step, and undoes nothing. `lost` are its members that are gone in truth, or that the
@@ -14,7 +14,7 @@ pub(super) fn rolled_back(
     before: &Record,
     lost: &BTreeSet<WorkerId>,
     (resume, settled): (Step, Step),
-) -> Result<(), Found> {
+) -> Result<(), Breach> {
     if resume > Step(0) && resume >= settled {
         return Ok(());
     }

@@ -10,7 +10,7 @@ use everstep_transport::protocol::{DataShard, Generation, Record, Step, WorkerId
 use everstep_worker::data::Sampler;
 use everstep_worker::data::sampler::Account;
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 #[derive(Debug)]
 pub(super) struct Samples {
@@ -46,7 +46,7 @@ impl Samples {
         worker: WorkerId,
         (generation, step): (Generation, Step),
         part: &Contribution,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let key = (step, worker, part.data_shard);
         let before = self.recorded.insert(key, (generation, part.samples.clone()));
         if before.is_none_or(|(then, _)| then != generation) {
@@ -58,7 +58,7 @@ impl Samples {
     }
 
     /// The first commit of a step in a generation.
-    pub(super) fn committed(&mut self, step: Step, record: &Record) -> Result<(), Found> {
+    pub(super) fn committed(&mut self, step: Step, record: &Record) -> Result<(), Breach> {
         let mut used = Vec::new();
         for member in &record.members {
             for shard in &member.data_shards {
@@ -78,7 +78,7 @@ impl Samples {
 
     /// Each epoch uses every sample once, in any order. So the counts of the most and the least
     /// used sample differ by one at most.
-    pub(super) fn conclude(&self) -> Result<(), Found> {
+    pub(super) fn conclude(&self) -> Result<(), Breach> {
         let mut counts: BTreeMap<u64, u64> = BTreeMap::new();
         for sample in self.used.values().flatten() {
             *counts.entry(*sample).or_default() += 1;

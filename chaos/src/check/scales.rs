@@ -7,7 +7,7 @@ use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::{Commit, LossScale, MetricsLine, Step, WorkerId};
 use everstep_worker::step::scaling::Scaling;
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 use crate::toy;
 
 #[derive(Debug)]
@@ -33,7 +33,7 @@ impl Scales {
         worker: WorkerId,
         step: Step,
         scale: LossScale,
-    ) -> Result<(), Found> {
+    ) -> Result<(), Breach> {
         let expected = self.of(step);
         if scale == expected {
             return Ok(());
@@ -43,7 +43,7 @@ impl Scales {
     }
 
     /// A member commits a step. Another checker has found its decision equal to all others.
-    pub(super) fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Found> {
+    pub(super) fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Breach> {
         let (step, scale) = (commit.step, commit.loss_scale);
         let expected = self.scaling.next(self.of(step), commit.decision);
         self.after.insert(step, expected);
@@ -55,7 +55,7 @@ impl Scales {
     }
 
     /// A watcher has received a line.
-    pub(super) fn written(&self, line: &MetricsLine) -> Result<(), Found> {
+    pub(super) fn written(&self, line: &MetricsLine) -> Result<(), Breach> {
         if line.loss_scale == self.of(line.step).factor() {
             return Ok(());
         }

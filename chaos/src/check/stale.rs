@@ -2,7 +2,7 @@
 
 use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Step};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// The state of a chunk's receiver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -15,7 +15,7 @@ pub struct ReceiverState {
     pub owns: bool,
 }
 
-pub(super) fn admitted(chunk: &Chunk, receiver: ReceiverState) -> Result<(), Found> {
+pub(super) fn admitted(chunk: &Chunk, receiver: ReceiverState) -> Result<(), Breach> {
     let ReceiverState { floor, committed, owns } = receiver;
     let over = match chunk.kind {
         // A commit that the receiver knows already changes nothing.

@@ -7,14 +7,14 @@ use std::collections::BTreeSet;
 use everstep_kernels::reduce::Tree;
 use everstep_transport::protocol::{Cause, Member, Record};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// The log has a new record of a run with `data_shards` data shards.
 pub(super) fn recorded(
     record: &Record,
     before: Option<&Record>,
     data_shards: u32,
-) -> Result<(), Found> {
+) -> Result<(), Breach> {
     let tree = Tree::new(data_shards);
     let sums = |leaves: &BTreeSet<u32>| tree.subtrees(leaves).len();
     let share = data_shards as usize / record.members.len();

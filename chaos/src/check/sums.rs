@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Shard, Step, WorkerId};
 
-use super::{Found, Invariant};
+use super::{Breach, Invariant};
 
 /// A partial of a step, and the worker that has taken it.
 type Taken = (Step, Shard, u32, u32, WorkerId);
@@ -17,7 +17,7 @@ pub(super) struct PartialSums {
 }
 
 impl PartialSums {
-    pub(super) fn admitted(&mut self, worker: WorkerId, chunk: &Chunk) -> Result<(), Found> {
+    pub(super) fn admitted(&mut self, worker: WorkerId, chunk: &Chunk) -> Result<(), Breach> {
         if chunk.kind != ChunkKind::Partial || chunk.generation < self.taken.0 {
             return Ok(());
         }

@@ -9,8 +9,8 @@ use everstep_transport::time::Time;
 #[derive(Debug)]
 pub struct Queue<T> {
     order: BinaryHeap<Reverse<(Time, u64, u32)>>,
-    /// The events, by seat. Seats are used again.
-    seats: Vec<Option<T>>,
+    /// The events, by slot. A slot is used again.
+    slots: Vec<Option<T>>,
     free: Vec<u32>,
     count: u64,
 }
@@ -18,26 +18,26 @@ pub struct Queue<T> {
 impl<T> Queue<T> {
     /// An empty queue.
     pub fn new() -> Self {
-        let (order, seats, free) = Default::default();
-        Self { order, seats, free, count: 0 }
+        let (order, slots, free) = Default::default();
+        Self { order, slots, free, count: 0 }
     }
 
     /// Schedules an event at `at`.
     pub fn put(&mut self, at: Time, what: T) {
-        let seat = self.free.pop().unwrap_or_else(|| {
-            self.seats.push(None);
-            self.seats.len() as u32 - 1
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
         });
-        self.seats[seat as usize] = Some(what);
+        self.slots[slot as usize] = Some(what);
         self.count += 1;
-        self.order.push(Reverse((at, self.count, seat)));
+        self.order.push(Reverse((at, self.count, slot)));
     }
 
     /// Removes the next event, and returns it with its time.
     pub fn pop(&mut self) -> Option<(Time, T)> {
-        while let Some(Reverse((at, _, seat))) = self.order.pop() {
-            self.free.push(seat);
-            if let Some(what) = self.seats[seat as usize].take() {
+        while let Some(Reverse((at, _, slot))) = self.order.pop() {
+            self.free.push(slot);
+            if let Some(what) = self.slots[slot as usize].take() {
                 return Some((at, what));
             }
         }
@@ -46,21 +46,21 @@ impl<T> Queue<T> {
 
     /// When the next event is due.
     pub fn next_at(&mut self) -> Option<Time> {
-        while let Some(Reverse((at, _, seat))) = self.order.peek().copied() {
-            if self.seats[seat as usize].is_some() {
+        while let Some(Reverse((at, _, slot))) = self.order.peek().copied() {
+            if self.slots[slot as usize].is_some() {
                 return Some(at);
             }
             self.order.pop();
-            self.free.push(seat);
+            self.free.push(slot);
         }
         None
     }
 
     /// Removes all events that `keep` rejects.
     pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
-        for seat in &mut self.seats {
-            if seat.as_ref().is_some_and(|what| !keep(what)) {
-                *seat = None;
+        for slot in &mut self.slots {
+            if slot.as_ref().is_some_and(|what| !keep(what)) {
+                *slot = None;
             }
         }
     }

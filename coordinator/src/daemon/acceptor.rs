@@ -56,21 +56,22 @@ impl Acceptor {
         self.coordinator.do_send(Expelled);
     }
 
-    /// Carries a link's messages until it ends, and then its end.
+    /// Carries a link's messages to the actor until the link ends, and then the news of the end.
     async fn run(mut self, id: LinkId, link: Link) {
-        let waits = link.identity().role != Role::Coordinator;
+        let waits_for_disk = link.identity().role != Role::Coordinator;
         loop {
             let (input, over) = match link.receive().await {
                 Ok(message) => (NodeInput::Shell(ShellInput::Message { from: id, message }), false),
                 Err(error) => {
-                    if error.is_expulsion() && !waits {
+                    if error.is_expulsion() && !waits_for_disk {
                         self.expelled();
                     }
                     let (end, reason) = (end_of(&error), error.to_string());
                     (NodeInput::Shell(ShellInput::Disconnected { link: id, end, reason }), true)
                 }
             };
-            if waits && self.backlog.wait_for(|waiting| *waiting < MAX_BACKLOG).await.is_err() {
+            let has_room = |waiting: &usize| *waiting < MAX_BACKLOG;
+            if waits_for_disk && self.backlog.wait_for(has_room).await.is_err() {
                 return;
             }
             if self.coordinator.send(PeerInput(input)).await.is_err() || over {
@@ -80,8 +81,8 @@ impl Acceptor {
     }
 }
 
-/// What a link's error says about the peer's process. Only the process itself can prove that it
-/// ends.
+/// What a link's error says about the peer's process. Only a goodbye of the process itself proves
+/// its end.
 fn end_of(error: &LinkError) -> LinkEnd {
     match error {
         LinkError::Gone { .. } => LinkEnd::Goodbye,

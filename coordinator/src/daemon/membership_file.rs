@@ -1,9 +1,9 @@
-//! The membership file, `coordinators` in a directory: this one's identity, and the newest
-//! list of all coordinators with their addresses.
+//! The membership file, `coordinators` in a coordinator's directory: the coordinator's identity,
+//! and the newest list of all coordinators with their addresses.
 //!
-//! A coordinator that starts again dials the others from it, if it learned of the cluster from them
-//! and not from its own log yet. It writes the file as a whole, under another name first. A digest
-//! proves that the content is the same as written.
+//! A coordinator that starts again dials the others by this list, as long as its own log does not
+//! name them yet. It writes the file as a whole, under another name first. A digest proves that the
+//! content is the same as written.
 
 use std::io;
 use std::path::{Path, PathBuf};

@@ -86,7 +86,7 @@ impl Node {
             CoreEffect::Shell(effect) => self.push(effect),
             CoreEffect::Propose(entry) => self.propose_entry(now, &entry),
             CoreEffect::Confirm { ticket } => self.replica.read(ticket),
-            CoreEffect::Describe { to } => self.describe(now, to),
+            CoreEffect::Describe { to } => self.send_statuses(now, to),
             CoreEffect::Transfer { asked_by, id, to } => self.transfer(now, asked_by, id, to),
         }
     }

@@ -17,13 +17,13 @@ impl Node {
         self.peers.silent_since(now, self.replica.members(), id)
     }
 
-    /// All coordinators, as far as the log has come here. Leaving coordinators come last.
+    /// All coordinators of the applied log. Leaving coordinators come last.
     pub fn coordinator_statuses(&self, now: Time) -> Vec<CoordinatorStatus> {
         let (members, leads) = (self.replica.members(), self.leadership.leads());
         let state = self.core.state();
         let views = state.coordinators().into_iter().map(|view| (view, false));
         let leaving = state.leaving().into_iter().map(|view| (view, true));
-        let coordinator_statuses = views.chain(leaving).map(|(view, leaves)| {
+        let statuses = views.chain(leaving).map(|(view, leaves)| {
             let id = ReplicaId(view.id);
             let silent = leads.then(|| self.silent_since(now, id)).flatten();
             CoordinatorStatus {
@@ -35,10 +35,11 @@ impl Node {
                 view,
             }
         });
-        coordinator_statuses.collect()
+        statuses.collect()
     }
 
-    pub(super) fn describe(&mut self, now: Time, to: LinkId) {
+    /// Answers an operator's question for the coordinators. Without a term there is no cluster yet.
+    pub(super) fn send_statuses(&mut self, now: Time, to: LinkId) {
         let Some(term) = self.leadership.term() else { return };
         let (applied, coordinators) = (self.replica.applied(), self.coordinator_statuses(now));
         let message = Message::Reply(Reply::Coordinators { term, applied, coordinators });

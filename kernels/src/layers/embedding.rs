@@ -32,14 +32,14 @@ impl Embedding {
         self.y.top(tokens)
     }
 
-    /// Returns one row for each token.
+    /// Returns the tokens' rows, `[tokens, width]`.
     pub fn forward(&self, device: &mut dyn Backend, tokens: Indices) -> View {
         let y = self.y(tokens.len);
         device.embedding(tokens, self.table, y);
         y
     }
 
-    /// `dy` is `[tokens, width]`.
+    /// Adds the gradient of the table. `dy`, `[tokens, width]`, is that of the output.
     pub fn backward(&self, device: &mut dyn Backend, tokens: Indices, dy: View) {
         device.embedding_backward(tokens, dy, self.table.gradient());
     }
@@ -64,7 +64,7 @@ impl Positions {
         device.add_bias(self.table.shaped(1, size), x.shaped(x.len() / size, size));
     }
 
-    /// The gradient of `x` is `dy` itself.
+    /// Adds the gradient of the table. That of `x` is `dy` itself.
     pub fn backward(&self, device: &mut dyn Backend, sequence: usize, dy: View) {
         let size = sequence * dy.columns();
         let d_table = self.table.gradient().shaped(1, size);
@@ -87,14 +87,15 @@ impl TiedHead {
         Self { table, logits: plan.activation(rows, table.rows()) }
     }
 
-    /// `x` is `[rows, width]`.
+    /// Returns the logits of `x`, `[rows, width]`.
     pub fn forward(&self, device: &mut dyn Backend, x: View) -> View {
         let logits = self.logits.top(x.rows());
         device.matmul(x, self.table.t(), logits);
         logits
     }
 
-    /// Writes `dx`. The gradient of the table is final only after the embedding's backward pass.
+    /// Adds the gradient of the table, and writes that of `x` to `dx`. `dy` is that of the logits.
+    /// The table's gradient is final only after the embedding's backward pass.
     pub fn backward(&self, device: &mut dyn Backend, x: View, dy: View, dx: View) {
         device.matmul_add(dy.t(), x, self.table.gradient());
         device.matmul(dy, self.table, dx);

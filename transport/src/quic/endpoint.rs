@@ -37,7 +37,8 @@ use super::{ENROL_PROTOCOL, control, enrol, tls};
 use crate::identity::{Credentials, Enrolment, Identity, Role};
 use crate::protocol::version::spoken;
 
-/// TLS wants a host's name. Identities take its place, so all nodes have this one.
+/// The host name that TLS asks for. Nodes are told apart by their identities, so all of them have
+/// this one.
 pub(super) const SERVER_NAME: &str = "everstep";
 /// Most links that the endpoint has let in before [`Endpoint::accept`] takes them.
 const BACKLOG: usize = 64;
@@ -224,8 +225,8 @@ impl Endpoint {
         self.shared.links.expel(|peer| self.shared.allow_list.admits(peer));
     }
 
-    /// Sets whether the endpoint rests: nothing depends on noticing a death at once. The endpoint
-    /// then probes its peers less often.
+    /// Sets whether the endpoint rests: while nothing depends on noticing a death at once, it
+    /// probes its peers less often.
     pub fn rest(&self, rests: bool) {
         self.shared.links.rests.store(rests, Ordering::Relaxed);
     }
@@ -248,7 +249,7 @@ impl Endpoint {
         self.connect_within(address, expected, self.shared.settings.handshake_timeout).await
     }
 
-    /// The same, but gives up after `limit`, as if nobody answered.
+    /// As [`Endpoint::connect`], but gives up after `limit`, as without an answer.
     ///
     /// # Errors
     /// [`ConnectError`], in words for the user.

@@ -80,8 +80,8 @@ impl WorkerActor {
         let (changed, watched) = watch::channel(0);
         let (own, traffic) = (context.address(), Arc::<Traffic>::default());
         let reader_context = ReaderContext {
-            heard: own.clone().recipient(),
-            asks: own.clone().recipient(),
+            inputs: own.clone().recipient(),
+            questions: own.clone().recipient(),
             changed: watched,
             pool: shell.device_host.pool.clone(),
             traffic: traffic.clone(),

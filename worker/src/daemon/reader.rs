@@ -23,9 +23,9 @@ use crate::step::event::{Admission, Input};
 #[derive(Clone)]
 pub struct ReaderContext {
     /// The actor, for inputs.
-    pub heard: Recipient<PeerInput>,
+    pub inputs: Recipient<PeerInput>,
     /// The actor, for questions about chunks.
-    pub asks: Recipient<AdmitChunk>,
+    pub questions: Recipient<AdmitChunk>,
     /// Changes whenever the core may admit a chunk that it did not admit before.
     pub changed: watch::Receiver<u64>,
     /// The pool of the buffers for tensors.
@@ -96,6 +96,7 @@ impl Reader {
                     self.reader_context.traffic.add_received(chunk.body_bytes());
                     self.send(Input::Chunk { from, chunk, values }).await;
                 }
+                // The admission is final: a chunk that is early has waited.
                 Admission::Wait | Admission::Drop => {
                     tracing::debug!(worker = %from, ?chunk, "a chunk outside the plan");
                     self.send(Input::Refused).await;
@@ -106,13 +107,13 @@ impl Reader {
         Ok(())
     }
 
-    /// Asks the core until it knows what to do with the chunk.
+    /// Asks the core until it takes the chunk or drops it. Never returns [`Admission::Wait`].
     async fn admission(&self, chunk: &Chunk) -> Admission {
         let mut changed = self.reader_context.changed.clone();
         loop {
             changed.mark_unchanged();
             let ask = AdmitChunk { from: self.from.worker, chunk: *chunk };
-            match self.reader_context.asks.send(ask).await {
+            match self.reader_context.questions.send(ask).await {
                 Ok(Admission::Wait) => {
                     if changed.changed().await.is_err() {
                         return Admission::Drop; // the actor has ended
@@ -126,7 +127,7 @@ impl Reader {
 
     async fn send(&self, input: Input) {
         // An error means that the actor has ended, and the process with it.
-        let _ = self.reader_context.heard.send(PeerInput { from: self.from, input }).await;
+        let _ = self.reader_context.inputs.send(PeerInput { from: self.from, input }).await;
     }
 }
 

@@ -44,18 +44,20 @@ pub struct OptimizerSpec {
     /// The rate of the last step, as a share of the full rate, if the schedule falls.
     #[serde(default = "floor")]
     pub floor: f64,
-    /// Decoupled decay of the matrices.
+    /// Decoupled weight decay, for tensors of two and more dimensions.
     pub weight_decay: f64,
     /// The greatest global norm of the gradient: a larger one is clipped to it. `None`: no
     /// clipping.
     pub clip_norm: Option<f64>,
-    /// The shares that running means keep at each step (adamw, lion). `None`: those of the paper.
+    /// The shares that the running means of gradient and square keep at each step (adamw, lion).
+    /// `None`: those of the rule.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub betas: Option<[f64; 2]>,
-    /// Added to the root of the mean of squares (adamw). `None`: 1e-8.
+    /// The number added to the root of the mean of squares, against division by zero (adamw).
+    /// `None`: 1e-8.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epsilon: Option<f64>,
-    /// The share of the last direction that is kept (sgd). `None`: 0.9.
+    /// The share of the last step's direction that goes into the next one (sgd). `None`: 0.9.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub momentum: Option<f64>,
     /// Options of an optimizer that the user's program registered.

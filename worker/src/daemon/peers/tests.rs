@@ -123,8 +123,8 @@ impl World {
             let (endpoint, heard, admission) = shell;
             let own = context.address();
             let reader_context = ReaderContext {
-                heard: own.clone().recipient(),
-                asks: own.clone().recipient(),
+                inputs: own.clone().recipient(),
+                questions: own.clone().recipient(),
                 changed: watched,
                 pool: Pool::new(0),
                 traffic: Arc::<Traffic>::default(),

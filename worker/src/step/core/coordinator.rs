@@ -23,22 +23,22 @@ use crate::step::setup::Setup;
 use crate::step::sized_record::SizedRecord;
 
 impl Core {
-    /// Handles a message of a coordinator. Terms fence the wishes of leaders. A verdict on an id is
-    /// in the log, and so is true for ever, whichever coordinator sends it. If the verdict names an
-    /// id that is not this worker's, the sender does not know this worker's id, and the worker
-    /// greets it again.
+    /// Handles a message of a coordinator. An order of a leader is void if the worker has heard of
+    /// a later term. A verdict on an id is in the log, and so is true for ever, whichever
+    /// coordinator sends it. If the verdict names an id that is not this worker's, the sender does
+    /// not know this worker's id, and the worker greets the sender again.
     pub(super) fn coordinator(&mut self, now: Time, link: LinkId, message: Message) {
         if !self.leader.is_up(link) {
             return; // The core has given the link up.
         }
         match message {
             Message::Coordinators { revision, members, .. } => {
-                let known = self.leader.learn(revision, members);
+                let known = self.leader.take_list(revision, members);
                 self.out.extend(known.map(Effect::Coordinators));
             }
             Message::Welcome { run, term } => self.welcomed(link, run, term),
             Message::Registered { worker, term } => self.registered(now, link, worker, term),
-            // It may be of a history, or of a run, that is over.
+            // Another link's record or answer may belong to a history, or to a run, that is over.
             Message::Announce(_) | Message::HeartbeatAnswer { .. }
                 if self.leader.link() != Some(link) => {}
             Message::Announce(record) => self.announced(now, record),
@@ -73,7 +73,7 @@ impl Core {
                 self.greet(link);
             }
             // Only this coordinator is of another build. The others still serve the worker.
-            Message::Refused { .. } if self.leader.is_another_than(link) => self.refused += 1,
+            Message::Refused { .. } if self.leader.leads_elsewhere(link) => self.refused += 1,
             Message::Refused { reason } => self.end(Exit::Refused(reason)),
             Message::Dismiss if self.departure.requested => self.end(Exit::Drained),
             Message::Dismiss => self.end(Exit::Dismissed),
@@ -286,7 +286,7 @@ impl Core {
                 }
                 member.feed(feed);
             }
-            _ => {} // Another joiner's.
+            _ => {} // Another joiner is fed.
         }
     }
 

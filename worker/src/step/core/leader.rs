@@ -23,7 +23,7 @@ pub(super) struct Leader {
     link: Option<LinkId>,
     /// The highest term in which a leader has spoken.
     term: Term,
-    /// The newest list of coordinators.
+    /// The revision of the newest list of coordinators. 0 before the first list.
     revision: u64,
 }
 
@@ -54,8 +54,8 @@ impl Leader {
         self.link
     }
 
-    /// Whether another node than the one on this link leads.
-    pub(super) fn is_another_than(&self, link: LinkId) -> bool {
+    /// Whether the worker has a leader, and this link is not the leader's.
+    pub(super) fn leads_elsewhere(&self, link: LinkId) -> bool {
         self.link.is_some_and(|leader| leader != link)
     }
 
@@ -89,7 +89,7 @@ impl Leader {
 
     /// A coordinator sends the list of coordinators. Returns the list if it is newer than the known
     /// one, since a follower may have an old list.
-    pub(super) fn learn(
+    pub(super) fn take_list(
         &mut self,
         revision: u64,
         members: Vec<CoordinatorView>,
