@@ -16,7 +16,6 @@ mod assign;
 pub mod core;
 pub mod daemon;
 mod divergence_sentence;
-mod event_sentences;
 pub mod format;
 pub mod history;
 pub mod history_coverage;

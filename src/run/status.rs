@@ -77,7 +77,7 @@ fn changes(figures: &RunFigures) -> Option<String> {
 pub(super) fn trouble(figures: &RunFigures, now_unix_ms: u64) -> Option<String> {
     let trouble = figures.trouble.as_ref()?;
     let ago = now_unix_ms.saturating_sub(trouble.unix_ms) as f64 / 1e3;
-    Some(format!("last trouble, {} ago: {}", clock(ago), output::plain(&trouble.words)))
+    Some(format!("last trouble, {} ago: {}", clock(ago), output::plain(&trouble.words())))
 }
 
 pub(super) fn now_unix_ms() -> u64 {
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn a_run_under_way_is_told_with_its_pace_and_its_last_trouble() {
-        let trouble = Trouble { unix_ms: 60_000, words: "worker 2 (id 9) was lost: killed".into() };
+        let trouble = Trouble { unix_ms: 60_000, ..exemplars::trouble() };
         let figures = RunFigures {
             first_loss: Some(5.5),
             loss: Some(2.25),
@@ -129,7 +129,7 @@ mod tests {
                 "run 733 \"small\": training: step 253 of 3,000 with 2 workers",
                 "  loss 2.250 nats (at first 5.500), 51234 tokens/s, ETA 3 min 10 s",
                 "  generations 2, workers lost 1, steps redone 1, rollbacks 0",
-                "  last trouble, 12 s ago: worker 2 (id 9) was lost: killed",
+                "  last trouble, 12 s ago: worker 2 (id 7) was lost: an operator revoked it",
             ]
         );
     }

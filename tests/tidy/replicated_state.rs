@@ -48,7 +48,7 @@ mod tests {
             for path in ["coordinator/src/state.rs", "coordinator/src/state/a/b.rs"] {
                 assert_eq!(found(path, line), 1, "{path}: {line}");
             }
-            assert_eq!(found("coordinator/src/event_sentences.rs", line), 0, "{line}");
+            assert_eq!(found("transport/src/protocol/outcome/sentence.rs", line), 0, "{line}");
             assert_eq!(found("coordinator/src/state/a/tests.rs", line), 0, "{line}");
             let test = format!("fn f() {{}}\n\n#[cfg(test)]\nmod tests {{\n{line}\n}}\n");
             assert_eq!(found("coordinator/src/state/a.rs", &test), 0, "{line}");

@@ -5,7 +5,6 @@ use everstep_transport::protocol::figures::{RunFigures, Trouble, validation};
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
 
 use super::Core;
-use crate::event_sentences;
 
 impl Core {
     /// The run as it does now. The cost grows neither with its steps nor with its events.
@@ -54,8 +53,9 @@ impl Core {
     }
 
     fn trouble(&self, event: &Event) -> Trouble {
-        let words = event_sentences::sentence(&self.state, &event.kind);
-        Trouble { unix_ms: event.unix_ms, words }
+        let named = event.kind.named_workers();
+        let labels = named.into_iter().filter_map(|worker| self.state.label(worker)).collect();
+        Trouble { unix_ms: event.unix_ms, kind: event.kind.clone(), labels }
     }
 }
 
@@ -86,7 +86,7 @@ impl RunSums {
             EventKind::Rollback { .. } => self.rollbacks += 1,
             _ => {}
         }
-        if event_sentences::is_trouble(&event.kind) {
+        if event.kind.is_trouble() {
             self.trouble = Some(event.clone());
         }
     }

@@ -1,11 +1,13 @@
-//! Golden files: a coordinator's files of each format, as a build of that format wrote them.
-//! Today's build reads them, and writes the newest format byte by byte as its golden files have it.
+//! Golden files: a coordinator's files of each format, as a build of that format wrote them, and
+//! the entries and snapshots of each format of the log. Today's build reads them. It writes the
+//! newest format of each byte by byte as its golden file has it. Each number rises alone.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::figures::RunFigures;
+use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
 use everstep_transport::protocol::reason::{
@@ -19,7 +21,7 @@ use everstep_transport::protocol::{
 
 use super::history_file::HistoryFile;
 use super::membership_file::{Membership, MembershipFile};
-use crate::format;
+use crate::format::{self, FileFormat};
 use crate::line_file::LineFiles;
 use crate::lines::LineRecord;
 use crate::log::Log;
@@ -27,21 +29,35 @@ use crate::log::replica::DiskOwner;
 use crate::raft::{
     self, DurableState, EntryKind, HardState, LogPosition, Members, ReplicaId, Snapshot,
 };
-use crate::state::tests::checkpoints::rich_with_checkpoints;
+use crate::state::tests::checkpoints::rich_and_over;
 use crate::state::tests::rich;
 use crate::state::{
     AwaitedOwner, Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory,
     Loss, RunSoFar, State,
 };
 
-/// Writes the golden files of the newest format anew instead of comparing with them.
+/// Writes the golden files of the newest formats anew instead of comparing with them.
 const WRITE: &str = "EVERSTEP_WRITE_GOLDEN";
 const CLUSTER: [u8; 32] = [7; 32];
 const OWNER: DiskOwner = DiskOwner { cluster: CLUSTER, replica: ReplicaId(1) };
 
-/// The folder with the golden files of a format.
-fn folder(format: u64) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/format-{format}"))
+/// The kinds of files of a coordinator, each with a number of its own.
+const FILES: [(&str, FileFormat); 4] = [
+    (LOG, format::LOG_FILE_FORMAT),
+    ("coordinators", format::MEMBERSHIP_FILE_FORMAT),
+    ("history.log", format::HISTORY_FILE_FORMAT),
+    ("metrics/1.log", format::LINES_FILE_FORMAT),
+];
+const LOG: &str = "log.redb";
+
+/// The golden file of this kind and number.
+fn golden(file: &str, format: u64) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/format-{format}/{file}"))
+}
+
+/// The golden file of the log's entries and snapshots of a format.
+fn golden_log(LogFormat(format): LogFormat) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/golden/log-format-{format}.txt"))
 }
 
 fn name() -> NodeName {
@@ -162,7 +178,7 @@ fn first_entries(format: u64) -> Vec<CommandEntry> {
 
 /// The state of a snapshot of this format.
 fn state(format: u64) -> State {
-    if format >= 2 { rich_with_checkpoints() } else { rich() }
+    if format >= 2 { rich_and_over() } else { rich() }
 }
 
 /// A log with a snapshot of a rich state, and these entries behind it.
@@ -223,16 +239,16 @@ fn lines() -> Vec<LineRecord> {
     (1..=3).map(record).collect()
 }
 
-/// Writes a coordinator's files of the newest format into a folder.
+/// Writes a coordinator's files into a folder, each of the newest format of its kind.
 fn write(folder: &Path) {
-    let newest = format::LOG_FILE_FORMAT.newest;
+    let [log, _, history_log, _] = FILES.map(|(_, format)| format.newest);
     fs::create_dir_all(folder).expect("a folder");
-    Log::create(&folder.join("log.redb"), OWNER, &kept(newest)).expect("a log");
-    MembershipFile::create(&folder.join("coordinators"), membership()).expect("a book");
+    Log::create(&folder.join(LOG), OWNER, &kept(log)).expect("a log");
+    MembershipFile::create(&folder.join("coordinators"), membership()).expect("a list");
     let path = folder.join("history.log");
     HistoryFile::create(&path, CLUSTER).expect("a history");
     let mut history_file = HistoryFile::open(&path, CLUSTER, 0).expect("the history");
-    for entry in history_entries(newest) {
+    for entry in history_entries(history_log) {
         history_file.take(entry).expect("written");
     }
     let mut files = LineFiles::new(folder.join("metrics"), CLUSTER);
@@ -240,74 +256,127 @@ fn write(folder: &Path) {
     files.append(&lines()).expect("written");
 }
 
-/// Reads a coordinator's files, which have the content of this format.
-fn read(folder: &Path, format: u64) {
-    let (_, found) = Log::open(&folder.join("log.redb"), OWNER).expect("the log");
+/// Reads a coordinator's file, which has the content of this format.
+fn read(folder: &Path, file: &str, format: u64) {
+    let path = folder.join(file);
+    match file {
+        LOG => read_log(&path, format),
+        "coordinators" => {
+            let file = MembershipFile::load(&path).expect("the list");
+            assert_eq!(*file.membership(), membership());
+        }
+        "history.log" => {
+            let file = HistoryFile::open(&path, CLUSTER, 0).expect("the history");
+            let mut found = Vec::new();
+            file.visit(|entry| found.push(entry.clone())).expect("the history");
+            assert_eq!(found, history_entries(format));
+        }
+        _ => read_lines(&folder.join("metrics")),
+    }
+}
+
+fn read_log(path: &Path, format: u64) {
+    let (_, found) = Log::open(path, OWNER).expect("the log");
     assert_eq!(found, kept(format), "the log");
     let state = State::decode(&found.snapshot.bytes, *LOG_FORMATS.end()).expect("a snapshot");
     assert_eq!(state.encode(), self::state(format).encode(), "the snapshot");
     let decoded =
         found.entries.iter().map(|it| CommandEntry::decode(&it.bytes, *LOG_FORMATS.end()));
     assert_eq!(decoded.collect::<Result<Vec<_>, _>>().expect("entries"), entries(format));
-    let file = MembershipFile::load(&folder.join("coordinators")).expect("the book");
-    assert_eq!(*file.membership(), membership());
-    let history_file =
-        HistoryFile::open(&folder.join("history.log"), CLUSTER, 0).expect("the history");
-    let mut found = Vec::new();
-    history_file.visit(|entry| found.push(entry.clone())).expect("the history");
-    assert_eq!(found, history_entries(format));
-    let mut files = LineFiles::new(folder.join("metrics"), CLUSTER);
+}
+
+fn read_lines(folder: &Path) {
+    let mut files = LineFiles::new(folder.into(), CLUSTER);
     assert_eq!(files.open(&history()).expect("the lines").reach, Step(3));
     let expected: Vec<_> = lines().into_iter().map(|record| record.line).collect();
     assert_eq!(files.page(Step(0), 9).expect("the lines"), expected);
-    let entries = fs::read_dir(folder.join("metrics")).expect("a folder");
+    let entries = fs::read_dir(folder).expect("a folder");
     assert_eq!(entries.count(), 1, "no file was set aside");
 }
 
-fn copy(from: &Path, to: &Path) {
+/// Copies the golden file of this kind and number into a folder.
+fn copy(file: &str, format: u64, to: &Path) {
     fs::create_dir_all(to.join("metrics")).expect("a folder");
-    for file in ["log.redb", "coordinators", "history.log", "metrics/1.log"] {
-        fs::copy(from.join(file), to.join(file)).expect("a copy");
+    fs::copy(golden(file, format), to.join(file)).expect("a copy");
+}
+
+#[test]
+fn i23_a_file_of_any_earlier_format_is_read_and_is_of_the_newest_format_from_then_on() {
+    for (file, kind) in FILES {
+        for format in 1..kind.newest {
+            let dir = tempfile::tempdir().expect("a directory");
+            copy(file, format, dir.path());
+            read(dir.path(), file, format);
+            // The log states its number in a table, the list of coordinators at its next change.
+            if ["history.log", "metrics/1.log"].contains(&file) {
+                let head = fs::read(dir.path().join(file)).expect("the file");
+                assert_eq!(head[8..16], kind.newest.to_le_bytes(), "{file}");
+            }
+            read(dir.path(), file, format);
+        }
     }
 }
 
 #[test]
-fn i23_files_of_the_format_before_are_read_and_are_of_the_newest_format_from_then_on() {
-    let dir = tempfile::tempdir().expect("a directory");
-    copy(&folder(1), dir.path());
-    read(dir.path(), 1);
-    let head = fs::read(dir.path().join("history.log")).expect("the history");
-    assert_eq!(head[8..16], format::HISTORY_FILE_FORMAT.newest.to_le_bytes());
-    let head = fs::read(dir.path().join("metrics/1.log")).expect("the lines");
-    assert_eq!(head[8..16], format::LINES_FILE_FORMAT.newest.to_le_bytes());
-    read(dir.path(), 1);
-}
-
-#[test]
-fn i23_files_of_the_newest_format_have_the_bytes_of_its_golden_files() {
-    let formats = [
-        format::LOG_FILE_FORMAT,
-        format::MEMBERSHIP_FILE_FORMAT,
-        format::HISTORY_FILE_FORMAT,
-        format::LINES_FILE_FORMAT,
-    ];
-    let newest = formats[0].newest;
-    assert!(formats.iter().all(|format| format.newest == newest), "each has a golden folder");
-    if std::env::var_os(WRITE).is_some() {
-        write(&folder(newest));
-    }
+fn i23_files_of_the_newest_formats_have_the_bytes_of_their_golden_files() {
     let dir = tempfile::tempdir().expect("a directory");
     write(dir.path());
-    for file in ["coordinators", "history.log", "metrics/1.log"] {
-        let bytes = |folder: &Path| fs::read(folder.join(file)).expect("a file");
+    for (file, FileFormat { newest, .. }) in FILES {
+        let golden = golden(file, newest);
+        if std::env::var_os(WRITE).is_some() {
+            fs::create_dir_all(golden.parent().expect("a folder")).expect("a folder");
+            fs::copy(dir.path().join(file), &golden).expect("a copy");
+        }
+        // The database has its own bytes. Its content is the log's format.
         assert!(
-            bytes(dir.path()) == bytes(&folder(newest)),
+            file == LOG || fs::read(dir.path().join(file)).ok() == fs::read(&golden).ok(),
             "the bytes of {file} have changed: give its format the next number, and read the old \
              one. If no release has written format {newest}, run this test once with {WRITE}=1"
         );
     }
-    // The database has its own bytes. Its content is the log's format.
     let dir = tempfile::tempdir().expect("a directory");
-    copy(&folder(newest), dir.path());
-    read(dir.path(), newest);
+    for (file, FileFormat { newest, .. }) in FILES {
+        copy(file, newest, dir.path());
+        read(dir.path(), file, newest);
+    }
+}
+
+/// What a log of this format holds: a line for each entry, and one for a snapshot.
+fn log_bytes(format: LogFormat) -> Vec<(&'static str, Vec<u8>)> {
+    let entry = |entry: &CommandEntry| ("entry", entry.encode(format));
+    let newest = format::LOG_FILE_FORMAT.newest;
+    let entries: Vec<_> = entries(newest).iter().map(entry).collect();
+    [entries, vec![("snapshot", state(newest).encode())]].concat()
+}
+
+/// Entries and snapshots state the format of the log, which may rise while the file's stays.
+#[test]
+fn i23_entries_and_snapshots_of_each_log_format_have_the_bytes_of_its_golden_file() {
+    let newest = *LOG_FORMATS.end();
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let lines = log_bytes(newest);
+    let lines = lines.iter().map(|(name, bytes)| format!("{name} {}\n", hex(bytes)));
+    let text: String = lines.collect();
+    if std::env::var_os(WRITE).is_some() {
+        fs::write(golden_log(newest), &text).expect("written");
+    }
+    let found = fs::read_to_string(golden_log(newest)).expect("each format has its golden file");
+    assert!(
+        text == found,
+        "the bytes of entries or snapshots have changed: raise the end of LOG_FORMATS, and read \
+         the format before. If no release has written format {newest}, run this test once with \
+         {WRITE}=1"
+    );
+    for format in LOG_FORMATS.start().0..=newest.0 {
+        let golden = fs::read_to_string(golden_log(LogFormat(format))).expect("its golden file");
+        for line in golden.lines() {
+            let (name, hex) = line.split_once(' ').expect("a name and bytes");
+            let digit = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
+            let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(digit).collect();
+            match name {
+                "entry" => drop(CommandEntry::decode(&bytes, newest).expect("an entry")),
+                _ => drop(State::decode(&bytes, newest).expect("a snapshot")),
+            }
+        }
+    }
 }

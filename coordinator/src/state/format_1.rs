@@ -15,11 +15,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::SocketAddr;
 
 pub(crate) use self::events::EventV1;
-use self::events::{ChangeV1, EventKindV1, LossV1, PastRunV1, RunOutcomeV1};
+use self::events::{ChangeV1, EventKindV1, LossV1, PastRunV1, RunFiguresV1, RunOutcomeV1};
 use self::run::{OperatorCommandV1, RunSpecV1};
 use self::workers::{RegistrationV1, WorkerV1};
 use everstep_transport::identity::{AcceptedToken, AcceptedTokens, TokenId};
-use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
@@ -104,7 +103,7 @@ enum CommandV1 {
     Generation(ChangeV1),
     LoseLines { lineage: Lineage, gap: Gap },
     Note { run: u64, kind: EventKindV1 },
-    End { run: u64, outcome: RunOutcomeV1, figures: RunFigures, steps: Step },
+    End { run: u64, outcome: RunOutcomeV1, figures: RunFiguresV1, steps: Step },
     Request { id: RequestId, command: OperatorCommandV1, steps: Step },
     Found { ephemeral: bool, founder: CoordinatorV1, tokens: Vec<AcceptedToken> },
     Coordinator { id: Option<CoordinatorId>, coordinator: CoordinatorV1 },
@@ -130,7 +129,7 @@ impl From<CommandV1> for super::Command {
             CommandV1::LoseLines { lineage, gap } => Self::LoseLines { lineage, gap },
             CommandV1::Note { run, kind } => Self::Note { run, kind: kind.into() },
             CommandV1::End { run, outcome, figures, steps } => {
-                Self::End { run, outcome: outcome.into(), figures, steps }
+                Self::End { run, outcome: outcome.into(), figures: figures.into(), steps }
             }
             CommandV1::Request { id, command, steps } => {
                 let so_far = RunSoFar { steps, figures: None };

@@ -5,7 +5,7 @@ mod runs;
 use std::net::{Ipv4Addr, SocketAddr};
 
 use self::runs::stated_run;
-pub use self::runs::{figures, resumed_run, run};
+pub use self::runs::{figures, resumed_run, run, trouble};
 use super::checkpoint::{
     CheckpointId, CheckpointView, ListedCheckpoint, ManifestToWrite, SavedPart, Verification,
     WorkerPart, WrittenManifest,

@@ -7,8 +7,10 @@ use rkyv::{Archive, Deserialize, Serialize};
 use serde::Serializer;
 use serde::ser::SerializeMap;
 
+use super::ids::WorkerLabel;
 use super::model::ModelPlace;
-use super::outcome::WorkerResult;
+use super::outcome::{EventKind, WorkerResult};
+use super::reason::NamedWorker;
 
 /// A run in figures. A figure that is not known yet, or was never measured, is `None`.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, Default, PartialEq)]
@@ -53,13 +55,32 @@ pub struct RunFigures {
     pub trouble: Option<Trouble>,
 }
 
-/// An event that an operator wants to know about.
-#[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
+/// An event that an operator wants to know about. JSON has its time and its sentence.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Trouble {
     /// When: wall clock of a coordinator, milliseconds of Unix time.
     pub unix_ms: u64,
+    /// What happened.
+    pub kind: EventKind,
+    /// The known ones of the workers that a sentence about it names. The state may forget them.
+    pub labels: Vec<WorkerLabel>,
+}
+
+impl Trouble {
     /// What happened, in a sentence.
-    pub words: String,
+    pub fn words(&self) -> String {
+        let label = |worker| self.labels.iter().find(|label| label.worker == worker).cloned();
+        self.kind.sentence(|worker| NamedWorker::of(worker, label(worker)))
+    }
+}
+
+impl serde::Serialize for Trouble {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut keys = serializer.serialize_map(Some(2))?;
+        keys.serialize_entry("unix_ms", &self.unix_ms)?;
+        keys.serialize_entry("words", &self.words())?;
+        keys.end()
+    }
 }
 
 fn place<S: Serializer>(model: &Option<ModelPlace>, serializer: S) -> Result<S::Ok, S::Error> {
@@ -84,4 +105,26 @@ pub fn validation(results: &[WorkerResult]) -> (Option<f64>, Option<f64>) {
         sum.map(|sum| sum / samples as f64)
     };
     (mean(&|index| Some(parts[index].loss)), mean(&|index| parts[index].metric))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::reason::LossReason;
+    use crate::protocol::{HostName, WorkerId};
+
+    #[test]
+    fn trouble_is_a_value_that_json_and_people_read_as_a_sentence() {
+        let (worker, reason) = (WorkerId(9), LossReason::Revoked);
+        let kind = EventKind::Lost { worker, reason, detect_ms: 1, pause_ms: 2 };
+        let host = HostName::of("b");
+        let trouble = |labels| Trouble { unix_ms: 7, kind: kind.clone(), labels };
+        let words = "worker 2 (id 9, on b) was lost: an operator revoked it";
+        let known = trouble(vec![WorkerLabel { number: 2, worker, host }]);
+        assert_eq!(known.words(), words);
+        let json = serde_json::to_value(&known).expect("a value");
+        assert_eq!(json, serde_json::json!({ "unix_ms": 7, "words": words }));
+        let words = "the worker with id 9 was lost: an operator revoked it";
+        assert_eq!(trouble(Vec::new()).words(), words);
+    }
 }

@@ -5,6 +5,7 @@
 
 mod checkpoint_trouble;
 pub mod event_json;
+mod sentence;
 mod waits;
 
 use std::collections::BTreeMap;
@@ -263,8 +264,7 @@ pub enum EventKind {
         /// The step of that checkpoint's state.
         step: Step,
     },
-    /// The run starts no step until owners of parameter shards answer, which may live. The event
-    /// comes once, when the wait begins.
+    /// The run starts no step until owners of parameter shards answer. One event begins the wait.
     Waiting {
         /// The shards, the owners, why they do not answer, and the step of an operator's rollback.
         #[serde(flatten)]

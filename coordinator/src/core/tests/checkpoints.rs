@@ -251,7 +251,7 @@ fn a_part_that_is_not_saved_is_told_once_and_the_next_checkpoint_follows() {
     world.say(links[1], unsaved(id(5, 1)));
     world.say(links[0], unsaved(id(5, 1)));
     assert_eq!(failures(&world), [(5, "worker 2 (id 4): no space left".into())]);
-    assert!(world.core.figures().trouble.is_some_and(|it| it.words.contains("was not written")));
+    assert!(world.core.figures().trouble.is_some_and(|it| it.words().contains("was not written")));
     save(&mut world, links[1], id(5, 1));
     assert!(orders(&mut world, links[0]).is_empty());
     settle(&mut world, links[0], 6..=10);

@@ -5,12 +5,12 @@
 use everstep_transport::protocol::outcome::{Event, EventKind};
 use tracing::{info, warn};
 
-use crate::event_sentences::{is_trouble, sentence};
 use crate::state::State;
 
 /// Logs an event that the state has just taken.
 pub(super) fn log(state: &State, event: &Event) {
-    let (number, words) = (event.number, sentence(state, &event.kind));
+    let words = event.kind.sentence(|worker| state.called(worker));
+    let number = event.number;
     match &event.kind {
         EventKind::Lost { worker, reason, detect_ms, pause_ms } => {
             let worker = worker.0;
@@ -65,7 +65,7 @@ pub(super) fn log(state: &State, event: &Event) {
             let owners: Vec<u64> = owners.iter().map(|owner| owner.0).collect();
             warn!(event = "waiting_over", number, ?owners, waited_ms, "{words}");
         }
-        other if is_trouble(other) => warn!(event = name(other), number, "{words}"),
+        other if other.is_trouble() => warn!(event = name(other), number, "{words}"),
         other => info!(event = name(other), number, "{words}"),
     }
 }

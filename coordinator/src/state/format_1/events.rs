@@ -186,7 +186,7 @@ pub(super) struct PastRunV1 {
     failure: Option<String>,
     hash: Option<[u8; 32]>,
     divergence: Option<String>,
-    figures: RunFigures,
+    figures: RunFiguresV1,
 }
 
 impl From<PastRunV1> for PastRun {
@@ -195,6 +195,7 @@ impl From<PastRunV1> for PastRun {
         let failure = failure.map(FailReason::Words);
         let divergence = divergence.map(Divergence::Words);
         let units = Units::default();
+        let figures = figures.into();
         Self { id, name, units, steps, failure, hash, divergence, figures }
     }
 }
@@ -230,5 +231,59 @@ impl From<LossV1> for Loss {
     fn from(loss: LossV1) -> Self {
         let LossV1 { worker, reason, detect_ms, pause_ms } = loss;
         Self { worker, reason: LossReason::Words(reason), detect_ms, pause_ms }
+    }
+}
+
+/// The figures of format 1 have trouble as a sentence.
+#[derive(Archive, Serialize, Deserialize)]
+pub(super) struct RunFiguresV1 {
+    steps: u64,
+    world_size: u32,
+    submitted_unix_ms: Option<u64>,
+    ended_unix_ms: Option<u64>,
+    first_loss: Option<f64>,
+    loss: Option<f64>,
+    validation_loss: Option<f64>,
+    metric: Option<f64>,
+    tokens_per_second: Option<f64>,
+    eta_seconds: Option<f64>,
+    generations: u32,
+    steps_redone: u32,
+    workers_lost: u32,
+    rollbacks: u32,
+    longest_stall_ms: Option<f64>,
+    model: Option<ModelPlace>,
+    trouble: Option<TroubleV1>,
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+struct TroubleV1 {
+    unix_ms: u64,
+    words: String,
+}
+
+impl From<RunFiguresV1> for RunFigures {
+    /// A sentence says nothing of which event it is, so the trouble of a run of format 1 is gone.
+    /// The history has its event.
+    fn from(figures: RunFiguresV1) -> Self {
+        Self {
+            steps: figures.steps,
+            world_size: figures.world_size,
+            submitted_unix_ms: figures.submitted_unix_ms,
+            ended_unix_ms: figures.ended_unix_ms,
+            first_loss: figures.first_loss,
+            loss: figures.loss,
+            validation_loss: figures.validation_loss,
+            metric: figures.metric,
+            tokens_per_second: figures.tokens_per_second,
+            eta_seconds: figures.eta_seconds,
+            generations: figures.generations,
+            steps_redone: figures.steps_redone,
+            workers_lost: figures.workers_lost,
+            rollbacks: figures.rollbacks,
+            longest_stall_ms: figures.longest_stall_ms,
+            model: figures.model,
+            trouble: None,
+        }
     }
 }

@@ -1,5 +1,6 @@
 //! Which checkpoints the log lists, keeps, and lets a run go back to.
 
+use everstep_transport::protocol::outcome::OwnersAwaited;
 use everstep_transport::protocol::reason::{FailReason, RollbackReason};
 use everstep_transport::protocol::{CheckpointId, CheckpointSpec, ListedCheckpoint, OnFailure};
 
@@ -85,6 +86,34 @@ fn doomed(state: &State) -> Vec<u64> {
 pub(crate) fn rich_with_checkpoints() -> State {
     let back = back(2, 4);
     after(&[list(2, 1), list(4, 1), list(6, 1), damage(6, 1), back, found(false)])
+}
+
+/// As [`rich_with_checkpoints`], with a worker that was refused, owners that the run waited for,
+/// and the end of the run.
+pub(crate) fn rich_and_over() -> State {
+    let other = register_for(1, "other", 1, |fingerprint| fingerprint.parameters = 901);
+    let owners = vec![AwaitedOwner { worker: WorkerId(3), waited_ms: 5 }];
+    let awaited = OwnersAwaited {
+        shards: 1,
+        owners: vec![WorkerId(3)],
+        since_unix_ms: 4,
+        workers: vec![],
+        reasons: vec![LossReason::Silent(2_200)],
+        checkpoint: Step(4),
+    };
+    let (generation, awaited) = (Generation(2), Some(awaited));
+    let failed = Outcome::Failed { name: Some(name("a")), reason: FailReason::Cancelled };
+    let entries = [
+        members(),
+        vec![list(2, 1), list(4, 1), list(6, 1), damage(6, 1), back(2, 4), found(false), other],
+        vec![entry(Command::AwaitOwners { generation, owners, awaited }), end(1, failed)],
+    ];
+    let state = replay(&entries.concat()).0;
+    let past = state.past_runs().back().expect("the run is over");
+    assert!(past.figures.trouble.is_some() && state.awaited().since().is_some());
+    let is_refusal = |event: &Event| matches!(event.kind, EventKind::Refused { .. });
+    assert!(state.events().iter().any(is_refusal));
+    state
 }
 
 /// Invariant I12.

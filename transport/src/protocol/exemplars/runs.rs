@@ -2,12 +2,15 @@
 
 use crate::protocol::chunk::Encoding;
 use crate::protocol::figures::{RunFigures, Trouble};
+use crate::protocol::outcome::EventKind;
+use crate::protocol::reason::LossReason;
 use crate::protocol::run::{
     BatchSpec, DataSpec, InitSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, OptionValue,
     Precision, Rounding, RunSpec, ScheduleKind, TargetUnit, TokenType,
 };
 use crate::protocol::{
     CheckpointId, CheckpointSpec, Generation, ListedCheckpoint, OnFailure, RunOrigin, Step,
+    WorkerId, WorkerLabel,
 };
 
 /// A small valid run specification.
@@ -99,6 +102,14 @@ pub fn resumed_run() -> (RunOrigin, RunSpec) {
     (origin, stated_run())
 }
 
+/// A loss of a worker that the state has not forgotten.
+pub fn trouble() -> Trouble {
+    let worker = WorkerId(7);
+    let kind = EventKind::Lost { worker, reason: LossReason::Revoked, detect_ms: 60, pause_ms: 5 };
+    let label = WorkerLabel { number: 2, worker, host: None };
+    Trouble { unix_ms: 6, kind, labels: vec![label] }
+}
+
 /// A run in figures.
 pub fn figures() -> RunFigures {
     RunFigures {
@@ -118,6 +129,6 @@ pub fn figures() -> RunFigures {
         rollbacks: 5,
         longest_stall_ms: Some(60.0),
         model: Some(super::place()),
-        trouble: Some(Trouble { unix_ms: 6, words: "worker 2 was lost".into() }),
+        trouble: Some(trouble()),
     }
 }
