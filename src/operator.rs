@@ -212,6 +212,15 @@ impl Operator {
         .await
     }
 
+    /// The operators that the leader knows, by name.
+    pub(crate) async fn operators(&mut self) -> Result<Vec<NodeName>, OperatorError> {
+        self.ask(Message::Ask(Question::Operators), |said| match said {
+            Message::Reply(Reply::Operators(operators)) => Some(operators),
+            _ => None,
+        })
+        .await
+    }
+
     /// Makes the cluster accept a new token, and returns it. Any holder of the token can join.
     pub(crate) async fn create_token(
         &mut self,

@@ -57,24 +57,44 @@ fn name_of(word: &str, dir: &Path, workers: &[WorkerView]) -> Option<NodeName> {
 
 fn operator(flags: &RevokeOperatorFlags) -> Result<(), Failure> {
     let cluster = ClusterHandle::find(&flags.ask.cluster)?;
-    let operator = match Credentials::load(Path::new(&flags.operator)) {
-        Ok(held) => held.identity().clone(),
-        Err(_) => {
-            let name = NodeName::parse(&flags.operator).ok_or_else(|| {
-                let words = format!("\"{}\" is no operator's name, nor a folder", flags.operator);
-                Failure::new(Exit::Usage, words)
-                    .next("pass the folder `operator` of a coordinator, or a copy of one")
-            })?;
-            Identity { role: Role::Operator, name }
-        }
+    let own = cluster.identity()?;
+    let held = Credentials::load(Path::new(&flags.operator)).ok();
+    let operator = match &held {
+        Some(held) => held.identity().clone(),
+        None => Identity { role: Role::Operator, name: stated(&flags.operator)? },
     };
-    let (own, command) = (cluster.identity()?, OperatorCommand::Revoke(operator.clone()));
-    if let Err(failure) = cluster.ask(async |asked| asked.command(command).await)
-        && !(own == operator && has_revoked(&cluster, &operator))
-    {
-        return Err(failure);
+    let is_given = held.is_some() || flags.unknown || own == operator;
+    let revoked = cluster.ask(async |asked| {
+        // A repeated revocation is no error.
+        let is_known = is_given
+            || asked.operators().await?.contains(&operator.name)
+            || includes(&asked.revoked().await?, &operator);
+        if is_known {
+            asked.command(OperatorCommand::Revoke(operator.clone())).await?;
+        }
+        Ok(is_known)
+    });
+    match revoked {
+        Ok(true) => tell(&operator, flags.ask.json),
+        Ok(false) => Err(Failure::new(
+            Exit::Usage,
+            format!("there is no operator {}", operator.name),
+        )
+        .at(cluster.dir.display())
+        .because("an operator that has not asked for long is remembered no more: see `--unknown`")
+        .next("pass its name, or its folder: `everstep operator ls` lists those that are known")),
+        Err(_) if own == operator && has_revoked(&cluster, &operator) => {
+            tell(&operator, flags.ask.json)
+        }
+        Err(failure) => Err(failure),
     }
-    tell(&operator, flags.ask.json)
+}
+
+fn stated(word: &str) -> Result<NodeName, Failure> {
+    NodeName::parse(word).ok_or_else(|| {
+        Failure::new(Exit::Usage, format!("\"{word}\" is no operator's name, nor a folder"))
+            .next("pass the folder `operator` of a coordinator, or a copy of one")
+    })
 }
 
 /// Whether the operator is revoked. An operator that revokes itself may lose its links before it
@@ -98,15 +118,19 @@ fn tell(Identity { role, name }: &Identity, as_json: bool) -> Result<(), Failure
 fn list(flags: &AskFlags) -> Result<(), Failure> {
     let cluster = ClusterHandle::find(&flags.cluster)?;
     let own = cluster.identity()?;
-    let revoked = cluster.ask(async |operator| operator.revoked().await)?;
+    let (known, revoked) = cluster
+        .ask(async |operator| Ok((operator.operators().await?, operator.revoked().await?)))?;
     if flags.json {
-        return output::print(json!({ "own": own.name, "revoked": revoked }));
+        return output::print(json!({ "own": own.name, "known": known, "revoked": revoked }));
     }
     let head = ["role", "name", "state"].map(str::to_string);
     let this = [own.role.to_string(), own.name.to_string(), "this one".into()];
-    let rows = revoked.iter().map(|RevokedView { role, name, .. }| {
+    let others = known.into_iter().map(|name| Identity { role: Role::Operator, name });
+    let others = others.filter(|other| *other != own && !includes(&revoked, other));
+    let others = others.map(|it| [it.role.to_string(), it.name.to_string(), "known".into()]);
+    let shut_out = revoked.iter().map(|RevokedView { role, name, .. }| {
         [role.to_string(), name.to_string(), "revoked".into()]
     });
-    let rows: Vec<_> = [head, this].into_iter().chain(rows).collect();
+    let rows: Vec<_> = [head, this].into_iter().chain(others).chain(shut_out).collect();
     output::print(output::table(&rows))
 }

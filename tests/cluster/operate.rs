@@ -181,3 +181,36 @@ fn a_revoked_worker_ends_in_words_and_a_mistyped_name_is_not_revoked() {
     assert!(ended.block().contains("was removed from the cluster"), "{ended:?}");
     cluster.ask(&["worker", "revoke", &name]); // an operator may repeat it
 }
+
+#[test]
+fn an_operator_that_the_leader_has_heard_is_revoked_and_a_mistyped_name_is_not() {
+    let mut cluster = ByHand::found(World::new());
+    cluster.add("two");
+    cluster.until_voters(2);
+    // A revoked operator's folder has no credentials that count until it has others.
+    let own = |dir| {
+        let said = cluster.try_to(&["operator", "ls", "--json", "--dir", dir]).stdout;
+        let said: Value = serde_json::from_str(&said).ok()?;
+        said["own"].as_str().map(str::to_string)
+    };
+    let first = until("an operator", || own("one"));
+    let other = until("another operator", || own("two"));
+    assert_ne!(first, other);
+    let refused = cluster.try_to(&["operator", "revoke", "nosuch", "--dir", "one"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.block().contains("there is no operator nosuch"), "{refused:?}");
+    let known = cluster.json(&["operator", "ls"])["known"].to_string();
+    assert!(known.contains(&first) && known.contains(&other), "{known}");
+    cluster.ask(&["operator", "revoke", "nosuch", "--unknown"]);
+    cluster.ask(&["operator", "revoke", &other]);
+    cluster.ask(&["operator", "revoke", &other]); // an operator may repeat it
+    until("another name", || own("two").filter(|name| *name != other));
+    let listed = cluster.ask(&["operator", "ls"]);
+    let state = |name: &str| {
+        let row =
+            listed.lines().find(|row| row.contains(name)).unwrap_or_else(|| panic!("{listed}"));
+        row.split_whitespace().last().map(str::to_string)
+    };
+    assert_eq!(state(&first).as_deref(), Some("one"), "{listed}");
+    assert_eq!(state(&other).as_deref(), Some("revoked"), "{listed}");
+}

@@ -3,13 +3,17 @@
 //! A worker has at most one link. An operator may have several. This table does not know what a
 //! phase permits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::{NodeName, WorkerId};
 
 use super::LinkId;
+
+/// The most operators whose names are remembered. There is no need to know more: a user asks only
+/// whether a name is mistyped.
+const MAX_OPERATORS: usize = 1_000;
 
 /// What the end of a link tells of the peer's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +73,8 @@ pub(super) struct Links {
     links: BTreeMap<LinkId, Link>,
     workers: BTreeMap<NodeName, LinkId>,
     registered: BTreeMap<WorkerId, LinkId>,
+    /// The operators that have or had a link.
+    operators: BTreeSet<NodeName>,
     ignored: u64,
 }
 
@@ -92,7 +98,15 @@ impl Links {
         if identity.role == Role::Worker {
             self.workers.insert(identity.name.clone(), link);
         }
+        if identity.role == Role::Operator && self.operators.len() < MAX_OPERATORS {
+            self.operators.insert(identity.name.clone());
+        }
         self.links.insert(link, Link { identity, address, phase, introduced: false });
+    }
+
+    /// The operators that have or had a link, by name.
+    pub(super) fn operators(&self) -> impl Iterator<Item = &NodeName> {
+        self.operators.iter()
     }
 
     /// Forgets a link, and returns how far its peer had come.

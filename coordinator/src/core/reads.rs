@@ -88,6 +88,7 @@ impl Core {
                 Question::Runs => Reply::Runs(self.runs(now)),
                 Question::Checkpoints => Reply::Checkpoints(self.checkpoint_views()),
                 Question::Revoked => Reply::Revoked(self.state.revoked_views()),
+                Question::Operators => Reply::Operators(self.links.operators().cloned().collect()),
             };
             self.outbox.send(link, Message::Reply(reply));
         }

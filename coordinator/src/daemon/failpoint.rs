@@ -432,7 +432,7 @@ mod tests {
     /// damaged or verified, and messages that only several runs need. Also messages between
     /// workers, and messages that operators send only over HTTP, or to look around. The rest has
     /// points by content, or needs none.
-    const WITHOUT_A_POINT: [&str; 32] = [
+    const WITHOUT_A_POINT: [&str; 34] = [
         "failed",
         "predecessors",
         "unsaved",
@@ -459,11 +459,13 @@ mod tests {
         "ask_runs",
         "ask_revoked",
         "ask_checkpoints",
+        "ask_operators",
         "ask_verification",
         "reply_coordinators",
         "reply_tokens",
         "reply_runs",
         "reply_revoked",
+        "reply_operators",
         "reply_checkpoints",
     ];
 

@@ -75,6 +75,7 @@ pub fn decode(bytes: &[u8]) -> Result<Message, DecodeError> {
 /// The names in a message. The archive holds them as any text.
 fn names(message: &Message) -> Vec<&NodeName> {
     match message {
+        Message::Request { command: OperatorCommand::Revoke(node), .. } => vec![&node.name],
         Message::Announce(record) => record.members.iter().map(|member| &member.name).collect(),
         Message::Feed { name, .. } | Message::Exited { name, .. } => vec![name],
         Message::Update(update) => {
@@ -93,6 +94,8 @@ fn names(message: &Message) -> Vec<&NodeName> {
         Message::Reply(Reply::Coordinators { coordinators, .. }) => {
             coordinators.iter().map(|coordinator| &coordinator.view.name).collect()
         }
+        Message::Reply(Reply::Revoked(revoked)) => revoked.iter().map(|view| &view.name).collect(),
+        Message::Reply(Reply::Operators(operators)) => operators.iter().collect(),
         Message::History { entries } => {
             let brought = entries.iter().flat_map(|entry| &entry.events);
             let events = brought.filter_map(|event| match event {

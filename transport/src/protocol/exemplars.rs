@@ -440,6 +440,7 @@ fn questions_and_replies() -> Vec<Message> {
         Message::Ask(Question::Runs),
         Message::Ask(Question::Revoked),
         Message::Ask(Question::Checkpoints),
+        Message::Ask(Question::Operators),
         Message::AskVerification { step: STEP },
         Message::Reply(Reply::Coordinators {
             term: TERM,
@@ -449,6 +450,7 @@ fn questions_and_replies() -> Vec<Message> {
         Message::Reply(Reply::Tokens(vec![token])),
         Message::Reply(Reply::Runs(vec![run])),
         Message::Reply(Reply::Revoked(vec![revoked])),
+        Message::Reply(Reply::Operators(vec![name()])),
         Message::Reply(Reply::Checkpoints(vec![CheckpointView {
             step: STEP,
             bytes: 900,

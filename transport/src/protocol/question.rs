@@ -2,7 +2,7 @@
 //!
 //! The leader answers, once it has confirmed that it leads: the answer contains all that was agreed
 //! before the question. Lists are bounded by what the coordinators keep: a hundred runs, a thousand
-//! tokens.
+//! tokens, a thousand operators.
 
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
@@ -30,6 +30,8 @@ pub enum Question {
     Revoked,
     /// Which checkpoints does the current run have?
     Checkpoints,
+    /// Which operators does the leader know?
+    Operators,
 }
 
 /// The answer to a question.
@@ -52,6 +54,8 @@ pub enum Reply {
     Revoked(Vec<RevokedView>),
     /// The current run's checkpoints, ascending by step.
     Checkpoints(Vec<CheckpointView>),
+    /// The operators that have had a link with the leader since its process began, by name.
+    Operators(Vec<NodeName>),
 }
 
 /// How a coordinator stands, as far as the answering coordinator knows.

@@ -1,14 +1,17 @@
 //! The reasons of losses and ends: the sentences that people and scripts see of them, and the names
 //! in them that come from a peer.
 
+use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::codec::{DecodeError, decode, encode};
 use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::question::RevokedView;
 use everstep_transport::protocol::reason::{
     DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason,
 };
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
-    HistoryEntry, HistoryEvent, Message, NodeName, Shard, Step, WorkerId, WorkerLabel, exemplars,
+    HistoryEntry, HistoryEvent, Message, NodeName, OperatorCommand, Reply, Shard, Step, WorkerId,
+    WorkerLabel, exemplars,
 };
 
 const HANG: DeviceHang = DeviceHang { spent_ms: 31_000, usual_ms: 2_000 };
@@ -150,9 +153,9 @@ fn events_show_programs_the_sentence_of_their_reason() {
     }
 }
 
-/// The name in a reason comes from a peer, as any other name does.
+/// A name in a reason, or in what operators ask and hear, comes from a peer as any other name does.
 #[test]
-fn a_reason_with_a_nodes_name_that_cannot_be_is_refused() {
+fn a_nodes_name_that_cannot_be_is_refused_wherever_it_stands() {
     let at_fault = || name("at-fault");
     let unable = || FailReason::Unable { name: at_fault(), others: 0, words: String::new() };
     let differ = FailReason::OwnersDiffer { owners: (name("a"), at_fault()), shard: Shard(0) };
@@ -164,6 +167,17 @@ fn a_reason_with_a_nodes_name_that_cannot_be_is_refused() {
     ];
     let mut messages: Vec<Message> = events.map(history).to_vec();
     messages.push(ended(Outcome::Failed { name: None, reason: unable() }));
+    let operator = || Identity { role: Role::Operator, name: at_fault() };
+    let view = RevokedView { role: Role::Operator, name: at_fault(), since_unix_ms: 7 };
+    messages.push(Message::Reply(Reply::Revoked(vec![view])));
+    messages.push(Message::Reply(Reply::Operators(vec![at_fault()])));
+    let asked = exemplars::all().into_iter().filter_map(|message| match message {
+        Message::Request { id, .. } => Some(id),
+        _ => None,
+    });
+    let asked =
+        asked.map(|id| Message::Request { id, command: OperatorCommand::Revoke(operator()) });
+    messages.extend(asked.take(1));
     for message in messages {
         let mut bytes = encode(&message).to_vec();
         assert_eq!(decode(&bytes).expect("its own bytes"), message);

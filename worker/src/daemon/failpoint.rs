@@ -280,7 +280,7 @@ mod tests {
     /// Messages that a worker neither sends nor receives, or only with several coordinators or
     /// runs, or only if an operator wants a checkpoint verified. Also messages that it sends all
     /// the time, and those that end it anyway.
-    const WITHOUT_A_POINT: [&str; 41] = [
+    const WITHOUT_A_POINT: [&str; 43] = [
         "heartbeat",
         "failed",
         "unable",
@@ -316,11 +316,13 @@ mod tests {
         "ask_runs",
         "ask_revoked",
         "ask_checkpoints",
+        "ask_operators",
         "ask_verification",
         "told_coordinators",
         "told_tokens",
         "told_runs",
         "told_revoked",
+        "told_operators",
         "told_checkpoints",
     ];
 

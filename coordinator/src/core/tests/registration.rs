@@ -213,7 +213,7 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
     let of_operators = [
         &["submit", "watch", "exited", "drain", "request", "transfer"][..],
         &["ask_coordinators", "ask_tokens", "ask_runs", "ask_revoked", "ask_checkpoints"],
-        &["ask_verification"],
+        &["ask_operators", "ask_verification"],
     ]
     .concat();
     for message in exemplars::all() {

@@ -78,6 +78,7 @@ fn of_question(question: Question) -> &'static str {
         Question::Runs => "ask_runs",
         Question::Revoked => "ask_revoked",
         Question::Checkpoints => "ask_checkpoints",
+        Question::Operators => "ask_operators",
     }
 }
 
@@ -88,5 +89,6 @@ fn of_reply(reply: &Reply) -> &'static str {
         Reply::Runs(_) => "reply_runs",
         Reply::Revoked(_) => "reply_revoked",
         Reply::Checkpoints(_) => "reply_checkpoints",
+        Reply::Operators(_) => "reply_operators",
     }
 }
