@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn trouble_is_told_once() {
         let told = line(Some(&view("training")), true);
-        assert!(told.contains("loss 2.500") && told.contains("worker 2 was lost"), "{told}");
+        assert!(told.contains("loss 2.500") && told.contains("worker 2 (id 7) was lost"), "{told}");
         assert!(!line(Some(&view("training")), false).contains("lost"), "it was told before");
     }
 }
