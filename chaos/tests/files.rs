@@ -17,12 +17,15 @@ const OPERATIONS: u64 = 60;
 /// The fates of what is not synced, for each operation.
 const FATES: u64 = 8;
 
+/// The manifest and the part of an older checkpoint, in the order of their deletion.
+const OLDER: [ObjectName; 2] = [ObjectName::Manifest(Step(4)), part(4, 1)];
+
 fn open(files: &SimFiles, operations: Option<u64>) -> Result<DirectoryStore, StoreError> {
     let process = Arc::new(files.process(operations));
     DirectoryStore::within(Path::new("/srv/checkpoints"), DurableFiles::on(process))
 }
 
-fn part(step: u64, worker: u64) -> ObjectName {
+const fn part(step: u64, worker: u64) -> ObjectName {
     let name = PartName { generation: Generation(1), worker: WorkerId(worker), claim: 1 };
     ObjectName::Part(Step(step), name)
 }
@@ -37,8 +40,8 @@ fn upload(store: &dyn Store, name: &ObjectName, bytes: &[u8]) -> Result<(), Stor
 /// The objects that a process has made durable, with their bytes.
 type Objects = BTreeMap<ObjectName, Vec<u8>>;
 
-/// Writes two parts and what completes them, and then deletes an older part. Every object that the
-/// store has acknowledged goes into `done`.
+/// Writes two parts and what completes them, and then deletes an older checkpoint: its manifest
+/// before its part. Every object that the store has acknowledged goes into `done`.
 fn write(store: &dyn Store, done: &mut Objects) -> Result<(), StoreError> {
     for (name, length) in [(part(5, 1), 5_000), (part(5, 2), 900)] {
         let bytes = vec![7; length];
@@ -49,8 +52,10 @@ fn write(store: &dyn Store, done: &mut Objects) -> Result<(), StoreError> {
         store.put_new(&name, b"a manifest, or a claim")?;
         done.insert(name, b"a manifest, or a claim".to_vec());
     }
-    store.delete(&part(4, 1))?;
-    done.remove(&part(4, 1));
+    for name in OLDER {
+        store.delete(&name)?;
+        done.remove(&name);
+    }
     Ok(())
 }
 
@@ -66,18 +71,24 @@ fn holds(files: &SimFiles, done: &Objects, is_deleted: bool, when: &str) {
         assert!(is_whole && lengths.contains(&bytes.len()), "{}, {when}: torn", object.name);
     }
     let is_listed = |name: &ObjectName| listing.iter().any(|object| object.name == *name);
-    for name in done.keys().filter(|name| **name != part(4, 1)) {
+    for name in done.keys().filter(|name| !OLDER.contains(name)) {
         assert!(is_listed(name), "{name}, {when}: it was acknowledged, and is lost");
     }
-    assert!(!is_deleted || !is_listed(&part(4, 1)), "{when}: a deleted part is back");
+    // A part that comes back is of no manifest.
+    let [manifest, part] = OLDER.map(|name| is_listed(&name));
+    assert!(!is_deleted || !manifest, "{when}: a deleted manifest is back");
+    assert!(part || !manifest, "{when}: a manifest has lost its part");
 }
 
-/// A store with one older part.
+/// A store with an older checkpoint.
 fn begun(fate: u64) -> (SimFiles, Objects) {
     let files = SimFiles::new(fate, SyncFlaws::default());
     let store = open(&files, None).expect("a store");
-    upload(&store, &part(4, 1), &[7; 900]).expect("written");
-    (files, Objects::from([(part(4, 1), vec![7; 900])]))
+    let [manifest, part] = OLDER;
+    upload(&store, &part, &[7; 900]).expect("written");
+    store.put_new(&manifest, b"a manifest, or a claim").expect("written");
+    let manifest = (manifest, b"a manifest, or a claim".to_vec());
+    (files, Objects::from([(part, vec![7; 900]), manifest]))
 }
 
 #[test]

@@ -66,6 +66,6 @@ fn i2_a_commit_whose_scale_does_not_follow_ends_the_run() {
             }
         });
         let Err(Failure::Run(reason)) = met else { panic!("{exponent}: {met:?}") };
-        assert!(reason.contains("loss scale does not follow"), "{reason}");
+        assert!(reason.contains("loss scale that does not follow"), "{reason}");
     }
 }

@@ -171,6 +171,6 @@ mod tests {
         let problem = HttpProblem::unconfirmed(2, 5);
         let words = "2 of 5 coordinators can be reached: three must agree; training goes on";
         assert_eq!((problem.status.as_u16(), &*problem.error), (503, words));
-        assert!(HttpProblem::unconfirmed(3, 5).error.contains("who leads"));
+        assert!(HttpProblem::unconfirmed(3, 5).error.contains("have not agreed on a leader"));
     }
 }

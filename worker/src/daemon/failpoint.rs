@@ -318,12 +318,12 @@ mod tests {
         "ask_checkpoints",
         "ask_operators",
         "ask_verification",
-        "told_coordinators",
-        "told_tokens",
-        "told_runs",
-        "told_revoked",
-        "told_operators",
-        "told_checkpoints",
+        "reply_coordinators",
+        "reply_tokens",
+        "reply_runs",
+        "reply_revoked",
+        "reply_operators",
+        "reply_checkpoints",
     ];
 
     #[test]
