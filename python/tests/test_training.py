@@ -90,7 +90,7 @@ def test_running_statistics_have_the_same_bits_on_1_2_and_4_workers(train, cnn_h
 
 def test_killed_workers_change_no_running_statistics(launch, train, cnn_hash):
     expected = cnn_hash.get("hash") or train("cnn.py").hash
-    launched = launch("cnn.py", flags=workers(3, "--respawn"))
+    launched = launch("cnn.py", "--slow", flags=workers(3, "--respawn"))
     for step in (3, 9):
         launched.await_steps(step)
         there = launched.workers()

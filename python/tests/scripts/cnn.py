@@ -1,7 +1,8 @@
 """A small convolutional network with running statistics and dropout, on random crops of noise with a
-pattern."""
+pattern. With --slow, a step takes long enough to be killed in."""
 
 import sys
+import time
 
 import torch
 import torch.nn.functional as F
@@ -46,13 +47,16 @@ def main() -> None:
         weight_decay=1e-4,
     )
     run = everstep.Run(model, optimizer, data=Images(), epochs=4, data_shards=4, micro_batch=4)
+    paths = [argument for argument in sys.argv[1:] if argument != "--slow"]
     for x, y in run:
         run.backward(F.cross_entropy(model(x), y))
+        if "--slow" in sys.argv:
+            time.sleep(0.05)
     assert run.steps == 24
     assert int(model.norm1.num_batches_tracked) == int(model.norm2.num_batches_tracked) == 24
     assert 0.0 < float(model.norm1.running_var.min()) and float(model.norm1.running_mean.abs().min()) > 0.0
-    if len(sys.argv) > 1:
-        run.save(sys.argv[1])
+    if paths:
+        run.save(paths[0])
     print("hash", run.report.state_hash)
 
 
