@@ -6,7 +6,7 @@ pub enum FlagError {
     /// A time without a unit, or with an unknown one.
     #[error("it must have a unit: 500ms, 20s, 3m or 2h")]
     Unit,
-    /// A time whose number is none.
+    /// A time that does not begin with a number.
     #[error("\"{0}\" is no number")]
     Number(String),
     /// A time that is too short or too long.

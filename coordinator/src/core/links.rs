@@ -11,8 +11,8 @@ use everstep_transport::protocol::{NodeName, WorkerId};
 
 use super::LinkId;
 
-/// The most operators whose names are remembered. There is no need to know more: a user asks only
-/// whether a name is mistyped.
+/// The leader remembers at most so many names of operators. A user asks only whether a name is
+/// mistyped, so more names are not needed.
 const MAX_OPERATORS: usize = 1_000;
 
 /// What the end of a link tells of the peer's process.

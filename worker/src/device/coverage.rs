@@ -76,7 +76,7 @@ impl GradientCoverage {
     }
 }
 
-/// Why a worker refuses a model whose first gradient is not whole.
+/// Why a worker refuses a model: its first gradient is not whole.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum CoverageError {
     #[error(
