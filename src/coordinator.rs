@@ -18,7 +18,7 @@ use std::time::Instant;
 use everstep_coordinator::daemon::{
     self, Addresses, CoordinatorError, CoordinatorOptions, Ended, Start,
 };
-use everstep_coordinator::http::{self, HttpError};
+use everstep_coordinator::http::{ApiPort, HttpError};
 use everstep_coordinator::log::{LogError, StoreError};
 
 use self::directory_wait::DirectoryWait;
@@ -86,10 +86,11 @@ fn serve(
     served: &Cell<Option<Addresses>>,
 ) -> Result<Ended, CoordinatorError> {
     let (mut options, mut deadline) = (first.clone(), None);
+    let mut api_port = ApiPort::default();
     let log = Cell::new(None);
     loop {
         let began = Instant::now();
-        let ended = daemon::run(options, |addresses| {
+        let ended = daemon::run(options, &mut api_port, |addresses| {
             let Addresses { links, api } = addresses;
             let api = api.map(|api: SocketAddr| format!("http://{api}"));
             let shown = api.as_deref().unwrap_or("none");
@@ -111,11 +112,8 @@ fn serve(
             DirectoryWait::InVain => return ended,
             DirectoryWait::Signalled(ended) => return Ok(ended),
         }
-        let http = first.http.clone();
-        let http =
-            http.map(|http| http::HttpOptions { listen: addresses.api.or(http.listen), ..http });
-        let (dir, listen) = (first.dir.clone(), addresses.links);
-        options = CoordinatorOptions { dir, listen, start: Start::Again, http };
+        options =
+            CoordinatorOptions { listen: addresses.links, start: Start::Again, ..first.clone() };
     }
 }
 

@@ -55,7 +55,7 @@ pub use self::membership_file::MembershipFileError;
 use self::membership_file::{Membership, MembershipFile};
 pub(crate) use self::pending_reads::LinearizableRead;
 pub use self::recover::{RecoverError, Recovered, recover};
-use crate::http::{Api, BoundApi, HttpOptions};
+use crate::http::{Api, ApiPort, BoundApi, HttpOptions};
 use crate::node::NODE_TICK;
 use crate::state;
 
@@ -145,12 +145,14 @@ pub fn log_file(dir: &Path) -> PathBuf {
 }
 
 /// Runs a coordinator until SIGTERM or SIGINT, until the cluster removes it, or until its disk
-/// fails. Blocks. Calls `ready` with the addresses once workers can join.
+/// fails. Blocks. Calls `ready` with the addresses once workers can join. Listens at `api_port` if
+/// a coordinator of this process did before, else leaves the port there.
 ///
 /// # Errors
 /// [`CoordinatorError`], in words for the user.
 pub fn run(
     options: CoordinatorOptions,
+    api_port: &mut ApiPort,
     ready: impl FnOnce(Addresses),
 ) -> Result<Ended, CoordinatorError> {
     #[cfg(feature = "failpoints")]
@@ -160,18 +162,19 @@ pub fn run(
         return Err(CoordinatorError::Unspecified(listen));
     }
     http.iter().try_for_each(HttpOptions::check)?;
+    let mut bind = || bind_addresses(listen, http.as_ref(), api_port);
     actix::System::new().block_on(async {
         let mut stop = Signals::install()?;
         let (mut cluster, seeds, bound, _lock) = match start {
             Start::Again => (Cluster::load(dir)?, Vec::new(), None, None),
             Start::Bootstrap { ephemeral } => {
                 files::refuse_existing(&dir)?;
-                let bound = bind_addresses(listen, http.as_ref())?;
+                let bound = bind()?;
                 let lock = files::prepare(&dir)?;
                 (Cluster::create(dir, ephemeral)?, Vec::new(), Some(bound), Some(lock))
             }
             Start::Join { token, coordinators } => {
-                let adopted = join::adopt(dir, &token, &coordinators, (listen, http.as_ref()));
+                let adopted = join::adopt(dir, &token, &coordinators, (listen, &mut bind));
                 let (cluster, bound, lock) = tokio::select! {
                     adopted = adopted => adopted?,
                     told = stop.received() => return Ok(told),
@@ -189,7 +192,7 @@ pub fn run(
         let credentials = cluster.renew_credentials()?;
         let (port, bound_api) = match bound {
             Some(bound) => bound,
-            None => bind_addresses(listen, http.as_ref())?,
+            None => bind()?,
         };
         let (endpoint, applicants) = open(port, &cluster, &credentials, settings)?;
         let api =
@@ -227,9 +230,10 @@ type BoundAddresses = (BoundSocket, Option<BoundApi>);
 fn bind_addresses(
     listen: SocketAddr,
     http: Option<&HttpOptions>,
+    api_port: &mut ApiPort,
 ) -> Result<BoundAddresses, CoordinatorError> {
     let port = BoundSocket::bind(listen, &Settings::for_address(listen.ip()))?;
-    Ok((port, http.map(BoundApi::open).transpose()?))
+    Ok((port, http.map(|http| BoundApi::open(http, api_port)).transpose()?))
 }
 
 /// Opens the endpoint, and the channel of the nodes that ask it for a certificate.

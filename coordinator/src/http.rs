@@ -121,17 +121,32 @@ impl HttpOptions {
         }
     }
 
-    fn listener(&self) -> Result<TcpListener, HttpError> {
+    /// A listener on the kept port, or on the address of these options. Then the port is kept.
+    fn listener(&self, port: &mut ApiPort) -> Result<TcpListener, HttpError> {
         let address = self.address();
-        let bound = match TcpListener::bind(address) {
+        let failed = |source| HttpError::Bind { address, source };
+        let kept = match port.0.take() {
+            Some(kept) => kept,
+            None => self.bind().map_err(failed)?,
+        };
+        port.0.insert(kept).try_clone().map_err(failed)
+    }
+
+    fn bind(&self) -> io::Result<TcpListener> {
+        let address = self.address();
+        match TcpListener::bind(address) {
             Err(error) if self.listen.is_none() && error.kind() == io::ErrorKind::AddrInUse => {
                 TcpListener::bind((address.ip(), 0))
             }
             bound => bound,
-        };
-        bound.map_err(|source| HttpError::Bind { address, source })
+        }
     }
 }
+
+/// The port of the API. A process keeps it while its coordinator is away: no other process takes it
+/// meanwhile, and its clients wait.
+#[derive(Debug, Default)]
+pub struct ApiPort(Option<TcpListener>);
 
 /// The data of all answers, at one moment.
 #[derive(Clone, Debug)]
@@ -181,14 +196,14 @@ pub(crate) struct Api {
 }
 
 impl BoundApi {
-    pub(crate) fn open(options: &HttpOptions) -> Result<Self, HttpError> {
+    pub(crate) fn open(options: &HttpOptions, port: &mut ApiPort) -> Result<Self, HttpError> {
         options.check()?;
         let read = |path: &Option<PathBuf>| path.as_deref().map(Token::read_private).transpose();
         let (token, read_token) = (read(&options.token)?, read(&options.read_token)?);
         if token.is_some() && token == read_token {
             return Err(HttpError::Same);
         }
-        let listener = options.listener()?;
+        let listener = options.listener(port)?;
         let failed = |source| HttpError::Bind { address: options.address(), source };
         let address = listener.local_addr().map_err(failed)?;
         Ok(Self { listener, address, token, read_token })

@@ -7,7 +7,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use everstep_coordinator::daemon::{CoordinatorOptions, Ended, Start, run};
-use everstep_coordinator::http;
+use everstep_coordinator::http::{self, ApiPort};
 
 #[test]
 fn a_coordinator_stops_at_sigterm_and_can_be_started_again() {
@@ -20,7 +20,8 @@ fn a_coordinator_stops_at_sigterm_and_can_be_started_again() {
         let (tell, told) = mpsc::channel();
         let (end, ended) = mpsc::channel();
         std::thread::spawn(move || {
-            let result = run(options, |address| tell.send(address).expect("told"));
+            let result =
+                run(options, &mut ApiPort::default(), |address| tell.send(address).expect("told"));
             end.send(result).expect("told");
         });
         told.recv().expect("the coordinator is ready");

@@ -1,5 +1,5 @@
 //! A coordinator with a full or read-only disk, or a missing directory, waits and goes on from its
-//! files.
+//! files. So does one that waited, and whose port another process has taken meanwhile.
 //!
 //! The log takes nothing after an error of its disk. So the coordinator ends, and begins again from
 //! its durable state, in the same process and at the same addresses. Other coordinators lead
@@ -51,7 +51,7 @@ pub(super) fn await_directory(
         return DirectoryWait::InVain;
     }
     let within = DIRECTORY_WAIT_TIMEOUT;
-    tracing::warn!(%error, ?within, "directory cannot be used: the coordinator waits for it");
+    tracing::warn!(%error, ?within, "{}: the coordinator waits for it", missing(error));
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let waited = runtime.and_then(|runtime| runtime.block_on(watch(place, deadline)));
     waited.unwrap_or_else(|error| {
@@ -101,9 +101,17 @@ pub(crate) fn probe(dir: &Path) -> io::Result<()> {
     written
 }
 
+/// What a coordinator with this error lacks.
+fn missing(error: &CoordinatorError) -> &'static str {
+    match error {
+        CoordinatorError::Bind(_) => "port is taken",
+        _ => "directory cannot be used",
+    }
+}
+
 fn is_of_a_place(error: &(dyn Error + 'static)) -> bool {
-    use io::ErrorKind::{NotFound, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
-    let kinds = [StorageFull, QuotaExceeded, ReadOnlyFilesystem, NotFound];
+    use io::ErrorKind::{AddrInUse, NotFound, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    let kinds = [StorageFull, QuotaExceeded, ReadOnlyFilesystem, NotFound, AddrInUse];
     cause(error).is_some_and(|kind| kinds.contains(&kind))
 }
 

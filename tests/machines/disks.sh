@@ -96,6 +96,10 @@ begin_alone --listen "$address"
 fill
 while [ "$agreed" -lt 1000 ] && agree; do :; done
 says "directory cannot be used"
+api=$(grep -o 'http://127\.0\.0\.1:[0-9]*' "$out/ready" | head -1)
+taken=$("$everstep" coordinator --dir "$out/another" --listen 127.0.0.1:0 --http "${api#http://}" --bootstrap 2>&1) &&
+    fail "another coordinator takes the port of its API"
+grep -q "cannot listen on ${api#http://}" <<<"$taken" || fail "another coordinator says: $taken"
 rm "$out/disk/fill"
 
 tell "there is room again"

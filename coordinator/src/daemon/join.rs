@@ -20,8 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 #[cfg(feature = "failpoints")]
 use super::failpoint;
 use super::files::{Cluster, JOINING_KEY, prepare, refuse_existing};
-use super::{AnswerError, BoundAddresses, CoordinatorError, JoinError, bind_addresses};
-use crate::http::HttpOptions;
+use super::{AnswerError, BoundAddresses, CoordinatorError, JoinError};
 use crate::state;
 
 /// How long the joiner asks before it gives up.
@@ -51,7 +50,7 @@ pub(super) async fn adopt(
     dir: PathBuf,
     token: &str,
     coordinators: &[HostPort],
-    (listen, http): (SocketAddr, Option<&HttpOptions>),
+    (listen, bind): (SocketAddr, impl FnOnce() -> Result<BoundAddresses, CoordinatorError>),
 ) -> Result<(Cluster, BoundAddresses, File), CoordinatorError> {
     let token: JoinToken = token.parse()?;
     let begun = begun(&dir)?;
@@ -59,7 +58,7 @@ pub(super) async fn adopt(
         return Err(CoordinatorError::Loopback { listen, coordinator: place.clone() });
     }
     let (lock, key_file) = (prepare(&dir)?, dir.join(JOINING_KEY));
-    let bound = bind_addresses(listen, http)?;
+    let bound = bind()?;
     let cluster = match begun {
         Some(cluster) => cluster,
         None => {

@@ -99,6 +99,18 @@ pub(super) fn overview() -> Overview {
 }
 
 #[test]
+fn the_port_of_an_api_stays_taken_while_its_process_keeps_it() {
+    let options = HttpOptions { listen: None, token: None, read_token: None };
+    let mut port = ApiPort::default();
+    let address = BoundApi::open(&options, &mut port).expect("a free port").address;
+    TcpListener::bind(address).expect_err("nobody listens, and it is taken");
+    let again = BoundApi::open(&options, &mut port).expect("it is ours");
+    assert_eq!(again.address, address);
+    drop((again, port));
+    TcpListener::bind(address).expect("it is free");
+}
+
+#[test]
 fn an_address_beyond_this_machine_needs_a_token_for_everything() {
     let options = |listen: &str, token: Option<&str>| HttpOptions {
         listen: Some(listen.parse().expect("an address")),

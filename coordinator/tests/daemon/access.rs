@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{self, CoordinatorError, CoordinatorOptions, Start, run};
+use everstep_coordinator::http::ApiPort;
 use everstep_transport::identity::{Credentials, JoinToken, Role, TokenLimits};
 use everstep_transport::protocol::{Message, OperatorCommand, Question, Reply};
 use everstep_transport::quic::enrol;
@@ -190,7 +191,8 @@ fn a_token_file_that_everybody_reads_is_refused() {
     let start = Start::Bootstrap { ephemeral: false };
     let options =
         CoordinatorOptions { dir: home.clone(), listen: anywhere(), start, http: Some(http) };
-    let refused = run(options, |_| ()).expect_err("everybody reads it").to_string();
+    let refused =
+        run(options, &mut ApiPort::default(), |_| ()).expect_err("everybody reads it").to_string();
     assert!(refused.contains("other"), "{refused}");
     assert!(!home.exists(), "nothing is made");
 }
@@ -245,7 +247,7 @@ async fn a_join_that_cannot_be_spends_no_token_and_its_key_is_used_again() {
         let options = CoordinatorOptions { dir: home.to_path_buf(), listen, start, http: None };
         // Its thread may outlive the test: a coordinator that has joined goes on.
         let (tell, told) = oneshot::channel();
-        std::thread::spawn(move || tell.send(run(options, |_| ())));
+        std::thread::spawn(move || tell.send(run(options, &mut ApiPort::default(), |_| ())));
         told
     };
     let address = taken.local_addr().expect("bound");
@@ -282,7 +284,7 @@ async fn a_founder_is_listed_before_it_says_that_it_listens() {
             CoordinatorOptions { dir: home.clone(), listen: anywhere(), start, http: None };
         let (tell, told) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            run(options, |addresses| {
+            run(options, &mut ApiPort::default(), |addresses| {
                 let known = daemon::addresses(&home).expect("a membership file");
                 tell.send(known == [addresses.links]).expect("somebody listens");
             })

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Start, run};
-use everstep_coordinator::http::{self, HttpError};
+use everstep_coordinator::http::{self, ApiPort, HttpError};
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{Message, Term, exemplars};
 use serde_json::{Value, json};
@@ -297,10 +297,15 @@ fn an_address_beyond_this_machine_is_refused_before_anything_is_made() {
             read_token: None,
         }),
     };
-    let exposed = run(options([0, 0, 0, 0], None), |_| ()).expect_err("it is exposed");
+    let exposed = run(options([0, 0, 0, 0], None), &mut ApiPort::default(), |_| ())
+        .expect_err("it is exposed");
     assert!(matches!(exposed, CoordinatorError::Http(HttpError::Exposed(_))), "{exposed}");
     assert!(!home.exists());
-    let foreign = run(options([192, 0, 2, 1], Some(&dir.path().join("none"))), |_| ());
+    let foreign = run(
+        options([192, 0, 2, 1], Some(&dir.path().join("none"))),
+        &mut ApiPort::default(),
+        |_| (),
+    );
     let foreign = foreign.expect_err("there is no such file");
     assert!(matches!(foreign, CoordinatorError::Http(HttpError::File { .. })), "{foreign}");
 }

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Start, run};
+use everstep_coordinator::http::ApiPort;
 use everstep_transport::identity::{
     Authority, Credentials, EnrolmentError, JoinToken, Refusal, Role, TokenLimits,
 };
@@ -34,7 +35,7 @@ const FILES: [&str; 7] = [
 fn begin(dir: &Path, start: Start) -> CoordinatorError {
     let listen = SocketAddr::from(([192, 0, 2, 1], 1));
     let options = CoordinatorOptions { dir: dir.to_path_buf(), listen, start, http: None };
-    run(options, |_| ()).expect_err("the address is not of this machine")
+    run(options, &mut ApiPort::default(), |_| ()).expect_err("the address is not of this machine")
 }
 
 fn is_sound(dir: &Path) -> bool {
@@ -251,7 +252,9 @@ async fn a_directory_that_cannot_be_written_is_refused() {
     let nowhere = PathBuf::from("/proc/cluster");
     let options =
         CoordinatorOptions { dir: nowhere, listen: anywhere(), start: bootstrap(), http: None };
-    let refused = tokio::task::spawn_blocking(|| run(options, |_| ())).await.expect("no panic");
+    let refused = tokio::task::spawn_blocking(|| run(options, &mut ApiPort::default(), |_| ()))
+        .await
+        .expect("no panic");
     let refused = refused.expect_err("it cannot be made");
     assert!(matches!(refused, CoordinatorError::File { .. }), "{refused}");
 }
@@ -327,7 +330,9 @@ async fn a_workers_token_makes_no_coordinator() {
     let start = Start::Join { token, coordinators: vec![cluster.address.into()] };
     let path = dir.path().to_path_buf();
     let options = CoordinatorOptions { dir: path, listen: anywhere(), start, http: None };
-    let refused = tokio::task::spawn_blocking(|| run(options, |_| ())).await.expect("no panic");
+    let refused = tokio::task::spawn_blocking(|| run(options, &mut ApiPort::default(), |_| ()))
+        .await
+        .expect("no panic");
     let words = refused.expect_err("it is for workers").to_string();
     assert!(words.contains("is for a node with the role worker, not coordinator"), "{words}");
     assert_eq!(content(dir.path()), []);

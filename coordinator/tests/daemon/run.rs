@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Start, run};
+use everstep_coordinator::http::ApiPort;
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{Generation, Message, Step};
 
@@ -61,7 +62,7 @@ async fn a_dropped_worker_is_lost_within_five_seconds() {
 
 /// The end of a coordinator in this process.
 async fn try_run(options: CoordinatorOptions) -> CoordinatorError {
-    let ended = tokio::task::spawn_blocking(|| run(options, |_| ())).await;
+    let ended = tokio::task::spawn_blocking(|| run(options, &mut ApiPort::default(), |_| ())).await;
     ended.expect("no panic").expect_err("it cannot run")
 }
 

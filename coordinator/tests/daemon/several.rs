@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Ended, Start, run};
+use everstep_coordinator::http::ApiPort;
 use everstep_transport::identity::{Authority, Identity, JoinToken, Role, TokenLimits};
 use everstep_transport::protocol::{Message, NodeName, OperatorCommand, Step};
 use everstep_transport::quic::{Endpoint, Expected, Settings};
@@ -204,7 +205,7 @@ async fn who_is_removed_ends_and_says_so_and_cannot_come_back() {
         Err(format!("there is no coordinator {gone}"))
     );
     let again = CoordinatorOptions { dir, listen: address, start: Start::Again, http: None };
-    let again = tokio::task::spawn_blocking(|| run(again, |_| ()));
+    let again = tokio::task::spawn_blocking(|| run(again, &mut ApiPort::default(), |_| ()));
     let ended = again.await.expect("no panic").expect("it is told so again");
     assert_eq!(ended, Ended::Removed);
 }
@@ -259,10 +260,12 @@ fn who_cannot_join_is_told_why() {
         let start = Start::Join { token, coordinators };
         CoordinatorOptions { dir: dir.path().to_path_buf(), listen: anywhere(), start, http: None }
     };
-    let refused = run(options("a token"), |_| ()).expect_err("it is no token");
+    let refused =
+        run(options("a token"), &mut ApiPort::default(), |_| ()).expect_err("it is no token");
     assert!(matches!(refused, CoordinatorError::JoinToken(_)), "{refused}");
     std::fs::write(dir.path().join("join.token"), "another's").expect("written");
     let token = format!("es1.AAAAAAAAAAAA.{0}.{0}", "A".repeat(43));
-    let refused = run(options(&token), |_| ()).expect_err("somebody lives there");
+    let refused =
+        run(options(&token), &mut ApiPort::default(), |_| ()).expect_err("somebody lives there");
     assert!(matches!(refused, CoordinatorError::AlreadyThere(_)), "{refused}");
 }

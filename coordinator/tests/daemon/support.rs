@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{Addresses, CoordinatorOptions, Start, run};
-use everstep_coordinator::http;
+use everstep_coordinator::http::{self, ApiPort};
 use everstep_transport::identity::{Credentials, JoinToken, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Outcome, Update, WorkerResult};
@@ -63,7 +63,7 @@ pub fn be_a_coordinator() {
     let http = Some(http::HttpOptions { listen: Some(anywhere()), token, read_token });
     let options = CoordinatorOptions { dir: dir.into(), listen, start, http };
     let ready = |Addresses { links, api }| println!("{LISTENS}{links} {}", api.expect("asked for"));
-    match run(options, ready) {
+    match run(options, &mut ApiPort::default(), ready) {
         Ok(ended) => println!("{ENDED}{ended:?}"),
         Err(error) => println!("{ENDED}{error}"),
     }
