@@ -108,7 +108,7 @@ impl Display for Saved {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct PartName {
-    /// The generation in which the step was committed.
+    /// The generation in which the part was written. Its step may be of an earlier one.
     pub generation: Generation,
     /// The primary that wrote the part.
     pub worker: WorkerId,

@@ -84,7 +84,8 @@ impl Core {
 
     /// Has a due step saved, unless a part of an earlier one is still being written. A generation
     /// that asks for a checkpoint does not skip it, nor does any generation skip the last one: its
-    /// part follows the earlier one.
+    /// part follows the earlier one. A part has a name of the current generation, in which the
+    /// primaries stay: whatever this worker forgets, no part gets other shards.
     fn save(&mut self, commit: Commit, shards: Vec<ShardToSave>) {
         let (id, Some(worker)) = (CheckpointId::of(&commit), self.worker()) else { return };
         let Some(record) = self.record() else { return };
@@ -105,7 +106,7 @@ impl Core {
         if let Some(earlier) = self.checkpoints.writing.filter(|_| !is_failing && !is_last) {
             return self.give_up(id, UnsavedPart::Skipped { earlier: earlier.step });
         }
-        self.write_part(PartToSave { worker, generation: commit.generation, commit, shards });
+        self.write_part(PartToSave { worker, generation: number, commit, shards });
     }
 
     /// Has the state saved that a generation begins with, once, under a name of that generation: an
