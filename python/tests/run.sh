@@ -24,7 +24,7 @@ for tool in cargo "$python"; do
 done
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
-"${pip[@]}" install 'maturin>=1.7,<2' pytest
+"${pip[@]}" install 'maturin>=1.7,<2' pytest pytest-xdist
 
 # have: whether a package can be imported.
 have() {
@@ -67,7 +67,7 @@ else
 fi
 
 cd python/tests
-"$venv/bin/python" -m pytest -q -p no:cacheprovider "$@"
+"$venv/bin/python" -m pytest -q -p no:cacheprovider -n auto --dist worksteal "$@"
 if ! have_torch; then
     echo "========================================================================" >&2
     echo "SKIPPED: there is no PyTorch here, so no test of training has run." >&2
