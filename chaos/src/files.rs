@@ -99,6 +99,12 @@ impl SimFiles {
         self.volume().changes
     }
 
+    /// The number of the newest access that may have changed a folder, or anything in it. It grows
+    /// with every such access, also to others. None if there is no such folder.
+    pub fn newest_change(&self, folder: &Path) -> Option<u64> {
+        self.volume().nodes.newest_change(folder)
+    }
+
     /// Damages a file as a failing disk does: its end is gone, or is zeros. Returns false if there
     /// is no such file.
     pub fn tear(&self, path: &Path) -> bool {

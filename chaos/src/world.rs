@@ -257,13 +257,15 @@ impl World {
             Event::Overdue { place, to, since } => return self.overdue(place, to, since),
             Event::Deliver(from, to, link) => return self.deliver(from, to, link),
             Event::Orphan(orphan) => return self.deliver_orphan(*orphan),
-            Event::Coordinator(place, input) => return self.step_coordinator(place, input),
+            Event::Coordinator(place, input) => return self.step_coordinator(place, *input),
             Event::Durable(place) => return self.endured(place),
             Event::LinesDurable(place, lineage, reach) => {
                 return self.lines_endured(place, (lineage, reach));
             }
-            Event::Worker(place, input) => return self.step_worker(place, input),
-            Event::Device(place, build, done) => return self.on_device_output(place, build, done),
+            Event::Worker(place, input) => return self.step_worker(place, *input),
+            Event::Device(place, build, done) => {
+                return self.on_device_output(place, build, *done);
+            }
             Event::Store { place, builds, was_away, job } => {
                 return self.on_store_job(place, (builds, was_away), *job);
             }

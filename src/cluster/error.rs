@@ -56,6 +56,9 @@ pub enum ClusterError {
         /// The file with the log of the process.
         log: PathBuf,
     },
+    /// The process of a script failed after its run was complete.
+    #[error("the run is complete, but {0}")]
+    Afterwards(Box<ClusterError>),
     /// The coordinator ended the run, or does not report its state.
     #[error("{reason}")]
     Failed {
@@ -139,7 +142,15 @@ impl From<OperatorError> for ClusterError {
 
 impl From<ClusterError> for Failure {
     fn from(error: ClusterError) -> Self {
-        let failed = Failure::new(Exit::Failed, "the run failed");
+        let (title, error) = match error {
+            ClusterError::Afterwards(error) => (
+                "the run is complete and its results are kept, but a process of its script failed \
+                 afterwards",
+                *error,
+            ),
+            error => ("the run failed", error),
+        };
+        let failed = Failure::new(Exit::Failed, title);
         let refused = Failure::new(Exit::Usage, "the run's directory cannot be used");
         let words = error.to_string();
         match error {

@@ -142,11 +142,14 @@ impl Workers {
         }
     }
 
-    /// The unexpected end of a process after the end of its run: a script goes on after it.
+    /// The unexpected end of a process after its run was complete: a script goes on after it.
     pub(super) fn late_failure(&mut self) -> Option<ClusterError> {
         let ends = self.living.iter_mut().filter_map(|process| Some((process.end()?, process)));
         let failed = ends.filter(|(end, _)| !end.expected);
-        failed.map(|(end, process)| process.failure(end)).next()
+        failed
+            .map(|(end, process)| process.failure(end))
+            .next()
+            .map(|it| ClusterError::Afterwards(Box::new(it)))
     }
 
     /// Starts one more, with these variables in its environment.

@@ -16,6 +16,10 @@ const TOP: u64 = 0;
 pub(super) struct Nodes {
     nodes: BTreeMap<u64, SimNode>,
     made: u64,
+    /// How many accesses may have changed something.
+    accesses: u64,
+    /// The newest of these accesses to each node.
+    changed: BTreeMap<u64, u64>,
 }
 
 #[derive(Debug)]
@@ -53,7 +57,8 @@ enum NameChange {
 impl Default for Nodes {
     fn default() -> Self {
         let top = SimNode::Folder(SimFolder::default());
-        Self { nodes: BTreeMap::from([(TOP, top)]), made: TOP }
+        let nodes = BTreeMap::from([(TOP, top)]);
+        Self { nodes, made: TOP, accesses: 0, changed: BTreeMap::new() }
     }
 }
 
@@ -78,6 +83,7 @@ impl Nodes {
 
     pub(super) fn find_mut(&mut self, path: &Path) -> Result<&mut SimNode> {
         let number = self.number(path)?;
+        self.note_change(number);
         self.nodes.get_mut(&number).ok_or(ErrorKind::NotFound.into())
     }
 
@@ -89,6 +95,7 @@ impl Nodes {
     }
 
     pub(super) fn content_mut(&mut self, node: u64) -> Option<&mut Content> {
+        self.note_change(node);
         match self.nodes.get_mut(&node)? {
             SimNode::File(content) => Some(content),
             SimNode::Folder(_) => None,
@@ -109,6 +116,19 @@ impl Nodes {
 
 // To change.
 impl Nodes {
+    /// The newest access that may have changed a folder or the files in it.
+    pub(super) fn newest_change(&self, folder: &Path) -> Option<u64> {
+        let number = self.number(folder).ok()?;
+        let SimNode::Folder(SimFolder { cached, .. }) = &self.nodes[&number] else { return None };
+        let all = cached.values().chain([&number]);
+        all.filter_map(|node| self.changed.get(node).copied()).max()
+    }
+
+    fn note_change(&mut self, node: u64) {
+        self.accesses += 1;
+        self.changed.insert(node, self.accesses);
+    }
+
     pub(super) fn create(&mut self, path: &Path, clock: u64) -> Result<u64> {
         self.add(path, SimNode::File(Content { changed: clock, ..Content::default() }))
     }
@@ -163,6 +183,9 @@ impl Nodes {
     /// The power fails. Each folder keeps some of its unsynced changes, from the first on, and each
     /// file that is not synced is whole or torn.
     pub(super) fn cut(&mut self, random: &mut Random) {
+        for number in 0..=self.made {
+            self.note_change(number);
+        }
         for node in self.nodes.values_mut() {
             match node {
                 SimNode::Folder(folder) => {
@@ -182,6 +205,7 @@ impl Nodes {
         let number = self.made + 1;
         self.name(path, number)?;
         self.nodes.insert(number, node);
+        self.note_change(number);
         self.made = number;
         Ok(number)
     }

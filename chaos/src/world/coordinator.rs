@@ -421,7 +421,7 @@ impl World {
                 let durable = self.coordinators[place].disk.write(self.now, takes, batch);
                 self.queue.put(durable, Event::Durable(place));
                 if self.scenario.prepare.skips_fsync {
-                    self.later(Event::Coordinator(place, NodeInput::Persisted(number)));
+                    self.later(Event::Coordinator(place, NodeInput::Persisted(number).into()));
                 }
             }
             NodeEffect::Recall { to, from } => self.recall(place, to, from)?,

@@ -79,7 +79,8 @@ impl World {
         });
         let begins = self.workers[place].hangs_until.max(self.now);
         let at = begins + self.random.delay();
-        self.queue.put(at, Event::Device(place, builds, DeviceOutput::Built(Box::new(built))));
+        let built = DeviceOutput::Built(Box::new(built));
+        self.queue.put(at, Event::Device(place, builds, built.into()));
         Ok(())
     }
 
@@ -128,7 +129,7 @@ impl World {
         let Some(sim_device) = &mut self.workers[place].sim_device else { return Ok(()) };
         let Some(work) = sim_device.work(self.now, &mut self.random) else { return Ok(()) };
         for (at, done) in work.reports {
-            self.queue.put(at, Event::Device(place, build, done));
+            self.queue.put(at, Event::Device(place, build, done.into()));
         }
         self.queue.put(work.until, Event::Free(place, build));
         match (work.gradient, id) {

@@ -204,9 +204,9 @@ impl World {
             }
             (DrainOrigin::Operator, None) => {}
             (DrainOrigin::Machine, _) => {
-                self.later(Event::Worker(place, Input::Drain));
+                self.later(Event::Worker(place, Input::Drain.into()));
                 if let Some(grace) = grace {
-                    let overdue = Event::Worker(place, Input::DrainOverdue);
+                    let overdue = Event::Worker(place, Input::DrainOverdue.into());
                     self.queue.put(self.now + grace, overdue);
                 }
             }

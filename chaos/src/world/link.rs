@@ -328,7 +328,7 @@ impl World {
         let reason = "this coordinator has closed it".into();
         let closed =
             node::NodeInput::Shell(ShellInput::Disconnected { link, end: LinkEnd::Lost, reason });
-        self.later(Event::Coordinator(place, closed));
+        self.later(Event::Coordinator(place, closed.into()));
     }
 
     /// A process says goodbye on all its links.

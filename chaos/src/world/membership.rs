@@ -14,7 +14,8 @@ use std::time::Duration;
 use everstep_coordinator::core::{LinkId, ShellInput};
 use everstep_coordinator::node::{NODE_TICK, NodeInput};
 use everstep_coordinator::raft::{DurableState, Members, ReplicaId};
-use everstep_transport::protocol::{CoordinatorId, Message, OperatorCommand};
+use everstep_coordinator::state::CoordinatorInfo;
+use everstep_transport::protocol::{CoordinatorId, Message, NodeName, OperatorCommand};
 use everstep_transport::time::Time;
 
 use super::coordinator::{Directory, Process};
@@ -102,8 +103,7 @@ impl World {
         let ids = self.coordinators.iter().filter_map(|known| known.directory.id);
         let mut ids: Vec<ReplicaId> = ids.map(ReplicaId).collect();
         ids.sort_unstable();
-        let listed = node.core().state().coordinators();
-        let listed = listed.iter().map(|view| ReplicaId(view.id)).eq(ids.iter().copied());
+        let listed = node.core().state().coordinator_ids().map(ReplicaId).eq(ids.iter().copied());
         let settled = Members { voters: ids, ..Members::default() };
         listed && *node.replica().members() == settled && !self.operator.wishes_a_removal()
     }
@@ -121,15 +121,12 @@ impl World {
     /// A machine without a coordinator's id asks for one on all its links.
     pub(super) fn petition(&mut self, place: usize) {
         let (own, now) = (NodeId::Coordinator(place), self.now);
-        let state = self.own(place);
-        let coordinator = &mut self.coordinators[place];
-        let Process::Asks(asked) = coordinator.process_mut() else { return };
+        let Process::Asks(asked) = self.coordinators[place].process_mut() else { return };
         if asked.is_some_and(|asked| now.since(asked) < JOIN_REQUEST_INTERVAL) {
             return;
         }
         *asked = Some(now);
-        let (incarnation, address) = (state.incarnation, state.address);
-        let (api, log_format) = (None, state.log_format);
+        let CoordinatorInfo { incarnation, address, api, log_format, .. } = self.own(place);
         for other in (0..self.coordinators.len()).map(NodeId::Coordinator) {
             if self.network.links.is_open(own, other) {
                 let join = Message::Join { id: None, incarnation, address, api, log_format };
@@ -174,10 +171,11 @@ impl World {
     pub(super) fn keep_book(&mut self, place: usize) -> Result<(), Violation> {
         let coordinator = &mut self.coordinators[place];
         let Some(state) = coordinator.node().map(|node| node.core().state()) else { return Ok(()) };
-        let (revision, all) = (state.revision(), state.coordinators());
+        let revision = state.revision();
         if revision <= coordinator.directory.membership.0 {
             return Ok(());
         }
+        let all = state.coordinators();
         let ids: Vec<CoordinatorId> = all.iter().map(|view| view.id).collect();
         coordinator.directory.membership = (revision, all);
         self.observe(Observation::Listed(revision, &ids))
@@ -189,10 +187,10 @@ impl World {
     /// A coordinator closes its links with removed coordinators, as the daemon's allow list does.
     pub(super) fn shut_out(&mut self, place: usize) {
         let Some(node) = self.coordinators[place].node() else { return };
-        let shut_out = node.shut_out();
-        if shut_out == self.coordinators[place].shut_out {
+        if node.shut_out().eq(&self.coordinators[place].shut_out) {
             return;
         }
+        let shut_out: Vec<NodeName> = node.shut_out().cloned().collect();
         self.note(format_args!("coordinator {place} shuts out {shut_out:?}"));
         self.coordinators[place].shut_out = shut_out;
         let own = NodeId::Coordinator(place);

@@ -13,7 +13,7 @@ use std::time::Duration;
 use everstep_checkpoint::claims;
 use everstep_checkpoint::history;
 use everstep_checkpoint::manifest::{MAX_MANIFEST_BYTES, Manifest};
-use everstep_checkpoint::names::{FileName, ObjectName};
+use everstep_checkpoint::names::{FileName, ObjectName, step_folder};
 use everstep_checkpoint::part::reader::verify;
 use everstep_checkpoint::store::directory::DirectoryStore;
 use everstep_checkpoint::store::durable::DurableFiles;
@@ -67,6 +67,8 @@ pub(super) struct SimStore {
     torn: BTreeSet<CheckpointId>,
     /// How many changes the files had when the listed checkpoints were last checked.
     checked: u64,
+    /// The newest change in the folder of each checkpoint that was whole after that change.
+    found_whole: BTreeMap<CheckpointId, u64>,
     pub(super) random: Random,
 }
 
@@ -102,6 +104,7 @@ impl SimStore {
             listed: BTreeSet::new(),
             torn: BTreeSet::new(),
             checked: 0,
+            found_whole: BTreeMap::new(),
             random: Random::new(mix(seed ^ STORE ^ 1)),
         }
     }
@@ -120,6 +123,7 @@ impl SimStore {
             listed: BTreeSet::new(),
             torn: self.torn.clone(),
             checked: 0,
+            found_whole: BTreeMap::new(),
             random: Random::new(mix(seed ^ STORE ^ mix(number))),
         }
     }
@@ -156,6 +160,22 @@ impl SimStore {
             }),
         });
         Some(Tried { given, end })
+    }
+
+    /// As [`SimStore::damage_of`]. Reads the bytes of a whole checkpoint again only if anything in
+    /// its folder may have changed.
+    fn check(&mut self, id: CheckpointId) -> Option<String> {
+        let folder = Path::new(&self.root).join(step_folder(id.step));
+        let newest = self.files.newest_change(&folder);
+        if newest.is_some() && self.found_whole.get(&id).copied() == newest {
+            return None;
+        }
+        let damage = self.damage_of(id);
+        match newest.filter(|_| damage.is_none()) {
+            Some(newest) => _ = self.found_whole.insert(id, newest),
+            None => _ = self.found_whole.remove(&id),
+        }
+        damage
     }
 
     /// What is wrong with a checkpoint that the log lists, by all of its bytes.
@@ -238,7 +258,7 @@ impl World {
         let is_away = self.store.away_until > self.now;
         if is_away {
             let failing = StoreReport::Failing(Some("the store is away".into()));
-            self.queue.put(self.now, Event::Worker(place, Input::Store(failing)));
+            self.queue.put(self.now, Event::Worker(place, Input::Store(failing).into()));
         }
         let takes = Duration::from_millis(self.random.below(LONGEST_JOB.as_millis() as u64));
         let builds = self.workers[place].builds;
@@ -424,7 +444,7 @@ impl World {
             return Ok(());
         }
         self.observe(Observation::Checkpoint(id))?;
-        if let Some(damage) = self.store.damage_of(id).filter(|_| !self.store.torn.contains(&id)) {
+        if let Some(damage) = self.store.check(id).filter(|_| !self.store.torn.contains(&id)) {
             return Err(self.not_whole(id, &damage));
         }
         let Some(missing) = self.store.first_missing_line(id) else { return Ok(()) };
@@ -438,8 +458,8 @@ impl World {
         if changes == self.store.checked || self.store.is_outdone() {
             return Ok(());
         }
-        let whole = self.store.listed.difference(&self.store.torn);
-        let found = whole.copied().find_map(|id| Some((id, self.store.damage_of(id)?)));
+        let whole: Vec<_> = self.store.listed.difference(&self.store.torn).copied().collect();
+        let found = whole.into_iter().find_map(|id| Some((id, self.store.check(id)?)));
         self.store.checked = changes;
         found.map_or(Ok(()), |(id, damage)| Err(self.not_whole(id, &damage)))
     }

@@ -252,15 +252,15 @@ pub enum Event {
     /// An item arrives outside its lane's order.
     Orphan(Box<Orphan>),
     /// A coordinator takes an input that came over no link.
-    Coordinator(usize, node::NodeInput),
+    Coordinator(usize, Box<node::NodeInput>),
     /// The next batch is on a coordinator's disk.
     Durable(usize),
     /// The lines of this history are on a coordinator's disk up to this step.
     LinesDurable(usize, Lineage, Step),
     /// A worker takes an input that came over no link.
-    Worker(usize, Input),
+    Worker(usize, Box<Input>),
     /// A worker's device, identified by its number, has been built or has reported.
-    Device(usize, u64, DeviceOutput),
+    Device(usize, u64, Box<DeviceOutput>),
     /// A job of the thread that reads and writes a worker's checkpoints takes effect.
     Store {
         /// The place of the worker among the processes.

@@ -222,7 +222,7 @@ impl World {
         let identity = Identity { role: Role::Worker, name: self.workers[place].name.clone() };
         let name = self.coordinators[coordinator].of_today().name;
         let up = Input::CoordinatorUp { link: LinkId(number), name };
-        self.later(Event::Worker(place, up));
+        self.later(Event::Worker(place, up.into()));
         self.step_coordinator(coordinator, ShellInput::Connected { link, identity, address: None })
     }
 
@@ -295,7 +295,7 @@ impl World {
             Effect::AcceptPeer { worker, name, .. } => self.accept_peer(place, worker, &name),
             Effect::Device(job) => return self.give_job(place, job),
             Effect::Store(job) => self.give_store(place, job),
-            Effect::Yield => self.later(Event::Worker(place, Input::Yielded)),
+            Effect::Yield => self.later(Event::Worker(place, Input::Yielded.into())),
             Effect::Exit(exit) => self.exit(place, exit),
         }
         Ok(())

@@ -96,7 +96,11 @@ pub struct PartialFile {
 
 impl PartialFile {
     /// Leaves room at the beginning.
+    ///
+    /// # Panics
+    /// When there are bytes already: they would go elsewhere, or be written over.
     pub fn skip(&mut self, bytes: u64) {
+        assert!(self.written == 0 && self.waiting.is_empty(), "room is left before the first byte");
         self.written = bytes;
     }
 

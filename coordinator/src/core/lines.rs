@@ -278,7 +278,7 @@ impl Lines {
     /// up.
     fn give_up(&mut self, now: Time, state: &State, linked: usize) -> Option<Gap> {
         let (settled, reach) = (state.settled(), self.reach);
-        let others = state.coordinators().len().saturating_sub(1);
+        let others = state.coordinator_ids().count().saturating_sub(1);
         let lost_after = if linked >= others { LINES_LOST_AFTER } else { LINES_LOST_AFTER_ABSENCE };
         let fresh = MissingLines { began: now, since: now, linked, offered: None };
         let lack = self.lack.get_or_insert(fresh);

@@ -68,7 +68,7 @@ impl Core {
         let is_told = self.introduce(from);
         // An elected coordinator will lead in a moment. Before there is a cluster, no other one
         // leads.
-        if self.leadership.follows() && !self.state.coordinators().is_empty() {
+        if self.leadership.follows() && self.state.is_founded() {
             if !is_told {
                 self.send_coordinators(vec![from]);
             }

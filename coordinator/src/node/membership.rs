@@ -21,18 +21,19 @@ use crate::state::{Command, CommandEntry};
 
 impl Node {
     /// The names of coordinators that may have no link any more.
-    pub fn shut_out(&self) -> Vec<NodeName> {
-        let views = self.core.state().those_shut_out().into_iter();
+    pub fn shut_out(&self) -> impl Iterator<Item = &NodeName> {
+        let names = self.core.state().names_shut_out();
         #[cfg(feature = "planted")]
-        let views = views.chain(self.shut_out_early());
-        views.map(|view| view.name).collect()
+        let names = names.chain(self.shut_out_early());
+        names
     }
 
     #[cfg(feature = "planted")]
-    fn shut_out_early(&self) -> impl Iterator<Item = CoordinatorView> {
+    fn shut_out_early(&self) -> impl Iterator<Item = &NodeName> {
         let is_planted = self.core.state().plant == Some(crate::plant::CorePlant::ShutOutEarly);
-        let leaving = self.core.state().leaving().into_iter().filter(move |_| is_planted);
-        leaving.filter(|view| !self.replica.members().contain(ReplicaId(view.id)))
+        let leaving = self.core.state().names_leaving().filter(move |_| is_planted);
+        let gone = leaving.filter(|(id, _)| !self.replica.members().contain(ReplicaId(*id)));
+        gone.map(|(_, name)| name)
     }
 
     /// Coordinators to which this one has no link and should dial.
@@ -41,8 +42,8 @@ impl Node {
     }
 
     pub(super) fn was_removed(&self, id: CoordinatorId) -> bool {
-        let all = self.core.state().coordinators();
-        !all.is_empty() && all.iter().all(|view| view.id != id)
+        let state = self.core.state();
+        state.is_founded() && state.coordinator_ids().all(|listed| listed != id)
     }
 
     /// The coordinator at the other end may have been removed, and not know. But this leader may
@@ -63,7 +64,7 @@ impl Node {
         let Some(name) = self.peers.name_of(link) else { return };
         let known = self.peers.id_of(self.replica.members(), link);
         let is_leaving = self.core.state().leaving().iter().any(|view| view.name == *name);
-        let is_needed = is_leaving && !self.shut_out().contains(name);
+        let is_needed = is_leaving && !self.shut_out().any(|gone| gone == name);
         if is_certain && known.is_none() && !is_needed {
             self.push(ShellEffect::Send { to: link, message: Message::Removed });
         }
@@ -118,8 +119,7 @@ impl Node {
     /// Asks for the replicas of the listed coordinators as members. The request is lost with
     /// leadership, so the leader repeats it until it has come true.
     pub(super) fn seek_members(&mut self, now: Time) {
-        let all = self.core.state().coordinators();
-        let wanted: Vec<_> = all.iter().map(|view| ReplicaId(view.id)).collect();
+        let wanted: Vec<_> = self.core.state().coordinator_ids().map(ReplicaId).collect();
         if !wanted.is_empty() && !self.replica.is_settled_on(&wanted) {
             let _ = self.replica.change(wanted); // refused while leadership is being handed over
         }

@@ -249,7 +249,7 @@ impl World {
     fn give(&mut self, id: u64, input: impl Into<NodeInput>) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.handle(self.now, input).expect("it goes on");
-            self.shut_out.extend(node.shut_out());
+            self.shut_out.extend(node.shut_out().cloned());
             self.drain(id);
         }
     }

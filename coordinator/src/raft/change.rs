@@ -27,6 +27,9 @@ impl Replica {
         if !self.leads() || self.node.raft.has_pending_conf() {
             return;
         }
+        if self.goal.is_none() && !self.members().is_joint() {
+            return;
+        }
         let members = self.members().clone();
         let Some(change) = self.next_change(&members) else { return };
         // Raft refuses it while leadership is being handed over. The leader asks again later.

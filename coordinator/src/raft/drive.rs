@@ -34,8 +34,9 @@ impl Replica {
     fn take_ready(&mut self) {
         let mut ready = self.node.ready();
         let at_once = self.may_speak_at_once();
-        let messages = [ready.take_messages(), ready.take_persisted_messages()].concat();
-        let mut effects: Vec<_> = messages.into_iter().filter_map(to_be_sent).collect();
+        let messages = ready.take_messages().into_iter();
+        let messages = messages.chain(ready.take_persisted_messages());
+        let mut effects: Vec<_> = messages.filter_map(to_be_sent).collect();
         if at_once {
             self.effects.extend(effects.drain(..));
         }

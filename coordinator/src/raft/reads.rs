@@ -43,6 +43,9 @@ impl ReadTickets {
 
     /// The tickets that may be answered now, with the commits that they saw.
     pub(super) fn answered(&mut self, applied: u64) -> Vec<(u64, u64)> {
+        if self.known.is_empty() {
+            return Vec::new();
+        }
         let (ready, rest) = self.known.drain(..).partition(|(index, _)| *index <= applied);
         self.known = rest;
         Vec::from_iter::<VecDeque<(u64, u64)>>(ready)

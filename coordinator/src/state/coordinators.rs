@@ -10,7 +10,7 @@ use everstep_transport::identity::AcceptedToken;
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{CoordinatorId, CoordinatorView};
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView, NodeName};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{CoordinatorInfo, EntryOutcome, LOG_FORMATS, State};
@@ -173,6 +173,22 @@ impl State {
         views(&self.coordinators.current)
     }
 
+    /// The ids of the coordinators, in order.
+    pub fn coordinator_ids(&self) -> impl Iterator<Item = CoordinatorId> {
+        self.coordinators.current.keys().copied()
+    }
+
+    /// Whether the cluster has been founded.
+    pub fn is_founded(&self) -> bool {
+        !self.coordinators.current.is_empty()
+    }
+
+    /// The ids and names of the [leaving](Self::leaving) coordinators.
+    #[cfg(feature = "planted")]
+    pub(crate) fn names_leaving(&self) -> impl Iterator<Item = (CoordinatorId, &NodeName)> {
+        self.coordinators.leaving.iter().map(|(&id, known)| (id, &known.name))
+    }
+
     /// The coordinators that were removed or replaced, by id, while the log may still need their
     /// word: to agree on going on without them, or to elect a coordinator that knows that it does.
     pub fn leaving(&self) -> Vec<CoordinatorView> {
@@ -183,6 +199,11 @@ impl State {
     /// thousand.
     pub fn those_shut_out(&self) -> Vec<CoordinatorView> {
         views(&self.coordinators.shut_out)
+    }
+
+    /// The names of [those shut out](Self::those_shut_out).
+    pub fn names_shut_out(&self) -> impl Iterator<Item = &NodeName> {
+        self.coordinators.shut_out.values().map(|known| &known.name)
     }
 
     /// Grows with every change of the coordinators or their addresses: the index of the entry that

@@ -14,6 +14,9 @@ use super::question::Reply;
 /// Most bytes of a message on the control stream. A larger message travels as a message chunk.
 pub const MAX_CONTROL: usize = 64 << 10;
 
+/// Most messages take less. The buffer of a larger one grows.
+const USUAL_BYTES: usize = 512;
+
 /// Bytes that are no message.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
@@ -41,7 +44,9 @@ pub enum DecodeError {
 
 /// The bytes of a message.
 pub fn encode(message: &Message) -> AlignedVec {
-    rkyv::to_bytes::<Failure>(message).expect("a message is finite and needs no shared pointers")
+    let bytes = AlignedVec::with_capacity(USUAL_BYTES);
+    let encoded = rkyv::api::high::to_bytes_in::<_, Failure>(message, bytes);
+    encoded.expect("a message is finite and needs no shared pointers")
 }
 
 /// Reads a message. The caller has bounded `bytes`, so nothing inside can be larger.

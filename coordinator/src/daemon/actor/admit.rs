@@ -95,7 +95,7 @@ impl CoordinatorActor {
         if applicant.is_certified() && state.has_worker_of(&applicant.identity) {
             return Ok(false);
         }
-        if !state.coordinators().is_empty() {
+        if state.is_founded() {
             state.tokens().judge(applicant, now)?;
             return Ok(!state.tokens().is_unlimited(&applicant.token));
         }
@@ -113,7 +113,8 @@ impl CoordinatorActor {
     /// more. A revoked operator's folder here gets credentials of another name.
     pub(super) fn expel(&mut self) {
         let state = self.node.core().state();
-        let (shut_out, revoked) = (self.node.shut_out(), state.revocations_revision());
+        let shut_out: Vec<_> = self.node.shut_out().cloned().collect();
+        let revoked = state.revocations_revision();
         if self.peers.admits_others(&shut_out, revoked) {
             let nodes: BTreeSet<_> = state.revoked().cloned().collect();
             self.admissions.operator.replace_if(|node| nodes.contains(node));
