@@ -389,10 +389,14 @@ impl Core {
         if heartbeat.ready {
             self.change.synced(now, worker, generation);
         }
+        let reads = self.state.is_member(worker) && self.restores().is_some();
         if generation == current {
             let Parts { change, roster, .. } = self.parts(now);
             change.cut_from_joiners(roster, worker, &unreachable);
-            change.set_behind(now, worker, behind);
+            // A member is behind by what it has not read of a checkpoint. No step outruns it.
+            if !reads {
+                change.set_behind(now, worker, behind);
+            }
         }
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {

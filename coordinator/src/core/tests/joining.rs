@@ -11,7 +11,7 @@ fn feeds(world: &mut World, link: LinkId) -> Vec<usize> {
     world.hear(link).into_iter().filter_map(shards).collect()
 }
 
-fn holds(world: &mut World, link: LinkId) -> usize {
+pub(super) fn holds(world: &mut World, link: LinkId) -> usize {
     world.words(link).into_iter().filter(|word| *word == "hold").count()
 }
 

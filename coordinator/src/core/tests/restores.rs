@@ -3,6 +3,7 @@
 use everstep_transport::protocol::CheckpointId;
 
 use super::checkpoints::{complete, id, listed, orders, save, saving, settle, write};
+use super::joining::holds;
 use super::*;
 
 /// A run of so many workers, with one copy of each shard, that has listed these steps. The step
@@ -94,6 +95,23 @@ fn members_tell_how_far_they_have_read_the_checkpoint_that_they_restore() {
     [links[0], links[2]].iter().for_each(|link| restore(&mut world, *link));
     settle(&mut world, links[0], 6..=6);
     assert_eq!((restores(&world), waits(&mut world)), (None, vec![]));
+}
+
+/// It is to own more shards, since another member leaves. No step is under way that could outrun
+/// it.
+#[test]
+fn steps_are_not_held_back_for_a_member_that_reads_a_checkpoint() {
+    let (mut world, links) = listing(3, &[5]);
+    settle(&mut world, links[0], 6..=7);
+    links.iter().for_each(|link| world.actor(*link).restores_late = true);
+    world.kill(links[1]);
+    world.say(links[2], Message::Leave);
+    world.actor(links[0]).behind = 1_000_000_000;
+    let members = [links[0], links[2]];
+    world.pass(1_000, &members);
+    assert!(world.workers[&links[0]].shard_syncs.is_some(), "it is fed");
+    world.pass(9_000, &members);
+    assert_eq!(holds(&mut world, links[0]), 0);
 }
 
 #[test]
