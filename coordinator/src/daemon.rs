@@ -190,10 +190,7 @@ pub fn run(
         let stored = cluster.id().map(|id| cluster.stored_history(id)).transpose()?;
         let settings = Settings::for_address(listen.ip());
         let credentials = cluster.renew_credentials()?;
-        let (port, bound_api) = match bound {
-            Some(bound) => bound,
-            None => bind()?,
-        };
+        let (port, bound_api) = bound.map_or_else(&mut bind, Ok)?;
         let (endpoint, applicants) = open(port, &cluster, &credentials, settings)?;
         let api =
             bound_api.map(|it| it.api(&cluster.dir, cluster.authority.clone())).transpose()?;
