@@ -49,7 +49,8 @@ pub use resume::ResumeFlags;
 pub use run::{RollbackFlags, RunTask, SubmitFlags};
 pub use token::{CreateFlags, RevokeFlags, TokenTask};
 pub use worker::{
-    DrainFlags, RevokeWorkerFlags, WorkerAddFlags, WorkerFlags, WorkerTask, WorkerVerb,
+    DrainFlags, PreemptionSource, RevokeWorkerFlags, WorkerAddFlags, WorkerFlags, WorkerTask,
+    WorkerVerb,
 };
 
 /// Trains models on machines that come and go, and never loses a step.

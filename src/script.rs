@@ -67,6 +67,8 @@ pub(crate) fn run(flags: &WorkerFlags) -> Result<(), Failure> {
     let texts = [
         ("EVERSTEP_ZONE", flags.zone.as_ref().map(|zone| zone.as_str().to_string())),
         ("EVERSTEP_GRACE", flags.grace.map(|seconds| seconds.to_string())),
+        ("EVERSTEP_PREEMPTION", flags.preemption.map(|source| source.name())),
+        ("EVERSTEP_METADATA_URL", flags.metadata_url.as_ref().map(|it| format!("http://{it}"))),
     ];
     command.envs(texts.into_iter().filter_map(|(name, text)| Some((name, text?))));
     let error = command.exec();

@@ -7,6 +7,7 @@ mod add;
 mod directory;
 mod list;
 mod meant;
+mod preemption;
 
 use std::ffi::OsStr;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -63,6 +64,7 @@ pub(crate) fn work(
     }
     // The launcher that supervises a worker tells of its end itself.
     let kept_in = flags.dir.clone().filter(|_| !flags.daemon.supervised);
+    let metadata = preemption::service(&flags);
     let options = WorkerOptions {
         coordinators: coordinators?,
         token: token(&flags.join, "join.token")?,
@@ -72,6 +74,7 @@ pub(crate) fn work(
         kept_in,
         device: flags.device,
         grace: flags.grace.map(Duration::from_secs),
+        metadata,
         overlap: !flags.no_overlap,
     };
     match daemon::run(options, registry, ready) {

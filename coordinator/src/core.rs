@@ -256,7 +256,9 @@ impl Core {
                 self.start(now);
             }
             Command::Lose { worker, .. } => self.lost(now, worker, &verdict),
-            Command::Drain { worker } => self.drained(now, worker),
+            Command::Drain { worker } | Command::Preempt { worker, .. } => {
+                self.drained(now, worker);
+            }
             Command::Generation(change) if verdict == EntryOutcome::Accepted => {
                 self.checkpoints.renew(now, &change.record, &self.state);
                 self.began(now, change)

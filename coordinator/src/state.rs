@@ -144,7 +144,8 @@ impl State {
                 self.register(unix_ms, name, registration)
             }
             Command::Lose { worker, reason } => self.lose(unix_ms, *worker, reason),
-            Command::Drain { worker } => self.drain(unix_ms, *worker),
+            Command::Drain { worker } => self.drain(unix_ms, *worker, None),
+            Command::Preempt { worker, notice } => self.drain(unix_ms, *worker, Some(*notice)),
             Command::Generation(change) => self.follow(unix_ms, term, change),
             Command::Died(loss) => self.report_death(unix_ms, loss),
             Command::LeaveAll { generation } => self.leave_all(unix_ms, *generation),

@@ -21,4 +21,7 @@ pub enum FlagError {
     /// Not the name of a zone.
     #[error("a zone has 1 to 64 printable characters, and no space at either end")]
     Zone,
+    /// Not the URL of a metadata service.
+    #[error("it must be http://HOST or http://HOST:PORT, without a path")]
+    MetadataUrl,
 }

@@ -6,9 +6,10 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::Zone;
+use everstep_transport::quic::HostPort;
 
 use super::daemon_verb::DaemonVerb;
 use super::demo::duration;
@@ -67,6 +68,15 @@ pub struct WorkerFlags {
     /// [default: as long as it takes]
     #[arg(long, value_name = "SECONDS", env = "EVERSTEP_GRACE")]
     pub grace: Option<u64>,
+    /// Watch for the notice with which a cloud takes this machine back, and leave in good order
+    /// before that time. `auto` finds the cloud by the machine's firmware, without the network
+    /// [default: none]
+    #[arg(long, value_name = "CLOUD", env = "EVERSTEP_PREEMPTION")]
+    pub preemption: Option<PreemptionSource>,
+    /// Where the cloud's metadata service is [default: http://169.254.169.254]
+    #[arg(long, value_name = "URL", env = "EVERSTEP_METADATA_URL", requires = "preemption",
+        value_parser = metadata_url)]
+    pub metadata_url: Option<HostPort>,
     /// Write the begin and the duration of each stage of each step to this file, for Perfetto
     /// (ui.perfetto.dev) or chrome://tracing
     #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]
@@ -88,6 +98,28 @@ pub struct WorkerFlags {
     /// The flags of its file and its log.
     #[command(flatten)]
     pub daemon: DaemonFlags,
+}
+
+/// The cloud that a worker asks about its machine.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PreemptionSource {
+    /// The cloud that the machine's firmware names, if it names one
+    Auto,
+    /// Amazon EC2: interruption notices of Spot Instances
+    Aws,
+    /// Google Compute Engine: preemption of Spot VMs
+    Gcp,
+    /// Microsoft Azure: Scheduled Events
+    Azure,
+    /// No cloud
+    None,
+}
+
+impl PreemptionSource {
+    /// The word on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().map(|it| it.get_name().to_string()).unwrap_or_default()
+    }
 }
 
 /// What an operator does with a worker.
@@ -154,4 +186,38 @@ pub struct DrainFlags {
 
 fn zone(label: &str) -> Result<Zone, FlagError> {
     Zone::parse(label).ok_or(FlagError::Zone)
+}
+
+/// The place of a metadata service. A URL without a port means port 80.
+fn metadata_url(url: &str) -> Result<HostPort, FlagError> {
+    let place = url.strip_prefix("http://").ok_or(FlagError::MetadataUrl)?;
+    let place = place.strip_suffix('/').unwrap_or(place);
+    if place.is_empty() || place.contains(['/', '?', '#', '@']) {
+        return Err(FlagError::MetadataUrl);
+    }
+    let has_port = place.rsplit(']').next().is_some_and(|end| end.contains(':'));
+    let with_port = if has_port { place.parse() } else { format!("{place}:80").parse() };
+    with_port.map_err(|_| FlagError::MetadataUrl)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_metadata_service_is_named_by_a_plain_url() {
+        let place = |url| metadata_url(url).map(|place| place.to_string());
+        for (url, place_there) in [
+            ("http://169.254.169.254", "169.254.169.254:80"),
+            ("http://metadata.google.internal/", "metadata.google.internal:80"),
+            ("http://127.0.0.1:8080", "127.0.0.1:8080"),
+            ("http://[fd00:ec2::254]", "[fd00:ec2::254]:80"),
+        ] {
+            assert_eq!(place(url).as_deref(), Ok(place_there), "{url}");
+        }
+        for url in ["", "http://", "https://a", "a:80", "http://a/path", "http://u@a", "http://a:x"]
+        {
+            assert_eq!(place(url), Err(FlagError::MetadataUrl), "{url}");
+        }
+    }
 }

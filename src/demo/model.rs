@@ -186,6 +186,7 @@ mod tests {
             retained: 0,
             waits_for: None,
             host: None,
+            preemption: None,
         }
     }
 

@@ -1,9 +1,7 @@
 //! The events of a cluster, in plain sentences: one for each event that a user should know.
 
-use std::time::Duration;
-
-use everstep_transport::protocol::outcome::{Event, EventKind, Inability};
-use everstep_transport::protocol::{Step, WorkerId, WriteFailure};
+use everstep_transport::protocol::outcome::{Event, EventKind};
+use everstep_transport::protocol::{WorkerId, WriteFailure};
 
 use crate::cluster::Progress;
 use crate::output;
@@ -25,34 +23,13 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Rollback { from, to, reason } => {
             format!("went back from step {from} to step {to}: {reason}")
         }
-        EventKind::Checkpoint { step, bytes, seconds, .. } => saved(*step, *bytes, *seconds),
-        EventKind::CheckpointFailed { .. }
-        | EventKind::CheckpointsResumed { .. }
-        | EventKind::CheckpointSkipped { .. }
-        | EventKind::CheckpointsSkipped { .. }
-        | EventKind::CheckpointDamaged { .. } => event.kind.checkpoint_trouble()?,
-        EventKind::Paused { reason, .. } => format!("the run pauses: {reason}"),
-        EventKind::Resumed => "the run goes on: an operator has resumed it".into(),
         EventKind::Continued { step } => format!("goes on from the checkpoint of step {step}"),
-        EventKind::Recovered { coordinator } => format!(
-            "the cluster goes on from coordinator {coordinator} alone: what only the others had is \
-             lost"
-        ),
-        EventKind::Unable { name, reason, inability: Inability::Run } => {
-            format!("{name} cannot compute the run: {reason}")
-        }
-        EventKind::Unable { name, reason, inability: Inability::Place } => {
-            format!("{name} cannot compute the run yet, and tries again: {reason}")
-        }
         EventKind::Unwritten { failure: WriteFailure { worker, place, reason, .. } } => {
             let who = called(worker);
             format!("{who} cannot write the model to {place}: {reason}; it tries again")
         }
         EventKind::NoStore => {
             "no worker has a directory to write the model to: start one with --dir".into()
-        }
-        EventKind::LinesLost { from, to } => {
-            format!("no process has the metrics of steps {from} to {to} any more")
         }
         EventKind::Standstill { reason } => {
             format!("no device gets on, and no other worker could do better: {reason}")
@@ -61,7 +38,19 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Leading { term, coordinator } if event.number > 1 => {
             format!("coordinator {coordinator} leads from now on, in term {term}")
         }
-        EventKind::WaitingOver { waited_ms, .. } => waits_no_more(*waited_ms),
+        EventKind::Checkpoint { .. }
+        | EventKind::CheckpointFailed { .. }
+        | EventKind::CheckpointsResumed { .. }
+        | EventKind::CheckpointSkipped { .. }
+        | EventKind::CheckpointsSkipped { .. }
+        | EventKind::CheckpointDamaged { .. }
+        | EventKind::Paused { .. }
+        | EventKind::Resumed
+        | EventKind::Recovered { .. }
+        | EventKind::Unable { .. }
+        | EventKind::LinesLost { .. }
+        | EventKind::Preempted { .. }
+        | EventKind::WaitingOver { .. } => event.kind.sentence(|worker| progress.called(worker)),
         EventKind::Waiting { .. } // The launcher says now and then what the run waits for.
         | EventKind::Submitted { .. }
         | EventKind::Registered { .. }
@@ -72,14 +61,6 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         | EventKind::Failed { .. } => return None,
     };
     Some(output::plain(&sentence))
-}
-
-fn waits_no_more(waited_ms: u64) -> String {
-    format!("waits no more for owners, after {:.1?}", Duration::from_millis(waited_ms))
-}
-
-fn saved(step: Step, bytes: u64, seconds: f64) -> String {
-    format!("checkpoint of step {step}: {:.1} MB in {seconds:.1} s", bytes as f64 / 1e6)
 }
 
 /// Two workers keep the run from going on.
@@ -100,7 +81,7 @@ pub(crate) fn lacking(progress: &Progress) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::Term;
+    use everstep_transport::protocol::{Step, Term};
 
     use super::*;
     use everstep_transport::protocol::reason::RollbackReason;

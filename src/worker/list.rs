@@ -43,7 +43,8 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let reason = update.divergence.as_ref();
     let reason =
         reason.map_or(String::new(), |reason| format!("\nnot bitwise: {}", output::plain(reason)));
-    let waits: String = update.workers.iter().filter_map(waits).collect();
+    let taken = update.workers.iter().filter_map(taken_back);
+    let waits: String = taken.chain(update.workers.iter().filter_map(waits)).collect();
     let spare = spare(&update.workers).unwrap_or_default();
     let text = format!("{}{reason}{waits}{spare}\n{}", sentence(&update), table(&rows));
     output::print(text.trim_end())
@@ -78,6 +79,12 @@ fn waits(worker: &WorkerView) -> Option<String> {
     let what = if worker.state == WorkerState::Leaving { "leave" } else { "take part" };
     let words = format!("{} waits to {what}: {reason}", worker.label());
     Some(format!("\n{}", output::plain(&words)))
+}
+
+/// That a cloud takes the worker's machine back. None if it does not, or if the worker is gone.
+fn taken_back(worker: &WorkerView) -> Option<String> {
+    let notice = worker.preemption.filter(|_| worker.state == WorkerState::Leaving)?;
+    Some(format!("\n{}", output::plain(&format!("{} leaves: {notice}", worker.label()))))
 }
 
 /// Members that compute nothing, since there are more of them than data shards.

@@ -22,6 +22,7 @@ mod memory;
 mod operate;
 mod pause;
 mod places;
+mod preempted;
 mod recover;
 mod refusal;
 mod replay;

@@ -170,6 +170,7 @@ fn a_worker_whose_program_has_another_model_is_refused() {
         kept_in: None,
         device: DeviceChoice::Cpu,
         grace: None,
+        metadata: None,
         overlap: true,
     };
     let refused = daemon::run(options, Arc::new(wider), |_| {}).expect_err("another model");

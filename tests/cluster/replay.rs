@@ -24,8 +24,14 @@ fn a_replay_finds_each_step_that_is_not_as_recorded() {
     assert!(told["steps"].as_u64().is_some_and(|steps| steps > 0), "{told}");
     assert_eq!(told["differences"], serde_json::json!([]));
     // The store has the lines, too.
-    let (ended, told) = replay(&world, &run.dir.join("checkpoints"), &["--replay", "7"]);
+    let store = run.dir.join("checkpoints");
+    let (ended, told) = replay(&world, &store, &["--replay", "7"]);
     assert_eq!((ended.code, &told["differences"]), (Some(0), &serde_json::json!([])), "{ended:?}");
+    // The next checkpoint is among the steps.
+    let from = (told["checkpoint"].as_u64().expect("a step") - 10).to_string();
+    let (ended, compared) = replay(&world, &store, &["--replay", "10", "--step", &from]);
+    assert_eq!((ended.code, &compared["state_hashes"]), (Some(0), &1.into()), "{ended:?}");
+    assert_eq!(compared["differences"], serde_json::json!([]));
     let after = fs::read_dir(run.dir.join("checkpoints")).expect("a store").count();
     assert_eq!(after, before, "the store is only read");
 

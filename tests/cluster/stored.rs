@@ -180,7 +180,6 @@ fn a_manifest_that_this_program_cannot_use_is_refused_with_what_to_do() {
     }
 }
 
-/// The store's service is never asked: the machine has no role of a cloud either.
 /// The operator's program claims the store before it reads where the run goes on, when no worker is
 /// there yet. A cluster that has another run claims nothing.
 #[test]
@@ -204,6 +203,7 @@ fn a_store_is_claimed_for_daemons_that_may_take_its_run_before_it_is_read() {
     assert_eq!((submitted.code, claims()), (Some(0), 2), "{submitted:?}");
 }
 
+/// The store's service is never asked: the machine has no role of a cloud either.
 #[test]
 fn a_url_without_credentials_says_which_variables_are_missing() {
     let world = World::new();

@@ -105,7 +105,8 @@ impl World {
         Program::start(command)
     }
 
-    fn joining(&self, run: &Launched, flags: &[&str]) -> Command {
+    /// The command that starts such a worker.
+    pub fn joining(&self, run: &Launched, flags: &[&str]) -> Command {
         let address = run.cluster().expect("a cluster").addresses();
         let token = format!("@{}", show(&run.dir.join("join.token")));
         let ours = ["worker", "--coordinators", &address, "--join", &token];

@@ -16,6 +16,7 @@ pub mod ids;
 pub mod message;
 pub mod model;
 pub mod outcome;
+pub mod preemption;
 pub mod question;
 pub mod reason;
 pub mod rejection;
@@ -40,6 +41,7 @@ pub use ids::{
 };
 pub use message::Message;
 pub use model::{ModelAwaited, ModelPlace, WriteFailure};
+pub use preemption::{Cloud, PreemptionNotice};
 pub use question::{Question, Reply};
 pub use run::{Rounding, RunSpec};
 pub use step::{Commit, Decision, LossScale, MetricsLine, Prepared};

@@ -21,6 +21,7 @@ mod machine;
 mod peer;
 mod peers;
 mod predecessors;
+mod preemption;
 mod reader;
 mod store_thread;
 mod telemetry;
@@ -42,7 +43,6 @@ use everstep_transport::protocol::{NodeName, Zone};
 use everstep_transport::quic::{
     BindError, BoundSocket, Endpoint, EnrolError, HostPort, Settings, enrol_as,
 };
-use tokio::signal::unix::Signal;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -54,8 +54,10 @@ use crate::store_work::ClusterIdentity;
 use actor::{Ending, Shell, WorkerActor};
 use coordinator_links::{DialContext, LinkEvents};
 use device_host::DeviceHost;
+use drain::LeaveOrders;
 use event::PeerConnected;
 use predecessors::Predecessors;
+pub use preemption::MetadataService;
 
 /// The options of a worker daemon.
 #[derive(Clone, Debug)]
@@ -78,6 +80,8 @@ pub struct WorkerOptions {
     pub device: DeviceChoice,
     /// The longest wait after SIGTERM until this worker's shards are copied. None means no limit.
     pub grace: Option<Duration>,
+    /// The service that tells whether the cloud takes the machine back. None: none is asked.
+    pub metadata: Option<MetadataService>,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
 }
@@ -186,7 +190,7 @@ async fn work(
     tracing::info!(%name, %address, "admitted");
 
     let predecessors = options.kept_in.as_deref().map(Predecessors::find).unwrap_or_default();
-    let WorkerOptions { zone, dir, device, overlap, grace, .. } = options;
+    let WorkerOptions { zone, dir, device, overlap, grace, metadata, .. } = options;
     let (incarnation, machine, prefetch) = (0, machine::id(), PREFETCH);
     let context =
         BuildContext { incarnation, address, machine, zone, dir, device, overlap, prefetch };
@@ -199,8 +203,9 @@ async fn work(
     let places = options.coordinators;
     let dial_context =
         DialContext { endpoint: endpoint.clone(), places, known: coordinators, token };
-    let leave = (terminations, grace);
-    let (exit, links) = run_actor(shell, dial_context, name, leave).await;
+    let notices = preemption::notices(metadata);
+    let orders = LeaveOrders { terminations, grace, notices };
+    let (exit, links) = run_actor(shell, dial_context, name, orders).await;
     tracing::info!(?exit, "leaving");
     // The last messages must arrive before the process ends.
     let mut finishing = JoinSet::new();
@@ -222,7 +227,7 @@ async fn run_actor(
     shell: Shell,
     dial_context: DialContext,
     name: NodeName,
-    (terminations, grace): (Signal, Option<Duration>),
+    orders: LeaveOrders,
 ) -> Ending {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = since_epoch.map_or(0, |span| span.as_millis() as u64);
@@ -233,7 +238,7 @@ async fn run_actor(
     let endpoint = shell.endpoint.clone();
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));
     actix::spawn(accept(endpoint, actor.clone()));
-    actix::spawn(drain::run(terminations, grace, actor.clone()));
+    actix::spawn(drain::run(orders, actor.clone()));
     let link_events = LinkEvents { connected: actor.clone().recipient(), event: actor.recipient() };
     actix::spawn(coordinator_links::run(dial_context, link_events));
     let broken = |_| (Exit::Failed("the worker's actor stopped".into()), Vec::new());

@@ -75,6 +75,7 @@ impl Scene {
             kept_in: None,
             device: DeviceChoice::Cpu,
             grace,
+            metadata: None,
             overlap: true,
         };
         let worker = thread::spawn(|| run(options, Arc::new(registry), |_| {}));

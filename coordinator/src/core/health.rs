@@ -5,8 +5,9 @@
 //! end. It does not know which workers are members, nor what follows from a suspicion.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use everstep_transport::protocol::{Generation, Telemetry, WorkerId};
+use everstep_transport::protocol::{Cloud, Generation, PreemptionNotice, Telemetry, WorkerId};
 use everstep_transport::time::Time;
 
 use super::failure_detector::{FailureDetector, Suspicion};
@@ -23,6 +24,8 @@ pub(super) struct WorkerHealth {
     /// The newest GPU figures of workers. They change so fast that the log never has them: only a
     /// reader that asks is told. A new leader hears them with the next heartbeats.
     telemetry: BTreeMap<WorkerId, Telemetry>,
+    /// The workers whose machines a cloud takes back, and when. A worker tells each new leader.
+    preemptions: BTreeMap<WorkerId, (Cloud, Time)>,
     /// Bytes that members of a generation have yet to read of the checkpoint that they restore.
     unread: BTreeMap<WorkerId, (Generation, u64)>,
     /// Registered workers that ended while this coordinator followed, and how it noticed that. If
@@ -37,6 +40,7 @@ impl WorkerHealth {
             partition: Partition::default(),
             progress: DeviceProgress::default(),
             telemetry: BTreeMap::new(),
+            preemptions: BTreeMap::new(),
             unread: BTreeMap::new(),
             departed: BTreeMap::new(),
         }
@@ -101,6 +105,7 @@ impl WorkerHealth {
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.detector.forget(worker);
         self.telemetry.remove(&worker);
+        self.preemptions.remove(&worker);
         self.unread.remove(&worker);
         self.progress.forget(worker);
     }
@@ -131,6 +136,28 @@ impl WorkerHealth {
     /// The newest GPU figures of a worker.
     pub(super) fn telemetry(&self, worker: WorkerId) -> Option<Telemetry> {
         self.telemetry.get(&worker).copied()
+    }
+
+    /// A worker leaves since a cloud takes its machine back, or for another reason.
+    pub(super) fn set_preemption(
+        &mut self,
+        now: Time,
+        worker: WorkerId,
+        notice: Option<PreemptionNotice>,
+    ) {
+        match notice {
+            Some(PreemptionNotice { cloud, seconds_left }) => {
+                let at = now + Duration::from_secs(seconds_left.into());
+                self.preemptions.insert(worker, (cloud, at));
+            }
+            None => drop(self.preemptions.remove(&worker)),
+        }
+    }
+
+    /// Whether a cloud takes a worker's machine back, and the time that is left.
+    pub(super) fn preemption(&self, now: Time, worker: WorkerId) -> Option<PreemptionNotice> {
+        let (cloud, at) = *self.preemptions.get(&worker)?;
+        Some(PreemptionNotice::until(cloud, at.since(now)))
     }
 
     #[cfg(test)]

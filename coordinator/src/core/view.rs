@@ -60,7 +60,7 @@ impl Core {
         to: LinkId,
         WatchPosition { run: watched, step, event }: WatchPosition,
     ) {
-        let views = self.views();
+        let views = self.views(now);
         let (workers, forgotten) = self.clients.watchers.news(to, views);
         let run = self.state.run().map(|_| self.state.run_id());
         let same = watched.is_none() || watched == run;
@@ -125,7 +125,7 @@ impl Core {
         idle.take(MOST_IDLE).collect()
     }
 
-    fn views(&self) -> Vec<WorkerView> {
+    fn views(&self, now: Time) -> Vec<WorkerView> {
         let members = self.state.record().into_iter().flat_map(|record| &record.members);
         let members: BTreeMap<_, _> = members
             .zip(0..)
@@ -147,6 +147,7 @@ impl Core {
                 retained: self.retained(worker),
                 waits_for: self.waits_of(worker),
                 host: known.registration.host.clone(),
+                preemption: self.health.preemption(now, worker),
             }
         });
         views.collect()

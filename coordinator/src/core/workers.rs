@@ -350,7 +350,14 @@ impl Core {
                     self.outbox.send(from, Message::Announce(record));
                 }
             }
-            Message::Leave => self.propose(now, Command::Drain { worker }),
+            Message::Leave => {
+                self.health.set_preemption(now, worker, None);
+                self.propose(now, Command::Drain { worker });
+            }
+            Message::Preempted(notice) => {
+                self.health.set_preemption(now, worker, Some(notice));
+                self.propose(now, Command::Preempt { worker, notice });
+            }
             Message::Finished(result) if result.worker == worker => self.finished(now, result),
             Message::Written(place) => self.written_by(now, worker, place),
             Message::Stored(place) => self.stored_by(now, worker, place),

@@ -91,6 +91,7 @@ fn entries(format: u64) -> Vec<CommandEntry> {
         Command::FailCheckpoint { run: 1, id: damaged, reason: UnsavedReason::NoPart },
         Command::SkipCheckpoint { run: 1, id: damaged, earlier: Step(1) },
         Command::LeaveAll { generation: Generation(4) },
+        Command::Preempt { worker: WorkerId(7), notice: exemplars::notice() },
     ];
     let later = later.map(|command| CommandEntry { unix_ms: 1_700_000_000_100, command });
     entries.extend(later.into_iter().filter(|_| format >= 2));

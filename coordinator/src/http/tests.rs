@@ -23,6 +23,7 @@ fn worker(id: u64, rank: u32) -> WorkerView {
         retained: 0,
         waits_for: None,
         host: None,
+        preemption: None,
     }
 }
 

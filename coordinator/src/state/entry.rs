@@ -16,7 +16,7 @@ use everstep_transport::protocol::outcome::{EventKind, Outcome, OwnersAwaited};
 use everstep_transport::protocol::reason::{LossReason, RollbackReason, UnsavedReason};
 use everstep_transport::protocol::{
     CheckpointId, CoordinatorId, Generation, Lineage, ListedCheckpoint, NodeName, OperatorCommand,
-    Record, RequestId, Step, WorkerId,
+    PreemptionNotice, Record, RequestId, Step, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -198,6 +198,13 @@ pub enum Command {
     LeaveAll {
         /// The generation of these members.
         generation: Generation,
+    },
+    /// As Drain: a cloud takes the worker's machine back.
+    Preempt {
+        /// The id of the worker that is to leave.
+        worker: WorkerId,
+        /// The cloud, and the time that it leaves to the worker.
+        notice: PreemptionNotice,
     },
 }
 

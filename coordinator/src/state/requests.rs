@@ -134,7 +134,7 @@ impl State {
             OperatorCommand::Cancel(run) => self.cancel(unix_ms, *run, so_far),
             OperatorCommand::Drain(worker) => {
                 self.runs.must_run()?;
-                self.drain(unix_ms, *worker)
+                self.drain(unix_ms, *worker, None)
             }
             OperatorCommand::CreateToken(token) => self.access.create_token(unix_ms, token),
             OperatorCommand::RevokeToken(token) => self.access.revoke_token(token),

@@ -7,7 +7,7 @@ use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::reason::{LossReason, NamedWorker};
 use everstep_transport::protocol::rejection::Rejection;
-use everstep_transport::protocol::{ModelPlace, NodeName, WorkerId, WorkerLabel};
+use everstep_transport::protocol::{ModelPlace, NodeName, PreemptionNotice, WorkerId, WorkerLabel};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{EntryOutcome, State};
@@ -283,15 +283,20 @@ impl State {
         Ok(EntryOutcome::Accepted)
     }
 
-    /// A member leaves with a generation, any other worker at once.
+    /// A member leaves with a generation, any other worker at once. A cloud's notice is news of a
+    /// worker that was not to leave already.
     pub(super) fn drain(
         &mut self,
         unix_ms: u64,
         worker: WorkerId,
+        notice: Option<PreemptionNotice>,
     ) -> Result<EntryOutcome, Rejection> {
         let phase = self.workers.known(worker)?.phase;
         if phase == WorkerPhase::Leaving {
             return Ok(EntryOutcome::Accepted);
+        }
+        if let Some(notice) = notice {
+            self.events.note(unix_ms, EventKind::Preempted { worker, notice });
         }
         self.events.note(unix_ms, EventKind::Draining { worker });
         if phase.is_member() {

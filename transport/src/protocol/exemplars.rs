@@ -26,6 +26,7 @@ use super::outcome::{
     Event, EventKind, IdleWorker, Inability, Outcome, OwnersAwaited, PartEvaluation, PausedBy,
     RunPause, Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
+use super::preemption::{Cloud, PreemptionNotice};
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
 use super::reason::{FailReason, LossReason, NamedWorker, PauseReason, UnsavedPart, UnsavedReason};
 use super::rejection::Rejection;
@@ -37,6 +38,11 @@ const GENERATION: Generation = Generation(3);
 const STEP: Step = Step(5);
 const TERM: Term = Term(2);
 const WORKER: WorkerId = WorkerId(7);
+
+/// A notice of a cloud.
+pub fn notice() -> PreemptionNotice {
+    PreemptionNotice { cloud: Cloud::Aws, seconds_left: 117 }
+}
 
 fn address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 40_001).into()
@@ -192,6 +198,7 @@ fn from_worker() -> Vec<Message> {
         Message::Written(place()),
         Message::Stored(ModelPlace { host: String::new(), ..place() }),
         Message::Predecessors { ended: vec![4, 5] },
+        Message::Preempted(notice()),
     ];
     [registered, of_checkpoints()].concat()
 }
@@ -352,6 +359,7 @@ fn of_operators() -> Vec<Message> {
         retained: 3,
         waits_for: Some("3 parameter shards".into()),
         host: HostName::of("node-7"),
+        preemption: Some(notice()),
     };
     let label = view.label();
     let id = RequestId { client: 5, number: 6 };

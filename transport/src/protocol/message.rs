@@ -19,6 +19,7 @@ use super::generation::Record;
 use super::ids::{Generation, HostName, MachineId, NodeName, Shard, Step, Term, WorkerId, Zone};
 use super::model::ModelPlace;
 use super::outcome::{Inability, Update, WorkerResult};
+use super::preemption::PreemptionNotice;
 use super::question::{Question, Reply};
 use super::reason::UnsavedPart;
 use super::rejection::Rejection;
@@ -475,6 +476,10 @@ pub enum Message {
         /// What is known of it.
         state: Verification,
     },
+
+    // Worker to coordinator.
+    /// As Leave: a cloud takes the sender's machine back.
+    Preempted(PreemptionNotice),
 }
 
 impl Message {

@@ -16,6 +16,7 @@
 
 mod checkpoints;
 mod coordinator;
+mod departure;
 mod heartbeats;
 mod leader;
 mod membership;
@@ -35,6 +36,7 @@ use everstep_transport::protocol::{Generation, Message, NodeName, RunSpec, Step,
 use everstep_transport::time::Time;
 
 use self::checkpoints::Checkpoints;
+use self::departure::Departure;
 pub use self::heartbeats::HEARTBEAT_INTERVAL;
 use self::heartbeats::{Heartbeats, Readiness};
 use self::leader::Leader;
@@ -79,18 +81,6 @@ enum Phase {
 
 /// Most lines in one heartbeat, because it must fit the control stream.
 const LINES_PER_HEARTBEAT: usize = 200;
-
-/// A worker's way out of the run.
-#[derive(Debug, Default)]
-struct Departure {
-    /// The worker was told to leave the run.
-    requested: bool,
-    /// The leader has let the worker go. It ends when its part of a checkpoint is durable.
-    is_free: bool,
-    /// The number of parameter shards of which no staying worker has a copy, as the leader last
-    /// said.
-    retained: u32,
-}
 
 /// The worker's core.
 #[derive(Debug)]
@@ -230,7 +220,8 @@ impl Core {
             Input::CoordinatorLost { link } => self.leader.lost(link), // Training goes on.
             Input::CoordinatorGone(reason) => self.abandoned(&reason),
             Input::Removed => self.end(Exit::Refused(Refusal::Removed.to_string())),
-            Input::Drain => self.drain(),
+            Input::Drain => self.drain(now),
+            Input::Preempted(notice) => self.preempted(now, notice),
             Input::DrainOverdue => self.end(Exit::Drained),
             Input::Built(built) => self.built(built),
             Input::BuildFailed { inability, reason } => self.unable(now, inability, reason),
@@ -387,40 +378,6 @@ impl Core {
     }
 
     // Ends.
-
-    /// The shell could not reach any coordinator for long. A worker that has an id waits for one:
-    /// it may hold state that the run needs, and its join token may be used up. A worker that shall
-    /// leave and is not a member may go. A worker that never met a coordinator probably has a wrong
-    /// address.
-    fn abandoned(&mut self, reason: &str) {
-        if self.departure.requested && self.member().is_none() {
-            self.end(Exit::Drained);
-        } else if self.worker().is_none() && !self.leader.has_met_any() {
-            self.end(Exit::Failed(format!("no coordinator can be reached: {reason}")));
-        }
-    }
-
-    fn drain(&mut self) {
-        self.departure.requested = true;
-        match self.worker() {
-            Some(_) => self.send_to_leader(Message::Leave),
-            None => self.end(Exit::Drained), // It takes no part in anything.
-        }
-    }
-
-    /// The leader lets the worker go. A part of a checkpoint that is being written is told first,
-    /// since no other worker writes it, unless the store fails.
-    fn let_go(&mut self) {
-        (self.departure.requested, self.departure.is_free) = (true, true);
-        self.end_if_free();
-    }
-
-    /// The worker ends, if it may go and writes no part of a checkpoint.
-    fn end_if_free(&mut self) {
-        if self.departure.is_free && !self.checkpoints.is_writing() {
-            self.end(Exit::Drained);
-        }
-    }
 
     /// The worker cannot go on, because of a member, of the history or of itself: it says so, and
     /// ends. It cannot repeat this to the next leader, so it tells every coordinator.

@@ -10,7 +10,7 @@ use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{
-    Chunk, CoordinatorView, Message, NodeName, Record, RunSpec, Step, WorkerId,
+    Chunk, CoordinatorView, Message, NodeName, PreemptionNotice, Record, RunSpec, Step, WorkerId,
 };
 
 pub use device::{Gradient, Job, Origin, Report, Summary, Work};
@@ -51,6 +51,8 @@ pub enum Input {
     Removed,
     /// The worker shall leave the run, in good order if there is time.
     Drain,
+    /// As Drain: a cloud takes the worker's machine back, or has withdrawn that.
+    Preempted(Option<PreemptionNotice>),
     /// The time for leaving in good order is over, or the operator insists: the worker leaves now.
     DrainOverdue,
     /// The run's model and data are built.

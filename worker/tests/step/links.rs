@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::{Decision, Generation, Message, Record, Shard, Step, WorkerId};
+use everstep_transport::protocol::{
+    Cloud, Decision, Generation, Message, PreemptionNotice, Record, Shard, Step, WorkerId,
+};
 use everstep_worker::step::event::{Effect, Exit, Input, Job, LinkId, Report};
 
 use crate::cluster::{Cluster, run};
@@ -153,6 +155,25 @@ fn a_drained_worker_asks_on_every_link_until_it_is_let_go() {
     assert!(solo.told_by_link().contains(&(LinkId(2), Message::Leave)));
     solo.hear(Message::Drain { worker: MEMBERS[1] });
     assert_eq!(exit(&mut solo), Some(Exit::Drained));
+}
+
+#[test]
+fn a_worker_of_a_machine_that_is_taken_back_says_so_with_the_time_that_is_left() {
+    let notice = |seconds_left| PreemptionNotice { cloud: Cloud::Aws, seconds_left };
+    let mut solo = Solo::member(1);
+    solo.give(Input::Preempted(Some(notice(117))));
+    assert_eq!(solo.told(), [Message::Preempted(notice(117))]);
+    solo.now = solo.now + Duration::from_secs(7);
+    solo.connect(LinkId(2));
+    solo.hear_on(LinkId(2), Message::Registered { worker: MEMBERS[1], term: TERM });
+    assert!(solo.told_by_link().contains(&(LinkId(2), Message::Preempted(notice(110)))));
+    solo.give(Input::Preempted(None));
+    assert_eq!(solo.told(), [Message::Leave], "the notice is withdrawn, and others take over");
+    solo.hear_on(LinkId(2), Message::Drain { worker: MEMBERS[1] });
+    assert_eq!(exit(&mut solo), Some(Exit::Drained));
+    let mut idle = Solo::new();
+    idle.give(Input::Preempted(Some(notice(117))));
+    assert_eq!(exit(&mut idle), Some(Exit::Drained), "it takes no part in anything");
 }
 
 #[test]

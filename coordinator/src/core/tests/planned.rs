@@ -201,6 +201,36 @@ fn a_worker_that_drains_goes_when_nothing_depends_on_it() {
     assert_eq!(world.comings_and_goings(), [format!("left {id}")], "its end is no loss");
 }
 
+#[test]
+fn a_worker_of_a_machine_that_is_taken_back_leaves_and_an_event_says_why() {
+    let (mut world, links) = World::training(3);
+    world.commit(1..=3);
+    let (worker, notice) = (world.id(links[1]), exemplars::notice());
+    world.say(links[1], Message::Preempted(notice));
+    world.say(links[1], Message::Preempted(notice)); // the worker says so on every new link
+    let seen = world.watch(0, 0);
+    assert_eq!(
+        (seen.workers[1].state, seen.workers[1].preemption),
+        (WorkerState::Leaving, Some(notice))
+    );
+    let told: Vec<_> = seen.events.into_iter().map(|event| event.kind).collect();
+    let at = told.iter().position(|kind| *kind == EventKind::Preempted { worker, notice });
+    let at = at.expect("an event");
+    assert_eq!(told[at + 1], EventKind::Draining { worker });
+    assert!(!told[at + 2..].iter().any(|kind| matches!(kind, EventKind::Preempted { .. })));
+}
+
+#[test]
+fn the_status_counts_the_time_down_that_a_cloud_leaves_until_the_notice_is_withdrawn() {
+    let (mut world, links) = World::training(1);
+    world.say(links[0], Message::Preempted(exemplars::notice()));
+    world.pass(3_000, &links);
+    let preemption = world.seen()[0].preemption.expect("the last worker stays");
+    assert!((110..117).contains(&preemption.seconds_left), "{preemption}");
+    world.say(links[0], Message::Leave);
+    assert_eq!(world.seen()[0].preemption, None);
+}
+
 /// With one copy no worker is free before others have synced its shards.
 #[test]
 fn a_worker_that_drains_is_copied_first() {

@@ -125,7 +125,7 @@ impl Core {
             world_size: self.state.record().map_or(0, |record| record.world_size()),
             changing: !self.change.is_steady(),
             line: self.lines.recent().next_back().cloned(),
-            workers: self.views(),
+            workers: self.views(now),
             waiting: self.waiting(),
             paused: self.paused(),
             closes: self.closes(),

@@ -56,6 +56,11 @@ pub(super) fn log(state: &State, event: &Event) {
             let (event, worker) = (name(&event.kind), worker.0);
             info!(event, number, worker, "{words}");
         }
+        EventKind::Preempted { worker, notice } => {
+            let (worker, cloud, seconds_left) =
+                (worker.0, notice.cloud.name(), notice.seconds_left);
+            warn!(event = "preempted", number, worker, cloud, seconds_left, "{words}");
+        }
         EventKind::Waiting { awaited } => {
             let owners: Vec<u64> = awaited.owners.iter().map(|owner| owner.0).collect();
             let (shards, checkpoint) = (awaited.shards, awaited.checkpoint.0);

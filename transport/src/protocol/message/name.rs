@@ -4,6 +4,11 @@ use super::Message;
 use crate::protocol::question::{Question, Reply};
 
 impl Message {
+    /// Whether the message is a question with which an operator looks around, or its reply.
+    pub fn is_question(&self) -> bool {
+        matches!(self, Self::Ask(_) | Self::AskVerification { .. } | Self::Reply(_))
+    }
+
     /// The message's name, for logs and counters.
     pub fn name(&self) -> &'static str {
         match self {
@@ -67,6 +72,7 @@ impl Message {
             Self::AskVerification { .. } => "ask_verification",
             Self::Verify { .. } => "verify",
             Self::Verification { .. } => "verification",
+            Self::Preempted(_) => "preempted",
         }
     }
 }

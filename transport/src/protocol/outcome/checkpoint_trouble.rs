@@ -6,7 +6,7 @@ use super::EventKind;
 impl EventKind {
     /// The sentence about a checkpoint that is not written, is damaged, or is written again after
     /// others were not. `None` for any other event.
-    pub fn checkpoint_trouble(&self) -> Option<String> {
+    pub(super) fn checkpoint_trouble(&self) -> Option<String> {
         Some(match self {
             Self::CheckpointFailed { step, reason } => {
                 format!("the checkpoint of step {step} was not written: {reason}")

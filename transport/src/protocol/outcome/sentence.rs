@@ -4,10 +4,10 @@
 //! logs, on a terminal, in JSON. A sentence names a worker by number, id and host where its maker
 //! knows the worker, and otherwise by its id.
 
+use std::fmt::Display;
 use std::time::Duration;
 
 use super::{EventKind, Inability};
-use crate::protocol::reason::NamedWorker;
 use crate::protocol::{CoordinatorId, Step, WorkerId, WriteFailure};
 
 impl EventKind {
@@ -43,7 +43,7 @@ impl EventKind {
     }
 
     /// A sentence about the event. `name` gives the name of a worker.
-    pub fn sentence(&self, name: impl Fn(WorkerId) -> NamedWorker) -> String {
+    pub fn sentence<W: Display>(&self, name: impl Fn(WorkerId) -> W) -> String {
         let called = |worker: &WorkerId| name(*worker);
         match self {
             Self::Submitted { run } => format!("run \"{run}\" was submitted"),
@@ -108,6 +108,7 @@ impl EventKind {
             Self::WaitingOver { owners, waited_ms } => {
                 waits_no_more(owners.iter().map(called), *waited_ms)
             }
+            Self::Preempted { worker, notice } => format!("{} leaves: {notice}", called(worker)),
         }
     }
 }
@@ -118,7 +119,7 @@ fn recovered(coordinator: CoordinatorId) -> String {
     )
 }
 
-fn waits_no_more(owners: impl Iterator<Item = NamedWorker>, waited_ms: u64) -> String {
+fn waits_no_more<W: Display>(owners: impl Iterator<Item = W>, waited_ms: u64) -> String {
     let owners: Vec<String> = owners.map(|owner| owner.to_string()).collect();
     let waited = Duration::from_millis(waited_ms);
     format!("the run waits no more for {}, after {waited:.1?}", owners.join(", "))
@@ -130,5 +131,5 @@ fn members(count: usize) -> String {
 }
 
 fn saved(step: Step, bytes: u64, seconds: f64) -> String {
-    format!("the checkpoint of step {step} is complete: {bytes} bytes, written in {seconds:.1} s")
+    format!("checkpoint of step {step}: {:.1} MB in {seconds:.1} s", bytes as f64 / 1e6)
 }

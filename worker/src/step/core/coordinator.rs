@@ -136,7 +136,7 @@ impl Core {
         self.report_written();
         self.repeat_checkpoints();
         if self.departure.requested {
-            self.send_to_leader(Message::Leave);
+            self.ask_to_leave(now);
         }
     }
 
