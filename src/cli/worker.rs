@@ -111,7 +111,7 @@ pub enum PreemptionSource {
     Gcp,
     /// Microsoft Azure: Scheduled Events
     Azure,
-    /// No cloud
+    /// No notice is asked for
     None,
 }
 

@@ -20,7 +20,7 @@ const LONGEST_NOTICE_S: i64 = 86_400;
 /// What becomes of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// Nothing is announced.
+    /// The cloud announces nothing for this machine.
     Stays,
     /// The cloud takes the machine back.
     TakenBack {
@@ -118,7 +118,7 @@ pub fn of_aws(status: u16, body: &[u8]) -> Result<Fate, AnswerError> {
     Ok(Fate::TakenBack { at_unix_s: Some(at.unix_timestamp()) })
 }
 
-/// Compute Engine's `instance/preempted`.
+/// The answer of Compute Engine's metadata service to `instance/preempted`.
 pub fn of_gcp(status: u16, body: &[u8]) -> Result<Fate, AnswerError> {
     match (status, body.trim_ascii()) {
         (200, b"FALSE") => Ok(Fate::Stays),

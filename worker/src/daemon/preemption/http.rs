@@ -20,7 +20,7 @@ const MAX_HEAD: usize = 16 << 10;
 /// An exchange without a whole answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ExchangeError {
-    /// No connection.
+    /// The service takes no connection.
     #[error("it cannot be reached: {0}")]
     Unreachable(#[from] io::Error),
     /// The peer does not speak HTTP, or has closed the connection.

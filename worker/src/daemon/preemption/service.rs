@@ -25,7 +25,7 @@ pub enum ServiceError {
     /// No whole answer in time.
     #[error("it does not answer in time")]
     Slow,
-    /// No whole answer.
+    /// The service gave no whole answer.
     #[error(transparent)]
     Exchange(#[from] ExchangeError),
     /// An answer without a meaning.
@@ -39,7 +39,7 @@ pub enum ServiceError {
 /// A client of one service.
 pub struct Client {
     service: MetadataService,
-    /// EC2's session token.
+    /// The session token of EC2's metadata service.
     token: Option<HeaderValue>,
     /// The machine's name in Azure's events.
     machine: Option<String>,
