@@ -207,7 +207,7 @@ fn messages_of_the_wrong_role_are_counted_and_ignored() {
     let mut expected = 0;
     let of_workers = [
         &["hello", "heartbeat", "register", "fetch_record", "finished", "failed", "leave"][..],
-        &["status", "unable", "written", "predecessors"],
+        &["status", "unable", "written", "predecessors", "preempted"],
     ]
     .concat();
     let of_operators = [
