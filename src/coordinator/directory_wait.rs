@@ -1,5 +1,5 @@
 //! A coordinator with a full or read-only disk, or a missing directory, waits and goes on from its
-//! files. So does one that waited, and whose port another process has taken meanwhile.
+//! files. A coordinator whose port was taken by another process meanwhile waits on.
 //!
 //! The log takes nothing after an error of its disk. So the coordinator ends, and begins again from
 //! its durable state, in the same process and at the same addresses. Other coordinators lead

@@ -24,7 +24,7 @@ pub(super) struct WorkerHealth {
     /// The newest GPU figures of workers. They change so fast that the log never has them: only a
     /// reader that asks is told. A new leader hears them with the next heartbeats.
     telemetry: BTreeMap<WorkerId, Telemetry>,
-    /// The workers whose machines a cloud takes back, and when. A worker tells each new leader.
+    /// The cloud that takes a worker's machine back, and when. The worker tells each new leader.
     preemptions: BTreeMap<WorkerId, (Cloud, Time)>,
     /// Bytes that members of a generation have yet to read of the checkpoint that they restore.
     unread: BTreeMap<WorkerId, (Generation, u64)>,

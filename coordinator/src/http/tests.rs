@@ -104,7 +104,7 @@ fn the_port_of_an_api_stays_taken_while_its_process_keeps_it() {
     let options = HttpOptions { listen: None, token: None, read_token: None };
     let mut port = ApiPort::default();
     let address = BoundApi::open(&options, &mut port).expect("a free port").address;
-    TcpListener::bind(address).expect_err("nobody listens, and it is taken");
+    TcpListener::bind(address).expect_err("the process keeps the port");
     let again = BoundApi::open(&options, &mut port).expect("it is ours");
     assert_eq!(again.address, address);
     drop((again, port));

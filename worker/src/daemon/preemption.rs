@@ -37,7 +37,7 @@ pub struct MetadataService {
 pub struct Notice {
     /// The cloud, and the time that is left.
     pub preemption: PreemptionNotice,
-    /// When the worker leaves, whatever only it holds.
+    /// When the worker leaves, even with the last copy of a shard.
     pub leave_at: Instant,
 }
 

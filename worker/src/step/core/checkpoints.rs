@@ -85,7 +85,7 @@ impl Core {
     /// Has a due step saved, unless a part of an earlier one is still being written. A generation
     /// that asks for a checkpoint does not skip it, nor does any generation skip the last one: its
     /// part follows the earlier one. A part has a name of the current generation, in which the
-    /// primaries stay: whatever this worker forgets, no part gets other shards.
+    /// primaries stay. So the same name always stands for the same shards.
     fn save(&mut self, commit: Commit, shards: Vec<ShardToSave>) {
         let (id, Some(worker)) = (CheckpointId::of(&commit), self.worker()) else { return };
         let Some(record) = self.record() else { return };
