@@ -51,9 +51,13 @@ pub(super) fn await_directory(
         return DirectoryWait::InVain;
     }
     let within = DIRECTORY_WAIT_TIMEOUT;
-    tracing::warn!(%error, ?within, "{}: the coordinator waits for it", missing(error));
+    let (missing, there) = words(error);
+    tracing::warn!(%error, ?within, "{missing}: the coordinator waits for it");
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let waited = runtime.and_then(|runtime| runtime.block_on(watch(place, deadline)));
+    if let Ok(DirectoryWait::Usable) = waited {
+        tracing::warn!("{there}: the coordinator restarts");
+    }
     waited.unwrap_or_else(|error| {
         tracing::warn!(%error, "signals cannot be received: the coordinator does not wait");
         DirectoryWait::InVain
@@ -71,7 +75,6 @@ async fn watch((dir, log): (&Path, Option<u64>), deadline: Instant) -> io::Resul
             () = tokio::time::sleep(DIRECTORY_CHECK_INTERVAL) => {}
         }
         if probe(dir).is_ok() && log_inode(dir) == log {
-            tracing::warn!("directory can be used again: the coordinator restarts");
             return Ok(DirectoryWait::Usable);
         }
     }
@@ -101,11 +104,11 @@ pub(crate) fn probe(dir: &Path) -> io::Result<()> {
     written
 }
 
-/// What a coordinator with this error lacks.
-fn missing(error: &CoordinatorError) -> &'static str {
+/// What a coordinator with this error lacks, and that it has it again, in words.
+fn words(error: &CoordinatorError) -> (&'static str, &'static str) {
     match error {
-        CoordinatorError::Bind(_) => "port is taken",
-        _ => "directory cannot be used",
+        CoordinatorError::Bind(_) => ("port is taken", "port may be free again"),
+        _ => ("directory cannot be used", "directory can be used again"),
     }
 }
 
@@ -126,6 +129,8 @@ fn cause(error: &(dyn Error + 'static)) -> Option<io::ErrorKind> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+
+    use everstep_transport::quic::BindError;
 
     use super::DirectoryWait::{InVain, Usable};
     use super::*;
@@ -148,6 +153,9 @@ mod tests {
         let broken = io::Error::from_raw_os_error(5);
         let broken = CoordinatorError::File { path: log, source: broken };
         assert_eq!(await_directory(place, &broken, soon), InVain, "an input/output error");
+        let (address, source) = (([127, 0, 0, 1], 7070).into(), io::ErrorKind::AddrInUse.into());
+        let taken = CoordinatorError::Bind(BindError::Socket { address, source });
+        assert_eq!(await_directory(place, &taken, soon), Usable, "its port may be free again");
         let late = await_directory(place, &error(io::ErrorKind::QuotaExceeded), Instant::now());
         assert_eq!(late, InVain);
         assert_eq!(dir.path().read_dir().expect("read").count(), 1, "nothing is left");

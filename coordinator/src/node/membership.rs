@@ -22,7 +22,7 @@ use crate::state::{Command, CommandEntry};
 impl Node {
     /// The names of coordinators that may have no link any more.
     pub fn shut_out(&self) -> impl Iterator<Item = &NodeName> {
-        let names = self.core.state().names_shut_out();
+        let names = self.core.state().names_shut_out().map(|(_, name)| name);
         #[cfg(feature = "planted")]
         let names = names.chain(self.shut_out_early());
         names

@@ -195,15 +195,10 @@ impl State {
         views(&self.coordinators.leaving)
     }
 
-    /// The coordinators that were removed and that no other needs any more, by id: the newest
-    /// thousand.
-    pub fn those_shut_out(&self) -> Vec<CoordinatorView> {
-        views(&self.coordinators.shut_out)
-    }
-
-    /// The names of [those shut out](Self::those_shut_out).
-    pub fn names_shut_out(&self) -> impl Iterator<Item = &NodeName> {
-        self.coordinators.shut_out.values().map(|known| &known.name)
+    /// The ids and names of the coordinators that were removed and that no other needs any more:
+    /// the newest thousand.
+    pub fn names_shut_out(&self) -> impl Iterator<Item = (CoordinatorId, &NodeName)> {
+        self.coordinators.shut_out.iter().map(|(&id, known)| (id, &known.name))
     }
 
     /// Grows with every change of the coordinators or their addresses: the index of the entry that

@@ -506,7 +506,7 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
     assert_eq!(verdicts[1..], expected);
     let views = state.coordinators();
     assert_eq!((views.len(), views[0].id, views[0].address.port()), (1, 6, 4));
-    let out: Vec<_> = state.those_shut_out().into_iter().map(|view| view.id).collect();
+    let out: Vec<_> = state.names_shut_out().map(|(id, _)| id).collect();
     assert_eq!((out, state.leaving().len()), (vec![FOUNDER], 0), "the name of 4 is that of 6");
 }
 
