@@ -27,6 +27,7 @@ mod store_thread;
 mod telemetry;
 mod traffic;
 mod wait_span;
+mod wire_item;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

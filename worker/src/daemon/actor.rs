@@ -192,9 +192,7 @@ impl WorkerActor {
                 }
             }
             Effect::Stream { to, lane, step, item } => {
-                if let Some(peer) = self.peers.peer(to) {
-                    peer.stream(lane, step, item);
-                }
+                self.peers.stream(to, lane, step, item);
             }
             Effect::Build(run) => {
                 // Peers may connect before the first record is here.
