@@ -198,6 +198,13 @@ pub enum Fault {
         /// How long the firewall refuses packets.
         span: Duration,
     },
+    /// A firewall refuses the coordinators' probes of a worker. All packets of links pass.
+    RefuseProbes {
+        /// The machine of the worker that is probed in vain.
+        node: NodeId,
+        /// How long the firewall refuses probes.
+        span: Duration,
+    },
     /// No packet passes between one coordinator and the workers. The other coordinators reach both.
     Deafen {
         /// The coordinator that no worker reaches.
@@ -338,6 +345,7 @@ impl Fault {
             Self::Isolation { .. } => "isolation",
             Self::OneWay { .. } => "one-way partition",
             Self::Refuse { .. } => "refusal",
+            Self::RefuseProbes { .. } => "refused probes",
             Self::Deafen { .. } => "deaf coordinator",
             Self::Misstate { .. } => "misstated address",
             Self::Bridge { .. } => "bridge",
@@ -394,6 +402,7 @@ impl Fault {
             | Self::Drain { node, .. }
             | Self::Pause { node, .. }
             | Self::Refuse { node, .. }
+            | Self::RefuseProbes { node, .. }
             | Self::Deafen { node, .. }
             | Self::Stall { node, .. }
             | Self::Drift { node, .. }

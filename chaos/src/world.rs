@@ -30,6 +30,7 @@ mod membership;
 mod network;
 mod operator;
 mod peer;
+mod probe;
 mod queue;
 mod reconnect;
 mod road;
@@ -279,6 +280,7 @@ impl World {
             Event::WorkerTick(place) => return self.tick_worker(place),
             Event::CoordinatorTick(place) => return self.tick_coordinator(place),
             Event::Idle { owner, peer, due } => return self.idle(owner, peer, due),
+            Event::Probe { owner, peer, link } => return self.probe(owner, peer, link),
             Event::Fault(fault) => return self.inflict(&fault),
             Event::Resume(node, until) => return self.resume(node, until),
             Event::Reopen => self.review_all(),

@@ -1,7 +1,7 @@
 //! `everstep worker ls`: the workers, and what the run waits for.
 
-use everstep_transport::protocol::Step;
-use everstep_transport::protocol::outcome::{IdleWorker, Update, WorkerState, WorkerView};
+use everstep_transport::protocol::outcome::{IdleWorker, Outcome, Update, WorkerState, WorkerView};
+use everstep_transport::protocol::{NodeName, Step};
 use serde_json::json;
 
 use crate::cli::AskFlags;
@@ -44,18 +44,27 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let reason =
         reason.map_or(String::new(), |reason| format!("\nnot bitwise: {}", output::plain(reason)));
     let taken = update.workers.iter().filter_map(taken_back);
-    let waits: String = taken.chain(update.workers.iter().filter_map(waits)).collect();
+    let waits = taken.chain(update.workers.iter().filter_map(waits));
+    let waits: String = waits.chain(update.unable.iter().map(cannot_compute)).collect();
     let spare = spare(&update.workers).unwrap_or_default();
     let text = format!("{}{reason}{waits}{spare}\n{}", sentence(&update), table(&rows));
     output::print(text.trim_end())
 }
 
 fn sentence(update: &Update) -> String {
-    let count = |state| update.workers.iter().filter(|worker| worker.state == state).count();
-    if !update.idle.is_empty() {
-        let count = update.idle.len();
-        return format!("{} for a run", doing(count, "waits", "wait"));
+    let idle = match update.idle.len() {
+        0 => return of_the_run(update),
+        idle => doing(idle, "waits", "wait"),
+    };
+    match (update.run, &update.outcome) {
+        (Some(_), Outcome::Running) => format!("{}; {idle} for another run", of_the_run(update)),
+        _ => format!("{idle} for a run"),
     }
+}
+
+/// What the workers of the run do.
+fn of_the_run(update: &Update) -> String {
+    let count = |state| update.workers.iter().filter(|worker| worker.state == state).count();
     if let Some(paused) = update.paused.as_ref() {
         let part = doing(count(WorkerState::Training), "takes part", "take part");
         return format!("{paused}: {part}");
@@ -71,6 +80,11 @@ fn sentence(update: &Update) -> String {
             count(WorkerState::Waiting)
         ),
     }
+}
+
+/// The reason why a worker cannot compute the run.
+fn cannot_compute((name, reason): &(NodeName, String)) -> String {
+    format!("\n{}", output::plain(&format!("{name} cannot compute the run: {reason}")))
 }
 
 /// The reason why a worker's join or leave waits. None if it does not wait.
@@ -149,7 +163,7 @@ fn row(worker: &WorkerView) -> [String; 11] {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::message::Message;
-    use everstep_transport::protocol::{NodeName, Rank, WorkerId, exemplars};
+    use everstep_transport::protocol::{Rank, WorkerId, exemplars};
 
     use super::*;
 
@@ -160,6 +174,22 @@ mod tests {
         });
         let (worker, rank) = (WorkerId(number.into()), Some(Rank(number - 1)));
         WorkerView { worker, number, rank, data_shards, host: None, ..views.expect("a view") }
+    }
+
+    #[test]
+    fn a_worker_that_cannot_compute_the_run_waits_for_another_one() {
+        let name = NodeName::parse("worker-7").expect("a valid name");
+        let unable = vec![(name.clone(), "there is no /nope".to_string())];
+        let idle = vec![IdleWorker { name, address: None }];
+        let workers = vec![WorkerView { state: WorkerState::Training, ..view(1, 1) }];
+        let update = Update { run: Some(4), workers, idle, unable, ..Update::default() };
+        let words = "1 worker trains, 0 brought up to date, 0 waiting; 1 worker waits for another \
+                     run";
+        assert_eq!(sentence(&update), words);
+        let words = "\nworker-7 cannot compute the run: there is no /nope";
+        assert_eq!(cannot_compute(&update.unable[0]), words);
+        let over = Update { outcome: Outcome::Complete(Vec::new()), ..update };
+        assert_eq!(sentence(&over), "1 worker waits for a run");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::num::NonZero;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use std::{hint, thread};
+use std::{fs, hint, thread};
 
 use crate::world::{Run, Signal, World, chance};
 
@@ -45,6 +45,10 @@ fn assert_survived(world: &World, run: &Run, deaths: &[&[usize]]) {
     let redone = run.report["generations"].as_array().unwrap();
     let redone = redone.iter().filter(|generation| generation["redone"] == true).count();
     assert_eq!(run.report["steps_redone"], redone);
+    let path = |number: usize| run.dir.join(format!("logs/worker-{number}.log"));
+    let mut logs = (1..).map(path).map_while(|log| fs::read_to_string(log).ok());
+    let names_the_dead = |line: &str| line.contains("cause=Lost") && !line.contains("gone=[]");
+    assert!(logs.any(|log| log.lines().any(names_the_dead)), "no survivor's log names the dead");
 }
 
 /// Checks that the report has the times in which the shards of dead workers had one owner less.

@@ -46,6 +46,7 @@ pub use error::{ConnectError, LinkError};
 pub use host_port::{BoundSocket, HostPort, HostPortError};
 pub use link::{Encoded, Link, LinkStats};
 pub use links::EndpointStats;
+pub use probe::RefusalChecks;
 pub use settings::{MAX_MTU, Settings, SettingsError};
 pub use socket::SocketBuffers;
 

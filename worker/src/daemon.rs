@@ -27,6 +27,7 @@ mod store_thread;
 mod telemetry;
 mod traffic;
 mod wait_span;
+mod wire_item;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -206,7 +207,7 @@ async fn work(
     let notices = preemption::notices(metadata);
     let orders = LeaveOrders { terminations, grace, notices };
     let (exit, links) = run_actor(shell, dial_context, name, orders).await;
-    tracing::info!(?exit, "leaving");
+    tracing::info!(reason = words(&exit), "leaving");
     // The last messages must arrive before the process ends.
     let mut finishing = JoinSet::new();
     links.into_iter().for_each(|link| {
@@ -219,6 +220,15 @@ async fn work(
         Exit::Drained => Ok(CleanExit::Drained),
         Exit::Refused(reason) => Err(WorkerError::Refused(reason)),
         Exit::Failed(reason) => Err(WorkerError::Failed(reason)),
+    }
+}
+
+/// Why the worker ends, in words for its log.
+fn words(exit: &Exit) -> &str {
+    match exit {
+        Exit::Dismissed => "the run is over",
+        Exit::Drained => "the worker was told to leave",
+        Exit::Refused(reason) | Exit::Failed(reason) => reason,
     }
 }
 

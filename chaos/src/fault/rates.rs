@@ -72,6 +72,8 @@ pub struct Rates {
     pub bridges: f64,
     /// Workers that a firewall refuses to the coordinators.
     pub refusals: f64,
+    /// Workers of which a firewall refuses probes, and nothing else.
+    pub refused_probes: f64,
     /// Coordinators that no worker reaches.
     pub deaf_coordinators: f64,
     /// Workers of a machine that state the address of another machine.
@@ -142,6 +144,7 @@ impl Default for Rates {
             one_way_partitions: 1.0,
             bridges: 1.5,
             refusals: 0.7,
+            refused_probes: 0.7,
             deaf_coordinators: 0.5,
             misstatements: 0.5,
             duplicates: 8.0,
@@ -212,6 +215,7 @@ impl Rates {
             partitions: 0.0,
             one_way_partitions: 0.0,
             bridges: 0.0,
+            refused_probes: 0.0,
             duplicates: 0.0,
             reorders: 0.0,
             ..Self::tolerated()

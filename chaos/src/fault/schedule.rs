@@ -70,7 +70,8 @@ impl Draw<'_> {
         let full: Make = |draw| Fault::FullStore { node: draw.worker(), span: draw.outage() };
         let all = all.chain([(self.rates.hangs, hang), (self.rates.full_stores, full)]);
         let all = all.chain(self.of_evidence()).chain(self.of_operators());
-        all.chain(self.of_the_store()).collect()
+        let probes: Make = |draw| Fault::RefuseProbes { node: draw.worker(), span: draw.outage() };
+        all.chain(self.of_the_store()).chain([(self.rates.refused_probes, probes)]).collect()
     }
 
     fn of_processes_and_ways(&self) -> [(f64, Make); 23] {

@@ -65,6 +65,7 @@ impl fmt::Display for Fault {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
             Self::Refuse { .. }
+            | Self::RefuseProbes { .. }
             | Self::Isolation { .. }
             | Self::Deafen { .. }
             | Self::Misstate { .. }
@@ -96,6 +97,9 @@ impl Fault {
             }
             Self::Refuse { node, span } => {
                 write!(f, "a firewall refuses {node} to the coordinators for {span:?}")
+            }
+            Self::RefuseProbes { node, span } => {
+                write!(f, "a firewall refuses the coordinators' probes of {node} for {span:?}")
             }
             Self::Isolation { span } => {
                 write!(f, "no coordinator reaches any worker for {span:?}")

@@ -21,6 +21,8 @@ pub struct ActiveFaults {
     misstated: BTreeMap<NodeId, NodeId>,
     /// Until when a firewall refuses machines to the coordinators.
     refused_until: BTreeMap<NodeId, Time>,
+    /// Until when firewalls refuse the coordinators' probes of machines, and nothing else.
+    probes_refused_until: BTreeMap<NodeId, Time>,
     /// Until when the stores of workers' machines are full, by slot.
     full_stores: BTreeMap<usize, Time>,
     /// Faults that wait for their moment.
@@ -73,6 +75,7 @@ impl ActiveFaults {
             drifts: BTreeMap::new(),
             misstated: BTreeMap::new(),
             refused_until: BTreeMap::new(),
+            probes_refused_until: BTreeMap::new(),
             full_stores: BTreeMap::new(),
             armed: ArmedFaults::default(),
             end: Time(u64::MAX),
@@ -99,6 +102,7 @@ impl ActiveFaults {
     /// cluster bears them.
     pub fn calm_down(&mut self) {
         self.refused_until.clear();
+        self.probes_refused_until.clear();
         self.armed = ArmedFaults::default();
     }
 
@@ -173,6 +177,17 @@ impl ActiveFaults {
     /// Whether a firewall refuses a machine to the coordinators.
     pub fn is_refused(&self, machine: NodeId, now: Time) -> bool {
         self.refused_until.get(&machine).is_some_and(|until| *until > now)
+    }
+
+    /// A firewall refuses the coordinators' probes of a machine. A longer refusal stays.
+    pub fn refuse_probes(&mut self, machine: NodeId, until: Time) {
+        let refused = self.probes_refused_until.entry(machine).or_default();
+        *refused = until.max(*refused);
+    }
+
+    /// Whether a firewall refuses the coordinators' probes of a machine.
+    pub fn refuses_probes(&self, machine: NodeId, now: Time) -> bool {
+        self.probes_refused_until.get(&machine).is_some_and(|until| *until > now)
     }
 
     /// The store of a slot's machine is full.

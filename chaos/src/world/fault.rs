@@ -302,6 +302,9 @@ impl World {
         match fault {
             Fault::Deafen { node, .. } => self.deafen(*node, all, until),
             Fault::Refuse { node, .. } => self.firewall(*node, all, until),
+            Fault::RefuseProbes { node, span } => {
+                self.refuse_probes(*node, (self.now + *span).min(self.faults.end()));
+            }
             Fault::Misstate { node, of } => self.faults.misstate(*node, *of),
             Fault::DrainAll { restart } => self.drain_all(*restart),
             Fault::Rest { .. } | Fault::Save => self.direct(fault),

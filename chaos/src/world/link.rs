@@ -68,7 +68,7 @@ impl End {
     }
 
     /// The peer's host says that no process listens at the peer's port.
-    fn refused(reason: &str) -> Self {
+    pub fn refused(reason: &str) -> Self {
         Self { sign: Sign::Refused, reason: reason.into() }
     }
 
@@ -253,6 +253,7 @@ impl World {
         }
         self.review(one, other);
         self.review(other, one);
+        self.begin_to_probe(one, other);
         link
     }
 
@@ -283,7 +284,8 @@ impl World {
                             None,
                         );
                     }
-                    NodeId::Worker(worker) => {
+                    // A refusal is no proof: alone it explains no loss of a living worker.
+                    NodeId::Worker(worker) if sign != Sign::Refused => {
                         self.checkers.liveness.unlinked(self.now, place, worker)
                     }
                     _ => {}
@@ -418,6 +420,12 @@ impl World {
         let due = at.max(now);
         side.due = Some((why, due));
         self.queue.put(due, Event::Idle { owner, peer, due });
+    }
+
+    /// Whether `owner` hears its peer at this moment, and its peer acknowledges what it sends.
+    pub(super) fn is_heard(&self, owner: NodeId, peer: NodeId) -> bool {
+        let answers = self.is_alive(peer) && !self.faults.is_paused(peer);
+        answers && self.network.links.is_whole(owner, peer) && self.reach(owner, peer)
     }
 
     fn why_silent(

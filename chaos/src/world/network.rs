@@ -12,6 +12,7 @@ use everstep_worker::step::event::{Lane, StreamItem};
 
 use super::NodeId;
 use super::link::Links;
+use super::probe::Probes;
 use super::road::Roads;
 use super::types::{InFlight, Interceptor};
 use super::wire::Wire;
@@ -28,6 +29,7 @@ pub struct Network {
     pub roads: Roads,
     pub links: Links,
     pub wire: Wire,
+    pub probes: Probes,
     /// How long each node waits before it dials the coordinator at a place again.
     reconnecting: BTreeMap<(NodeId, usize), Duration>,
     interceptor: Option<Interceptor>,
@@ -36,7 +38,7 @@ pub struct Network {
 impl Network {
     /// Drops every link with all that is under way. Roads stay as they are.
     pub fn begin_anew(&mut self) {
-        (self.links, self.wire, self.reconnecting) = Default::default();
+        (self.links, self.wire, self.probes, self.reconnecting) = Default::default();
     }
 
     // The interceptor.

@@ -75,6 +75,8 @@ pub struct Prepare {
     /// When true, a coordinator does not make its history durable before a snapshot replaces the
     /// entries.
     pub forgets_history: bool,
+    /// When true, a coordinator forgets that refusals of a living worker's probes were wrong.
+    pub forgets_wrong_refusals: bool,
     /// What the file system of the store leaves out.
     pub sync_flaws: SyncFlaws,
     /// When true, every process of a coordinator but its machine's first is of a later build.
@@ -91,6 +93,7 @@ impl Default for Prepare {
             coordinator: node::Node::new,
             skips_fsync: false,
             forgets_history: false,
+            forgets_wrong_refusals: false,
             sync_flaws: SyncFlaws::default(),
             upgrades: false,
         }
@@ -296,6 +299,15 @@ pub enum Event {
         /// The time of this event. If the link's due time is another by now, nothing happens.
         due: Time,
     },
+    /// A coordinator probes a worker of which a firewall refuses probes.
+    Probe {
+        /// The coordinator that probes.
+        owner: NodeId,
+        /// The worker.
+        peer: NodeId,
+        /// The number of their link. Probes of an earlier link come to nothing.
+        link: u64,
+    },
     /// A client asks a question, unless it had an answer in the meantime.
     Ask {
         /// The number of the client that asks.
@@ -377,7 +389,7 @@ impl Event {
             | Self::Removed(place)
             | Self::CoordinatorTick(place) => Some(NodeId::Coordinator(*place)),
             Self::Header(stream) | Self::Body(stream) => Some(stream.ends().1),
-            Self::Idle { owner, .. } => Some(*owner),
+            Self::Idle { owner, .. } | Self::Probe { owner, .. } => Some(*owner),
             _ => None,
         }
     }
@@ -408,6 +420,7 @@ impl Event {
             Self::WorkerTick(place) => [10, *place as u64, 0],
             Self::CoordinatorTick(place) => [11, *place as u64, 0],
             Self::Idle { owner, peer, .. } => ends(12, *owner, *peer),
+            Self::Probe { owner, peer, .. } => ends(28, *owner, *peer),
             Self::Fault(_) => [13, 0, 0],
             Self::Resume(node, _) => [14, node.word(), 0],
             Self::Reopen => [15, 0, 0],

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use everstep_chaos::check::Invariant::{self, I6, I16, I21};
+use everstep_chaos::check::Invariant::{self, I6, I8, I16, I21};
 use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
 use everstep_chaos::world::{NodeId, Prepare};
@@ -70,6 +70,24 @@ fn i21_a_refusal_that_counts_as_proof_is_found() {
     find(plant!(RefusalIsProof), faults, &[I6, I21]);
 }
 
+/// A firewall refuses probes of a worker, which stands still again and again for a moment. All
+/// other packets pass.
+#[test]
+fn i8_a_prober_that_forgets_that_refusals_were_wrong_is_found() {
+    let node = NodeId::Worker(1);
+    let refuse = at(1_000, Fault::RefuseProbes { node, span: ms(18_000) });
+    let pauses = [50, 120, 300, 700, 1_500, 90].into_iter().enumerate();
+    let pauses = pauses.map(|(index, span)| {
+        at(2_000 + 2_500 * index as u64, Fault::Pause { node, span: ms(span) })
+    });
+    let faults: Vec<_> = [refuse].into_iter().chain(pauses).collect();
+    let sound = simulation(Rates::none(), Prepare::default());
+    let endured = sound.endure(OF_COPIES, &Schedule(faults.clone())).result;
+    assert_eq!(endured.expect("it is borne").changes.lost, 0);
+    let prepare = Prepare { forgets_wrong_refusals: true, ..Prepare::default() };
+    find(prepare, faults, &[I8]);
+}
+
 /// A worker that is to leave has all the time that it needs. Meanwhile another worker loses its
 /// link.
 #[test]
@@ -78,6 +96,31 @@ fn i16_a_last_copy_that_leaves_is_found() {
     let ends = (NodeId::Leader, NodeId::Worker(2));
     let faults = vec![at(1_000, drain), at(1_030, Fault::Disconnect { ends })];
     find(plant!(LastCopiesLeave), faults, &[I6, I16, I21]);
+}
+
+/// Two workers are told to leave at once, or one in the middle of a repair, over slow links. Each
+/// has all the time that it needs.
+#[test]
+fn i16_workers_that_leave_together_or_in_a_repair_hand_over_first() {
+    let slow = |(one, other)| Fault::Slow {
+        ends: (NodeId::Worker(one), NodeId::Worker(other)),
+        extra: ms(400),
+        span: ms(15_000),
+    };
+    let drain =
+        |slot| Fault::Drain { node: NodeId::Worker(slot), by: DrainOrigin::Machine, grace: None };
+    let crash = Fault::Crash { node: NodeId::Worker(3), restart: None };
+    for (first, left, lost) in [(drain(2), 2, 0), (crash, 1, 1)] {
+        let pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3)];
+        let mut faults: Vec<_> = pairs.map(|pair| at(900, slow(pair))).into();
+        faults.extend([at(1_000, first), at(1_030, drain(1))]);
+        let schedule = Schedule(faults);
+        let cluster = simulation(Rates::none(), Prepare::default());
+        let endured = cluster.endure(OF_COPIES, &schedule).result;
+        let changes = endured.unwrap_or_else(|failure| panic!("{failure}")).changes;
+        let found = (changes.left, changes.lost, changes.rollbacks);
+        assert_eq!(found, (left, lost, 0), "{changes:?}");
+    }
 }
 
 /// For most of the time no worker reaches the leader, but they reach all other coordinators, and
@@ -106,6 +149,7 @@ fn i11_a_leader_that_alone_hears_no_worker_lets_another_one_lead() {
 fn misleading_evidence_is_borne() {
     let rates = Rates {
         refusals: 6.0,
+        refused_probes: 6.0,
         deaf_coordinators: 4.0,
         misstatements: 6.0,
         worker_crashes: 4.0,

@@ -84,6 +84,17 @@ fn i8_sixty_seeds_of_standstills_cost_no_worker() {
     assert_endured(&simulate(&simulation(rates), 60, 2));
 }
 
+/// Firewalls refuse probes, and nothing else, while processes stand still for up to 1.5 s.
+#[test]
+fn i8_sixty_seeds_of_refused_probes_and_pauses_cost_no_worker() {
+    let rates = Rates { refused_probes: 8.0, pauses: 12.0, ..Rates::none() };
+    let seeds = simulate(&simulation(rates), 60, 2);
+    assert_endured(&seeds);
+    let endured = seeds.iter().filter_map(|simulated| simulated.result.as_ref().ok());
+    let Tally { lost, .. } = changes(endured);
+    assert!(lost < 20, "{lost} members were lost: few pauses meet a link that is new to refusals");
+}
+
 #[test]
 fn i3_fifty_seeds_of_mistakes_end_runs_and_change_none() {
     // No worker is lost: if the other owner were lost before the next vote, the wrong copy would be

@@ -113,12 +113,12 @@ impl Core {
         self.lines.is_open() && is_whole && reach.0.saturating_sub(step.0) <= PAGE as u64
     }
 
-    /// The workers that wait for a run, while none is under way.
+    /// The workers that wait for a run. While one is under way, these are the workers that cannot
+    /// compute it.
     pub(super) fn idle(&self) -> Vec<IdleWorker> {
-        if self.state.run().is_some() && self.running() {
-            return Vec::new();
-        }
-        let idle = self.workers_in(|phase| matches!(phase, PeerPhase::Greeted(None)));
+        let is_under_way = self.state.run().is_some() && self.running();
+        let waiting = if is_under_way { PeerPhase::Unable } else { PeerPhase::Greeted(None) };
+        let idle = self.workers_in(|phase| phase == waiting);
         let links = idle.into_iter().filter_map(|link| self.links.find(link));
         let idle =
             links.map(|it| IdleWorker { name: it.identity.name.clone(), address: it.address });

@@ -46,7 +46,8 @@ pub enum WorkerState {
     Left,
 }
 
-/// A worker that waits for a run. It registers, and gets a number, when there is one.
+/// A worker that waits for a run that it can compute. It registers, and gets a number, when there
+/// is one.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
 pub struct IdleWorker {
     /// The name of its node.
@@ -186,7 +187,8 @@ pub struct Update {
     pub workers: Vec<WorkerView>,
     /// Workers of earlier answers on this link that the coordinator no longer tells of.
     pub forgotten: Vec<WorkerId>,
-    /// The workers that wait for a run, a thousand at most.
+    /// The workers that wait for a run, a thousand at most. While one is under way, these are the
+    /// workers that cannot compute it.
     pub idle: Vec<IdleWorker>,
     /// Why the run's bits differ from those of other such runs, if they do: the workers' first
     /// gradients differ.

@@ -13,6 +13,7 @@
 //! link receives nothing. Where a firewall keeps ICMP back, only the idle time-out remains.
 
 mod check;
+mod distrusted;
 mod queue;
 mod signs;
 mod socket;
@@ -23,7 +24,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use tokio::time::{Instant, sleep_until};
 
-use self::check::Checks;
+pub use self::check::RefusalChecks;
 pub(super) use self::signs::Signs;
 pub(super) use self::socket::Probes;
 use self::socket::Watcher;
@@ -61,7 +62,10 @@ impl<'a> Watched<'a> {
 
     /// Returns when refusals go on and the link has received nothing since the first one.
     async fn refused(&self, interval: Duration) {
-        let mut checks = Checks::default();
+        let mut checks = RefusalChecks::default();
+        if self.peer.is_distrusted() {
+            checks.distrust();
+        }
         loop {
             let began = Instant::now();
             self.peer.probe();
@@ -75,9 +79,13 @@ impl<'a> Watched<'a> {
                     () = self.peer.refused() => if checks.refused(self.received()) { break },
                 }
             }
-            let rtt = self.wire.connection.rtt();
+            let (rtt, was_checked) = (self.wire.connection.rtt(), checks.is_open());
             if checks.judge(began.elapsed(), self.received(), rtt) {
                 return;
+            }
+            // The newest refusal was wrong, too.
+            if was_checked && !checks.is_open() && checks.are_wrong() {
+                self.peer.distrust();
             }
             sleep_until(began + checks.rest(self.interval(interval))).await;
         }

@@ -1,12 +1,12 @@
 //! The actor that owns the core. It carries events in and effects out.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use actix::{Actor, ActorContext, AsyncContext, Context, Handler, MessageResult};
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{CoordinatorView, Message, Record, Step};
+use everstep_transport::protocol::{CoordinatorView, Message, Record, Step, WorkerId};
 use everstep_transport::quic::{Endpoint, Link};
 use everstep_transport::time::Time;
 use tokio::sync::{oneshot, watch};
@@ -62,6 +62,8 @@ pub struct WorkerActor {
     wait_span: WaitSpan,
     /// The version that the generation resumes with.
     resume: Step,
+    /// The members of the generation.
+    members: BTreeSet<WorkerId>,
     changed: watch::Sender<u64>,
     traffic: Arc<Traffic>,
     /// CPU seconds that the process had used when the first generation since the build began.
@@ -96,6 +98,7 @@ impl WorkerActor {
             loss_logged: None,
             wait_span: WaitSpan::default(),
             resume: Step(0),
+            members: BTreeSet::new(),
             changed,
             traffic,
             cpu_before: None,
@@ -113,6 +116,7 @@ impl WorkerActor {
         failpoint::on_input(&input, self.resume);
         let now = self.now();
         let committed = |core: &Core| core.member().map(|member| member.committed());
+        let registered = self.core.worker();
         // Generations, promises and commits change what the core admits. All of them come with a
         // message, except the commits that this worker decides itself.
         let is_message = matches!(input, Input::Coordinator { .. } | Input::Peer { .. });
@@ -128,6 +132,7 @@ impl WorkerActor {
         self.shell.endpoint.rest(self.core.member().is_none());
         self.log_leave_wait();
         self.log_loss(now);
+        self.log_end(registered);
         if is_message || committed(&self.core) != before {
             self.changed.send_modify(|version| *version += 1);
         }
@@ -158,6 +163,14 @@ impl WorkerActor {
         }
     }
 
+    /// Logs that the worker has no registration any more, if it had one before.
+    fn log_end(&mut self, registered: Option<WorkerId>) {
+        if let Some(id) = registered.filter(|_| self.core.worker().is_none()) {
+            self.members.clear();
+            tracing::info!(id = id.0, "registration is over");
+        }
+    }
+
     /// Carries out an effect. Returns the inputs for the core that follow from it.
     fn perform(&mut self, effect: Effect, context: &mut Context<Self>) -> Vec<Input> {
         match effect {
@@ -179,9 +192,7 @@ impl WorkerActor {
                 }
             }
             Effect::Stream { to, lane, step, item } => {
-                if let Some(peer) = self.peers.peer(to) {
-                    peer.stream(lane, step, item);
-                }
+                self.peers.stream(to, lane, step, item);
             }
             Effect::Build(run) => {
                 // Peers may connect before the first record is here.
@@ -215,13 +226,16 @@ impl WorkerActor {
     }
 
     fn enter(&mut self, record: &Record) -> Vec<Input> {
-        let (generation, members) = (record.number, record.members.len());
+        let (generation, cause) = (record.number, record.cause);
+        let members: BTreeSet<_> = record.members.iter().map(|member| member.worker).collect();
         let id = self.core.worker().unwrap_or_default();
         let rank = record.members.iter().position(|member| member.worker == id);
-        let resume = record.resume;
-        tracing::info!(id = id.0, rank, %generation, members, %resume, "entered");
-        self.resume = record.resume;
-        self.shell.endpoint.share_among(members as u32);
+        let (resume, count) = (record.resume, members.len());
+        let gone: Vec<u64> = self.members.difference(&members).map(|worker| worker.0).collect();
+        let id = id.0;
+        tracing::info!(id, rank, %generation, ?cause, members = count, ?gone, %resume, "entered");
+        (self.resume, self.members) = (resume, members);
+        self.shell.endpoint.share_among(count as u32);
         self.cpu_before.get_or_insert_with(traffic::cpu_seconds);
         self.peers.enter(self.core.worker(), record)
     }

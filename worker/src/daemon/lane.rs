@@ -10,21 +10,19 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
-use everstep_kernels::buffer::Shared;
-use everstep_kernels::reduce;
-use everstep_transport::protocol::{Chunk, Encoding, Generation, Step, codec};
+use everstep_transport::protocol::{Chunk, Generation, Step};
 use everstep_transport::quic::{BulkSender, Link, LinkError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
 use super::traffic::Traffic;
-use crate::step::event::{Lane, StreamItem};
+use super::wire_item::WireItem;
+use crate::step::event::Lane;
 
 /// An item, the step that names its stream, and whether it counts as fed.
 struct QueuedItem {
     step: Step,
-    item: StreamItem,
+    item: WireItem,
     is_fed: bool,
 }
 
@@ -104,28 +102,20 @@ impl Lanes {
     }
 
     /// Queues an item for a worker that catches up, unless too much waits already.
-    pub fn feed(&self, lane: Lane, step: Step, item: StreamItem) {
-        if self.fed.put(step, bytes_of(&item)) {
+    pub fn feed(&self, lane: Lane, step: Step, item: WireItem) {
+        if self.fed.put(step, item.tensor_bytes()) {
             self.put(lane, QueuedItem { step, item, is_fed: true });
         }
     }
 
     /// Queues an item without a limit here. The plan bounds these items.
-    pub fn queue(&self, lane: Lane, step: Step, item: StreamItem) {
+    pub fn queue(&self, lane: Lane, step: Step, item: WireItem) {
         self.put(lane, QueuedItem { step, item, is_fed: false });
     }
 
     fn put(&self, lane: Lane, queued: QueuedItem) {
         // An error means that the lane's task ended with its link. The link's reader reports that.
         let _ = self.queues[&lane].send(queued);
-    }
-}
-
-/// Bytes of a tensor. Messages are small and count as 0.
-fn bytes_of(item: &StreamItem) -> usize {
-    match item {
-        StreamItem::Message(_) => 0,
-        StreamItem::Tensor { values, .. } => values.as_bytes().len(),
     }
 }
 
@@ -147,8 +137,11 @@ async fn send(
             }
         };
         let (_, stream) = open.insert((step, stream));
-        let bytes = bytes_of(&item);
-        let (chunk, body) = encode(item, generation, step);
+        let bytes = item.tensor_bytes();
+        let (chunk, body) = match item {
+            WireItem::Message(body) => (Chunk::message(generation, step, body.len()), body),
+            WireItem::Tensor { chunk, body } => (chunk, body),
+        };
         stream.send(&chunk, body).await?;
         if is_fed {
             fed.sent(step, bytes);
@@ -156,30 +149,6 @@ async fn send(
         traffic.add_sent(chunk.body_bytes());
     }
     Ok(())
-}
-
-/// A shared buffer as the bytes that go onto the wire.
-struct WireBytes(Shared);
-
-impl AsRef<[u8]> for WireBytes {
-    fn as_ref(&self) -> &[u8] {
-        self.0.as_bytes()
-    }
-}
-
-fn encode(item: StreamItem, generation: Generation, step: Step) -> (Chunk, Bytes) {
-    match item {
-        StreamItem::Message(message) => {
-            let bytes = Bytes::from_owner(codec::encode(&message));
-            (Chunk::message(generation, step, bytes.len()), bytes)
-        }
-        StreamItem::Tensor { chunk, values } if chunk.encoding == Encoding::Bf16 => {
-            let mut bytes = vec![0; chunk.body_bytes()];
-            reduce::encode_bf16(&values, &mut bytes);
-            (chunk, bytes.into())
-        }
-        StreamItem::Tensor { chunk, values } => (chunk, Bytes::from_owner(WireBytes(values))),
-    }
 }
 
 #[cfg(test)]

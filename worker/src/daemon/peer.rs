@@ -17,7 +17,8 @@ use tokio::task::JoinSet;
 use super::event::PeerLink;
 use super::lane::Lanes;
 use super::reader::{self, ReaderContext};
-use crate::step::event::{Lane, StreamItem};
+use super::wire_item::WireItem;
+use crate::step::event::Lane;
 
 /// How long a link may take to come up before the core hears of it.
 pub const PEER_LINK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -128,7 +129,7 @@ impl Peer {
 
     /// Queues an item on its lane. If a fed worker does not keep up, drops the items that feed
     /// it.
-    pub fn stream(&mut self, lane: Lane, step: Step, item: StreamItem) {
+    pub fn stream(&mut self, lane: Lane, step: Step, item: WireItem) {
         self.is_used = true;
         match lane {
             Lane::CatchUp => self.lanes.feed(lane, step, item),

@@ -12,13 +12,14 @@ use std::time::Instant;
 
 use actix::Recipient;
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{Generation, NodeName, Record, WorkerId};
+use everstep_transport::protocol::{Generation, NodeName, Record, Step, WorkerId};
 use everstep_transport::quic::{Endpoint, Link};
 
 use super::event::{PeerConnected, PeerInput, PeerLink};
 use super::peer::{PEER_LINK_TIMEOUT, Peer};
 use super::reader::ReaderContext;
-use crate::step::event::Input;
+use super::wire_item::Encoder;
+use crate::step::event::{Input, Lane, StreamItem};
 
 /// The most pending links. This worker closes further ones.
 const MAX_PENDING_LINKS: usize = 1024;
@@ -36,6 +37,7 @@ pub struct Peers {
     pending: Vec<PendingLink>,
     /// The number of links that have been attached.
     links: u64,
+    encoder: Encoder,
 }
 
 struct PendingLink {
@@ -61,6 +63,7 @@ impl Peers {
             known: BTreeMap::new(),
             pending: Vec::new(),
             links: 0,
+            encoder: Encoder::default(),
         }
     }
 
@@ -125,6 +128,13 @@ impl Peers {
     /// The peer with this id. None if the worker is not a peer.
     pub fn peer(&mut self, worker: WorkerId) -> Option<&mut Peer> {
         self.known.get_mut(&worker)
+    }
+
+    /// Queues an item for the peer with this id, if the worker is one.
+    pub fn stream(&mut self, to: WorkerId, lane: Lane, step: Step, item: StreamItem) {
+        if let Some(peer) = self.known.get_mut(&to) {
+            peer.stream(lane, step, self.encoder.encode(item));
+        }
     }
 
     /// Inputs for the core, one for each peer with an overdue link. Each peer is reported once.

@@ -485,5 +485,6 @@ mod tests {
         let store = flipped();
         let masters: Vec<_> = store.masters().collect();
         assert!(matches!(&masters[..], [Ok((Shard(0), _)), Err(_)]), "{masters:?}");
+        assert!(store.seal().is_err(), "nor do they enter the state hash");
     }
 }

@@ -58,6 +58,9 @@ fn workers_that_wait_for_a_run_are_listed_and_those_of_a_run_that_is_over_train_
     world.say(second, Message::Unable { inability, reason });
     let unable = &world.watch(0, 0).unable[0].1;
     assert_eq!(unable, "there is no /nope (the worker is at 10.0.0.7)");
+    let idle = world.watch(0, 0).idle;
+    assert_eq!((idle.len(), idle[0].name.as_str(), idle[0].address), (1, "worker-2", place));
+    assert_eq!(world.core.cluster_view(world.now).idle, 1);
     let (mut world, _) = World::training(2);
     world.cancel(1);
     assert_eq!(states(&mut world), [WorkerState::Finished; 2]);

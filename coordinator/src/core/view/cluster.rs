@@ -58,7 +58,8 @@ pub struct ClusterView {
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
     /// only those with a place that is the reason.
     pub unable: Vec<(NodeName, UnableReason)>,
-    /// How many workers wait for a run, a thousand at most.
+    /// How many workers wait for a run, a thousand at most. While one is under way, these are the
+    /// workers that cannot compute it.
     pub idle: usize,
     /// How many workers are silent, and for how long, if so many fell silent together that the
     /// coordinator's own network is the likelier cause.

@@ -40,10 +40,12 @@ impl serde::Serialize for Event {
     }
 }
 
-/// A wall clock in UTC, as RFC 3339 writes it. `None` for a year outside the range of RFC 3339.
+/// A wall clock in UTC, as RFC 3339 writes it, always with three digits of milliseconds. `None` for
+/// a year outside the range of RFC 3339.
 pub fn utc(unix_ms: u64) -> Option<String> {
-    let nanoseconds = i128::from(unix_ms) * 1_000_000;
-    OffsetDateTime::from_unix_timestamp_nanos(nanoseconds).ok()?.format(&Rfc3339).ok()
+    let seconds = i64::try_from(unix_ms / 1_000).ok()?;
+    let second = OffsetDateTime::from_unix_timestamp(seconds).ok()?.format(&Rfc3339).ok()?;
+    Some(format!("{}.{:03}Z", second.trim_end_matches('Z'), unix_ms % 1_000))
 }
 
 #[cfg(test)]
@@ -53,7 +55,8 @@ mod tests {
 
     #[test]
     fn an_event_tells_its_time_and_its_shards_for_people_too() {
-        assert_eq!(utc(951_782_400_020).as_deref(), Some("2000-02-29T00:00:00.02Z"));
+        assert_eq!(utc(951_782_400_020).as_deref(), Some("2000-02-29T00:00:00.020Z"));
+        assert_eq!(utc(951_782_400_000).as_deref(), Some("2000-02-29T00:00:00.000Z"));
         assert_eq!(utc(u64::MAX), None);
         let kind = EventKind::Generation {
             generation: Generation(1),

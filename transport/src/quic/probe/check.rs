@@ -8,10 +8,10 @@
 //! A killed process is noticed soon, so a check is short: a living peer that is held up for so long
 //! and is refused at the same time is taken for dead. Where a standing firewall refuses the probes
 //! of a living peer, every pause of the peer would end the link. So a packet that arrives long
-//! after the first refusal shows that refusals on this link are wrong. From then on a check lasts
-//! as long as a coordinator waits for a silent worker. Kernels limit how often they refuse, so a
-//! probe without an answer does not show that the firewall is gone. Only a long time without a
-//! refusal does.
+//! after the first refusal shows that refusals are wrong. From then on a check lasts as long as a
+//! coordinator waits for a silent worker, also on later links with the same
+//! [peer](super::distrusted). Kernels limit how often they refuse, so a probe without an answer
+//! does not show that the firewall is gone. Only a long time without a refusal does.
 //!
 //! Input: refusals, and how many datagrams the link has received. Output: when to probe again, and
 //! the link's end.
@@ -36,20 +36,21 @@ const DISTRUSTFUL_CHECK_LENGTH: Duration = Duration::from_secs(2);
 /// socket's buffer is read much sooner.
 const LEFTOVERS_READ_WITHIN: Duration = Duration::from_millis(250);
 /// After this time without a refusal, refusals count again as on a new link.
-const REFUSALS_FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+pub(super) const REFUSALS_FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// A host that refuses all probes of living links is probed up to 2 to this power times less often.
 const MAX_BACKOFF: u32 = 6;
 
-/// The checks of one link.
+/// The checks of one link, each begun by a refusal of the peer's port: whether the peer lives, and
+/// whether refusals on this link are wrong.
 #[derive(Debug, Default)]
-pub(super) struct Checks {
+pub struct RefusalChecks {
     /// The check under way, if there is one.
     check: Option<Check>,
     /// How many checks ended well since the first refusal that is not forgotten.
     passed: u32,
     /// Whether one of them showed that refusals on this link are wrong.
     are_wrong: bool,
-    /// The time since that first refusal.
+    /// The time since that first refusal, without spans in which the watcher was held up.
     since_first: Duration,
     /// The time since the newest refusal.
     since_newest: Duration,
@@ -67,9 +68,9 @@ struct Check {
     is_refused: bool,
 }
 
-impl Checks {
+impl RefusalChecks {
     /// Takes note of a refused probe. Returns whether this begins a check.
-    pub(super) fn refused(&mut self, received: u64) -> bool {
+    pub fn refused(&mut self, received: u64) -> bool {
         self.since_newest = Duration::ZERO;
         if self.passed == 0 && self.check.is_none() {
             self.since_first = Duration::ZERO;
@@ -89,23 +90,26 @@ impl Checks {
 
     /// Judges the check after `elapsed` since the newest probe. Returns whether the link has to
     /// end.
-    pub(super) fn judge(&mut self, elapsed: Duration, received: u64, rtt: Duration) -> bool {
-        self.since_first = self.since_first.saturating_add(elapsed);
+    pub fn judge(&mut self, elapsed: Duration, received: u64, rtt: Duration) -> bool {
         self.since_newest = self.since_newest.saturating_add(elapsed);
         let Some(check) = &mut self.check else {
+            self.since_first = self.since_first.saturating_add(elapsed);
             if self.since_newest >= REFUSALS_FORGOTTEN_AFTER {
                 *self = Self::default();
             }
             return false;
         };
+        // A watcher that was itself held up could not hear the peer meanwhile. What it reads then
+        // may have come long before.
+        let listened = elapsed.min(2 * CHECK_PROBE_INTERVAL);
+        self.since_first = self.since_first.saturating_add(listened);
         if check.received != received {
             self.passed = self.passed.saturating_add(1);
             self.are_wrong |= self.since_first >= LEFTOVERS_READ_WITHIN;
             self.check = None;
             return false;
         }
-        // A watcher that was itself held up could not hear the peer meanwhile.
-        check.lasts += elapsed.min(2 * CHECK_PROBE_INTERVAL);
+        check.lasts += listened;
         check.refusals += u32::from(std::mem::take(&mut check.is_refused));
         let least = if self.are_wrong { DISTRUSTFUL_CHECK_LENGTH } else { CHECK_LENGTH_MIN };
         let least = least.max(CHECK_ROUND_TRIPS * rtt);
@@ -118,13 +122,23 @@ impl Checks {
         false
     }
 
+    /// An earlier link with the peer has shown that its refusals are wrong.
+    pub fn distrust(&mut self) {
+        self.are_wrong = true;
+    }
+
+    /// Whether refusals on this link are known to be wrong.
+    pub(super) fn are_wrong(&self) -> bool {
+        self.are_wrong
+    }
+
     /// Whether a check is under way. The watcher then sends the peer something to acknowledge.
-    pub(super) fn is_open(&self) -> bool {
+    pub fn is_open(&self) -> bool {
         self.check.is_some()
     }
 
     /// How long to wait until the next probe: `interval` if the peer refuses none.
-    pub(super) fn pause(&self, interval: Duration) -> Duration {
+    pub fn pause(&self, interval: Duration) -> Duration {
         match self.check {
             Some(_) => CHECK_PROBE_INTERVAL.min(interval),
             // The socket's buffer may still hold data of a killed process, so one check is no sign
@@ -152,7 +166,7 @@ mod tests {
 
     /// Refuses every probe while the link receives `datagrams` a round. Returns how long the link
     /// took to end, if it ended within two seconds.
-    fn refuse_all(checks: &mut Checks, datagrams: u64, rtt: Duration) -> Option<Duration> {
+    fn refuse_all(checks: &mut RefusalChecks, datagrams: u64, rtt: Duration) -> Option<Duration> {
         let (mut time, mut received) = (Duration::ZERO, 7);
         while time < Duration::from_secs(2) {
             checks.refused(received);
@@ -167,24 +181,24 @@ mod tests {
 
     #[test]
     fn a_link_that_receives_nothing_while_its_peer_is_refused_ends_soon() {
-        let end = refuse_all(&mut Checks::default(), 0, ROUND_TRIP_TIME).expect("it ends");
+        let end = refuse_all(&mut RefusalChecks::default(), 0, ROUND_TRIP_TIME).expect("it ends");
         assert!(
             (CHECK_LENGTH_MIN..=CHECK_LENGTH_MIN + CHECK_PROBE_INTERVAL).contains(&end),
             "{end:?}"
         );
         let far = Duration::from_millis(50);
-        let end = refuse_all(&mut Checks::default(), 0, far).expect("it ends");
+        let end = refuse_all(&mut RefusalChecks::default(), 0, far).expect("it ends");
         assert!(end >= CHECK_ROUND_TRIPS * far, "{end:?} is less than three probe time-outs");
     }
 
     #[test]
     fn a_link_that_receives_anything_lives_however_often_it_is_refused() {
-        assert_eq!(refuse_all(&mut Checks::default(), 1, ROUND_TRIP_TIME), None);
+        assert_eq!(refuse_all(&mut RefusalChecks::default(), 1, ROUND_TRIP_TIME), None);
     }
 
     #[test]
     fn a_single_refusal_ends_no_link() {
-        let mut checks = Checks::default();
+        let mut checks = RefusalChecks::default();
         assert!(checks.refused(7), "a check begins");
         for _ in 0..1000 {
             assert!(!checks.judge(checks.pause(PROBE_INTERVAL), 7, ROUND_TRIP_TIME));
@@ -196,7 +210,7 @@ mod tests {
     /// second.
     #[test]
     fn two_refusals_a_second_apart_suffice() {
-        let (mut checks, mut time) = (Checks::default(), Duration::ZERO);
+        let (mut checks, mut time) = (RefusalChecks::default(), Duration::ZERO);
         let mut refused_at = Duration::ZERO;
         while time < Duration::from_secs(2) {
             if time >= refused_at {
@@ -214,7 +228,7 @@ mod tests {
 
     #[test]
     fn a_watcher_that_was_held_up_goes_on_listening() {
-        let mut checks = Checks::default();
+        let mut checks = RefusalChecks::default();
         checks.refused(7);
         assert!(!checks.judge(Duration::from_secs(10), 7, ROUND_TRIP_TIME));
         checks.refused(7);
@@ -254,7 +268,7 @@ mod tests {
     }
 
     /// Watches the peer as the endpoint does. Returns when the link ended, if it did so in time.
-    fn watch(checks: &mut Checks, peer: &mut Peer, limit: Duration) -> Option<Duration> {
+    fn watch(checks: &mut RefusalChecks, peer: &mut Peer, limit: Duration) -> Option<Duration> {
         let mut time = Duration::ZERO;
         while time < limit {
             let began = time;
@@ -277,12 +291,14 @@ mod tests {
                 for pause in [50, 120, 700, 1_500].map(Duration::from_millis) {
                     let silent = [stood, stood + pause];
                     let limit = stood + 10 * pause;
-                    let ended = watch(&mut Checks::default(), &mut Peer { credit, silent }, limit);
+                    let ended =
+                        watch(&mut RefusalChecks::default(), &mut Peer { credit, silent }, limit);
                     assert_eq!(ended, None, "a pause of {pause:?} after {stood:?}");
                 }
                 let silent = [stood, Duration::MAX];
                 let limit = stood + Duration::from_secs(10);
-                let ended = watch(&mut Checks::default(), &mut Peer { credit, silent }, limit);
+                let ended =
+                    watch(&mut RefusalChecks::default(), &mut Peer { credit, silent }, limit);
                 assert!(ended.is_some(), "a long silence ends the link");
             }
         }
@@ -295,7 +311,8 @@ mod tests {
             for credit in [None, Some(6.0)] {
                 let mut peer = Peer { credit, silent: [left, Duration::MAX] };
                 let limit = Duration::from_secs(3);
-                let ended = watch(&mut Checks::default(), &mut peer, limit).expect("it ends");
+                let ended =
+                    watch(&mut RefusalChecks::default(), &mut peer, limit).expect("it ends");
                 let soon = left + CHECK_LENGTH_MIN + 2 * CHECK_PROBE_INTERVAL;
                 let soon = if left.is_zero() || credit.is_none() { soon } else { limit };
                 assert!(ended <= soon, "{ended:?} where packets came for {left:?}");
@@ -303,16 +320,40 @@ mod tests {
         }
     }
 
+    /// The watcher stands still, and then reads what a process sent before it was killed.
+    #[test]
+    fn packets_that_a_held_up_watcher_reads_late_do_not_make_refusals_wrong() {
+        let mut checks = RefusalChecks::default();
+        checks.refused(7);
+        assert!(!checks.judge(Duration::from_secs(10), 8, ROUND_TRIP_TIME));
+        assert!(!checks.is_open() && !checks.are_wrong());
+        let end = refuse_all(&mut checks, 0, ROUND_TRIP_TIME).expect("it ends");
+        assert!(end <= CHECK_LENGTH_MIN + CHECK_PROBE_INTERVAL, "{end:?}");
+    }
+
+    #[test]
+    fn a_short_pause_ends_no_link_with_a_peer_that_an_earlier_link_has_found_alive() {
+        let silent = [Duration::from_millis(5), Duration::from_millis(1_500)];
+        let mut peer = Peer { credit: None, silent };
+        let mut checks = RefusalChecks::default();
+        checks.distrust();
+        assert_eq!(watch(&mut checks, &mut peer, Duration::from_secs(5)), None);
+        let ended = watch(&mut RefusalChecks::default(), &mut peer, Duration::from_secs(5));
+        assert!(ended.is_some(), "the first link with the peer cannot know");
+    }
+
     #[test]
     fn a_firewall_that_refuses_every_probe_gets_few() {
-        let (mut checks, mut peer) = (Checks::default(), Peer { credit: None, silent: NEVER });
+        let (mut checks, mut peer) =
+            (RefusalChecks::default(), Peer { credit: None, silent: NEVER });
         assert_eq!(watch(&mut checks, &mut peer, Duration::from_secs(60)), None);
         assert_eq!(checks.rest(PROBE_INTERVAL), PROBE_INTERVAL * 64);
     }
 
     #[test]
     fn a_link_without_refusals_for_ten_minutes_is_as_a_new_one() {
-        let (mut checks, mut peer) = (Checks::default(), Peer { credit: None, silent: NEVER });
+        let (mut checks, mut peer) =
+            (RefusalChecks::default(), Peer { credit: None, silent: NEVER });
         assert_eq!(watch(&mut checks, &mut peer, Duration::from_secs(60)), None);
         assert!(!checks.judge(REFUSALS_FORGOTTEN_AFTER, 0, ROUND_TRIP_TIME));
         let end = refuse_all(&mut checks, 0, ROUND_TRIP_TIME).expect("it ends");
@@ -321,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_host_that_always_refuses_is_probed_less_and_less_and_then_as_before() {
-        let mut checks = Checks::default();
+        let mut checks = RefusalChecks::default();
         let mut pauses = Vec::new();
         for received in 0..10 {
             checks.refused(received);

@@ -13,6 +13,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
 use quinn::Connection;
 use tokio::io::Interest;
@@ -20,6 +21,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, yield_now};
 
+use super::distrusted::DistrustedPeers;
 use super::queue;
 use super::signs::{Signs, Tag};
 use crate::quic::socket;
@@ -39,6 +41,7 @@ const ARRIVALS: Interest = Interest::ERROR.add(Interest::READABLE);
 pub(in crate::quic) struct Probes {
     probe_socket: Arc<ProbeSocket>,
     signs: Arc<Signs>,
+    distrusted: Arc<DistrustedPeers>,
     listener: AbortHandle,
 }
 
@@ -55,6 +58,7 @@ type Peer = (IpAddr, u16);
 pub(in crate::quic) struct Watcher {
     probe_socket: Arc<ProbeSocket>,
     signs: Arc<Signs>,
+    distrusted: Arc<DistrustedPeers>,
     peer: SocketAddr,
     /// The tag that both ends of this link send.
     tag: Tag,
@@ -74,7 +78,7 @@ impl Probes {
         let socket = socket::watch(socket, ARRIVALS)?;
         let probe_socket = Arc::new(ProbeSocket { socket, watchers: Mutex::default() });
         let listener = tokio::spawn(listen(probe_socket.clone())).abort_handle();
-        Ok(Some(Self { probe_socket, signs, listener }))
+        Ok(Some(Self { probe_socket, signs, distrusted: Arc::default(), listener }))
     }
 
     /// Watches the peer of a link.
@@ -87,7 +91,8 @@ impl Probes {
         let mut watchers = self.probe_socket.watchers.lock().expect(NO_PANIC);
         watchers.entry(key(peer)).or_default().push(refused.clone());
         let (probe_socket, signs) = (self.probe_socket.clone(), self.signs.clone());
-        Watcher { probe_socket, signs, peer, tag, refused, arrived }
+        let distrusted = self.distrusted.clone();
+        Watcher { probe_socket, signs, distrusted, peer, tag, refused, arrived }
     }
 }
 
@@ -106,6 +111,16 @@ impl Watcher {
                 _ => return,
             }
         }
+    }
+
+    /// Whether refusals of the peer are known to be wrong.
+    pub(super) fn is_distrusted(&self) -> bool {
+        self.distrusted.contain(self.peer, Instant::now())
+    }
+
+    /// A refusal of the peer was wrong.
+    pub(super) fn distrust(&self) {
+        self.distrusted.notice(self.peer, Instant::now());
     }
 
     /// How many probes have arrived from the peer.
@@ -218,6 +233,18 @@ mod tests {
             drop(watchers);
             assert!(probes.probe_socket.watchers.lock().expect(NO_PANIC).is_empty());
         }
+    }
+
+    #[tokio::test]
+    async fn a_later_link_with_a_peer_knows_that_its_refusals_were_wrong() {
+        let probes = open([127, 0, 0, 1].into());
+        let [peer, neighbour] = [7_071, 7_072].map(|port| ([127, 0, 0, 1], port).into());
+        let first = probes.watch_at(peer, tag());
+        assert!(!first.is_distrusted());
+        first.distrust();
+        drop(first);
+        assert!(probes.watch_at(peer, tag()).is_distrusted());
+        assert!(!probes.watch_at(neighbour, tag()).is_distrusted());
     }
 
     /// A buffer full of strangers' datagrams would take no refusals.

@@ -178,8 +178,8 @@ impl Worker {
                 ..Chunk::message(Generation(generation), step, 1)
             };
             let values = Shared::new(Buffer::detached(vec![1.0]));
-            let peer = peers.peer(to).expect("a peer");
-            peer.stream(Lane::Partials, step, StreamItem::Tensor { chunk, values });
+            assert!(peers.peer(to).is_some(), "a peer");
+            peers.stream(to, Lane::Partials, step, StreamItem::Tensor { chunk, values });
             vec![]
         })
         .await;
