@@ -200,7 +200,7 @@ impl Tally {
              again, {rollbacks} rollbacks\n  \
              members     {joined} coordinators joined, {removed} ended since they were removed, \
              {stopped} stopped, {full} ended with a full disk, {replaced} with a damaged log were \
-             replaced; {installed} snapshots, {pages} pages of history and {line_pages} of \
+             replaced, {installed} snapshots, {pages} pages of history and {line_pages} of \
              lines sent\n  \
              steps       {steps} committed, {events} events\n  \
              longest     {:.2} s without progress, {:.2} s from a Pause to its record, {:.2} s \
@@ -247,7 +247,7 @@ fn conclude(flags: &SimulateFlags, simulation: &Simulation, tally: &Tally) -> Re
             tally.print()
         };
     };
-    output::say(format_args!("seed {seed} has failed; looking for the faults that it takes"));
+    output::say(format_args!("seed {seed} has failed: looking for the faults that it takes"));
     let faults = shrink(simulation, *seed, failure);
     let (workers, minutes) = (flags.workers, flags.minutes);
     let mut again = format!(

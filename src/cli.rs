@@ -68,8 +68,8 @@ pub struct Cli {
 const AFTER_HELP: &str = "\
 Exit codes: 0 complete, 1 failed, 2 usage or configuration, 3 too few workers or coordinators in \
 time, 130 interrupted, 143 ended by SIGTERM or drained.
-EVERSTEP_LOG sets what is logged on stderr: error, warn, info, debug, trace; by default info of \
-daemons, warn of the other verbs.";
+EVERSTEP_LOG sets what is logged on stderr: error, warn, info, debug, trace. The default is info \
+of daemons, and warn of the other verbs.";
 
 /// The verbs.
 #[derive(Subcommand, Debug)]

@@ -19,7 +19,7 @@ const TOKEN: &[u8] = b"es1.";
 pub(crate) fn token(arguments: &[OsString]) {
     let Some((token, rest)) = take(arguments) else { return };
     output::say(format_args!(
-        "warning: a token on the command line may be seen by every user of this machine; pass \
+        "warning: a token on the command line may be seen by every user of this machine. Pass \
          {FLAG} @FILE, or {FLAG} @- to read it from stdin"
     ));
     if let (Ok(program), Some((name, rest))) = (std::env::current_exe(), rest.split_first()) {

@@ -161,7 +161,7 @@ fn model(keys: &mut Keys<'_>) -> Result<ModelSpec, ConfigError> {
 fn data(keys: &mut Keys<'_>, flags: &Overrides) -> Result<DataSpec, ConfigError> {
     let path: Option<String> = keys.read_or_flag("data.path", "--data", flags.data.clone())?;
     if path.as_deref() == Some("") {
-        let problem = "is empty; it must name a file or a directory, or be left out";
+        let problem = "is empty, but must name a file or a directory, or be left out";
         return Err(keys.places().refusal("data.path", problem));
     }
     Ok(DataSpec {
@@ -202,8 +202,8 @@ fn notes(resolved: &Resolved) -> Vec<String> {
     let (start, here) = (resolved.run.start_workers, resolved.workers);
     if start > here {
         notes.push(format!(
-            "the run starts when {start} workers are there; {here} start here, \
-             the others join with `everstep worker`"
+            "the run starts when {start} workers are there: {here} start here, and the others join \
+             with `everstep worker`"
         ));
     }
     notes
@@ -236,7 +236,7 @@ impl Resolved {
         let place = flags.workers.map_or(key.clone(), |_| ValueSource::Flag("--workers"));
         let (problem, advice) = if flags.workers == Some(0) {
             (
-                "--workers is 0; it must be 1 or more".into(),
+                "--workers is 0, but must be 1 or more".into(),
                 "pass --workers 1, or another number".into(),
             )
         } else if here > start && start > 0 {
@@ -262,8 +262,8 @@ impl Resolved {
         if !kind.is_empty() {
             if kind != "text" && !registry.has_dataset(kind) {
                 let problem = format!(
-                    "is \"{kind}\", which is no data set of this program; it must be \"text\", \
-                     \"tokens\" or a name that the program registered"
+                    "is \"{kind}\", which is no data set of this program. Use \"text\", \"tokens\" \
+                     or a name that the program registered"
                 );
                 return Err(self.refusal("data.kind", &problem));
             }

@@ -27,14 +27,14 @@ use crate::failure::{Exit, Failure, disk_advice, shortage_advice};
 use crate::{announce, logging, supervision, worker};
 
 /// The advice for damaged files of the history.
-const DAMAGE_ADVICE: &str = "a damaged file cannot be mended: if most of the coordinators \
-                             live, remove this one and let another join with an empty directory, \
-                             else found a new cluster; one of another version needs that version";
+const DAMAGE_ADVICE: &str = "a damaged file cannot be mended: if most of the coordinators live, \
+                             remove this one and let another join with an empty directory, else \
+                             found a new cluster. A file of another version needs that version";
 
 /// The advice for an API that every user could read.
-const OPEN_API_ADVICE: &str = "keep --http on 127.0.0.1; or make a token that every request has \
-                               to show: `(umask 077; openssl rand -hex 32 > FILE)`, and pass \
-                               --http-token FILE; nothing is encrypted, so put what speaks TLS in \
+const OPEN_API_ADVICE: &str = "keep --http on 127.0.0.1, or make a token that every request has to \
+                               show: `(umask 077; openssl rand -hex 32 > FILE)`, and pass \
+                               --http-token FILE. Nothing is encrypted, so put what speaks TLS in \
                                front of it";
 
 pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
@@ -127,7 +127,7 @@ fn stopped(exit: Exit, signal: &str, served: bool) -> Failure {
         false => ("it was no coordinator yet", "start it again with the same flags"),
     };
     Failure::new(exit, "the coordinator has stopped")
-        .because(format!("it was told to by {signal}; {state}"))
+        .because(format!("it was told to by {signal}, and {state}"))
         .next(next)
 }
 
@@ -207,7 +207,7 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
         | CoordinatorError::Membership(_)
         | CoordinatorError::Node(_) => (Exit::Failed, DAMAGE_ADVICE),
         CoordinatorError::Http(HttpError::Bind { .. }) => {
-            (Exit::Failed, "pass another --http; port 0 is always free, and `none` is no API")
+            (Exit::Failed, "pass another --http: port 0 is always free, and `none` is no API")
         }
         CoordinatorError::Http(HttpError::Public(_)) => (
             Exit::Usage,
@@ -217,7 +217,7 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
             (Exit::Usage, "draw another token for reading: `openssl rand -hex 32`")
         }
         CoordinatorError::Http(_) => (Exit::Usage, OPEN_API_ADVICE),
-        CoordinatorError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
+        CoordinatorError::Bind(_) => (Exit::Failed, "pass another --listen: port 0 is always free"),
         _ => (Exit::Failed, "look at the lines above, correct the cause and start it again"),
     }
 }

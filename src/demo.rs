@@ -94,7 +94,7 @@ pub(crate) fn steps_within(
     let step = seconds[seconds.len() / 2];
     let steps = (duration.as_secs_f64() / step).ceil().max(1.0) as u64;
     output::say(format_args!(
-        "measured: a step takes {:.1} ms; {steps} steps are about {}",
+        "measured: a step takes {:.1} ms, so {steps} steps are about {}",
         1e3 * step,
         progress::clock(duration.as_secs_f64())
     ));

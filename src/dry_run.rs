@@ -121,7 +121,9 @@ fn checkpoints(spec: &CheckpointSpec, disk: Disk) -> Vec<String> {
     };
     vec![
         format!("checkpoints     every {every} steps and after the last one, to {place}"),
-        format!("                the newest {keep} are kept{forever}; where one fails {failure}"),
+        format!(
+            "                the newest {keep} are kept{forever}, and where one fails {failure}"
+        ),
         megabytes("each of them", disk.checkpoint_bytes),
         megabytes("the model's file", disk.model_bytes),
     ]
@@ -183,7 +185,7 @@ mod tests {
         let told = checkpoints(&spec, disk).join("\n");
         for words in [
             "every 50 steps and after the last one, to DIR/checkpoints",
-            "the newest 3 are kept; where one fails the run trains on",
+            "the newest 3 are kept, and where one fails the run trains on",
             "each of them               12.0 MB",
             "the model's file            4.0 MB",
             "on disk, at most           56.0 MB",

@@ -39,7 +39,7 @@ pub(crate) struct Display {
 /// The time between two plain lines, at least.
 const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(2);
 /// The answer to the first signal that asks a launcher to end.
-const LEAVE: &str = "the workers save a checkpoint of this step and leave; a second Ctrl-C or \
+const LEAVE: &str = "the workers save a checkpoint of this step and leave. A second Ctrl-C or \
                      SIGTERM ends them at once";
 /// Steps over which the throughput is averaged.
 const RECENT: usize = 20;
@@ -252,10 +252,10 @@ fn faults(report: &Report) -> Option<String> {
         if counted.is_empty() { String::new() } else { format!(" ({})", counted.join(", ")) };
     let restarts = match report.coordinator_restarts {
         0 => String::new(),
-        restarts => format!("; starts of the coordinator after the first: {restarts}"),
+        restarts => format!(", starts of the coordinator after the first: {restarts}"),
     };
     Some(format!(
-        "changes of generation: {changes}{detail}, the longest stall {longest:.0} ms{restarts}; \
+        "changes of generation: {changes}{detail}, the longest stall {longest:.0} ms{restarts}, \
          steps redone: {}, lost: {}",
         report.steps_redone, report.steps_lost
     ))
@@ -295,7 +295,7 @@ fn warnings(run: &RunSpec, report: &Report) -> Vec<String> {
         warnings.push(format!("  {skipped} of {steps} steps were skipped: {advice}"));
     }
     if let Some(reason) = &report.bitwise_reason {
-        warnings.push(format!("  not bitwise: {reason}; another run may have other bits"));
+        warnings.push(format!("  not bitwise: {reason}. Another run may have other bits"));
     }
     warnings
 }
@@ -303,10 +303,10 @@ fn warnings(run: &RunSpec, report: &Report) -> Vec<String> {
 /// The cause of skipped steps, and the advice.
 fn advice(precision: Precision) -> &'static str {
     match precision {
-        Precision::F32 | Precision::Bf16 => "the gradient was not finite; lower the learning rate",
+        Precision::F32 | Precision::Bf16 => "the gradient was not finite. Lower the learning rate",
         Precision::F16 => {
-            "the gradient was not finite, and the loss scale was halved; in fp16 the first steps \
-             do that, and one in 2,000; if others do, lower the learning rate, or take bf16"
+            "the gradient was not finite, and the loss scale was halved. In fp16 the first steps \
+             do that, and one in 2,000. If others do, lower the learning rate, or take bf16"
         }
     }
 }
@@ -370,7 +370,7 @@ mod tests {
 
     #[test]
     fn skipped_steps_are_no_fault_of_the_learning_rate_where_a_loss_scale_is_found() {
-        assert!(advice(Precision::Bf16).contains("; lower the learning rate"));
+        assert!(advice(Precision::Bf16).contains("not finite. Lower the learning rate"));
         assert!(advice(Precision::F16).contains("the first steps do that"));
     }
 

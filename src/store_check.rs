@@ -56,7 +56,7 @@ pub(crate) fn check(spec: &CheckpointSpec, usage: StoreUse) -> Result<(), Failur
         Finding::Away(why) => {
             let why = output::plain(&why);
             output::say(format_args!(
-                "note: the store of the checkpoints cannot be used now: {why}; the workers try it \
+                "note: the store of the checkpoints cannot be used now: {why}. The workers try it \
                  again"
             ));
             Ok(())

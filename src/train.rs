@@ -273,12 +273,12 @@ pub(crate) fn interrupted(failure: Failure, home: &Path, run: &RunSpec) -> Failu
         ),
         (None, None) => format!(
             "it has no checkpoints: {command} begins at the first step, and ends with the same \
-             bits; with a section [checkpoint] a run goes on from its newest one"
+             bits. With a section [checkpoint] a run goes on from its newest one"
         ),
     };
     failure
         .at(home.display())
-        .because(format!("the run stopped after step {step} of {steps}; its files are kept"))
+        .because(format!("the run stopped after step {step} of {steps}, and its files are kept"))
         .next(next)
 }
 
@@ -300,12 +300,12 @@ fn without_model(model: &Path, home: &Path, report: &Report) -> Failure {
     Failure::new(Exit::Failed, "the run is complete, but its model is not in its directory")
         .at(model.display())
         .because(format!(
-            "a worker that was started by hand wrote it to its own --dir: {place}; the state hash \
-             is {}",
+            "a worker that was started by hand wrote it to its own --dir: {place}, and the state \
+             hash is {}",
             report.state_hash
         ))
         .next(
-            "copy it from there; the next time start workers with --join @DIR/join.token, DIR \
+            "copy it from there. The next time start workers with --join @DIR/join.token, DIR \
              being the run's directory",
         )
 }
@@ -352,7 +352,7 @@ impl ReportFile {
             Failure::new(Exit::Failed, "the report cannot be written")
                 .at(self.path.display())
                 .because(error)
-                .next("the run is complete; its files are in its directory")
+                .next("the run is complete, and its files are in its directory")
         })?;
         self.is_new = false;
         Ok(())

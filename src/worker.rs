@@ -82,7 +82,7 @@ pub(crate) fn work(
         Ok(CleanExit::Drained) => {
             let failure =
                 Failure::new(Exit::Terminated, "the worker has left before its run was over");
-            Err(failure.because("it was told to drain; the run goes on without it"))
+            Err(failure.because("it was told to drain, and the run goes on without it"))
         }
         Err(error) => {
             let (exit, next) = advice(&error);
@@ -120,7 +120,7 @@ fn advice(error: &WorkerError) -> (Exit, &'static str) {
         WorkerError::Unspecified(_) | WorkerError::Loopback { .. } => {
             (Exit::Usage, "pass --listen with an address of this machine that the others reach")
         }
-        WorkerError::Bind(_) => (Exit::Failed, "pass another --listen; port 0 is always free"),
+        WorkerError::Bind(_) => (Exit::Failed, "pass another --listen: port 0 is always free"),
         _ => (Exit::Failed, "look at the lines above and at the coordinator's log"),
     }
 }

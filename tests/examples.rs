@@ -53,7 +53,7 @@ fn an_option_of_the_own_model_changes_what_is_trained_and_others_are_refused_wit
     let told = String::from_utf8_lossy(&refused.stderr);
     assert_eq!(refused.status.code(), Some(2), "{told}");
     assert!(told.contains("rings.toml:14"), "{told}");
-    assert!(told.contains("leek is no option here; the options are leak"), "{told}");
+    assert!(told.contains("leek is no option here: the options are leak"), "{told}");
 }
 
 #[test]
@@ -72,9 +72,9 @@ fn the_own_optimizer_refuses_what_it_does_not_know_before_anything_starts() {
     let config = include_str!("../examples/own_optimizer.toml");
     std::fs::write(directory.path().join("text"), "any text will do\n".repeat(100)).unwrap();
     for (from, to, words) in [
-        ("\"signum\"", "\"signam\"", "it must be \"adamw\", \"lion\", \"sgd\" or \"signum\""),
-        ("dead_zone", "deadzone", "there is no option deadzone; the options are dead_zone"),
-        ("1e-7", "true", "the option dead_zone is true; it must be a number"),
+        ("\"signum\"", "\"signam\"", "Use \"adamw\", \"lion\", \"sgd\" or \"signum\""),
+        ("dead_zone", "deadzone", "there is no option deadzone: the options are dead_zone"),
+        ("1e-7", "true", "the option dead_zone is true, but must be a number"),
         ("momentum", "epsilon", "optimizer.epsilon is 0.8, and optimizer.kind is \"signum\""),
     ] {
         let path = directory.path().join("signum.toml");

@@ -130,7 +130,7 @@ pub enum StormFailure {
     #[error("the run failed: {0}")]
     Run(String),
     /// It was not complete in time (I11).
-    #[error("not complete after {limit:?}; {present} workers are present")]
+    #[error("not complete after {limit:?}: {present} workers are present")]
     Stuck {
         /// The virtual time that the scenario may take.
         limit: Duration,

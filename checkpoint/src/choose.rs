@@ -67,7 +67,7 @@ pub enum ChooseError {
         damage: Damage,
     },
     /// There is no such checkpoint.
-    #[error("there is no checkpoint of step {step}; {there}")]
+    #[error("there is no checkpoint of step {step}: {there}")]
     Missing {
         /// The step that was asked for.
         step: Step,

@@ -85,7 +85,7 @@ pub fn hold(
         let name = ObjectName::Claim(known);
         let place = store.place();
         let why = format!(
-            "{place}: the claim of this cluster, {name}, was deleted; start its workers again to \
+            "{place}: the claim of this cluster, {name}, was deleted. Start its workers again to \
              make a new one"
         );
         return Ok(Standing::Outdone(why));
@@ -100,7 +100,7 @@ pub fn hold(
         claims = numbers(&store.list_claims()?);
     }
     let why =
-        "other clusters claim this store all the time; stop them, or use a folder for each run";
+        "other clusters claim this store all the time. Stop them, or use a folder for each run";
     Err(StoreError::refuse(store.place(), why))
 }
 
@@ -125,7 +125,7 @@ fn standing(
     }
     if there.run != own.run {
         let why = format!(
-            "{} claims this store for another run, {}; give each run a folder of its own",
+            "{} claims this store for another run, {}. Give each run a folder of its own",
             there.cluster, there.run
         );
         return Err(StoreError::refuse(store.place(), why));
@@ -137,7 +137,7 @@ fn outdone(store: &dyn Store, number: u64, by: &Claim) -> String {
     let (place, name) = (store.place(), ObjectName::Claim(number));
     format!(
         "{place}: another cluster, {}, has claimed this store since ({name}), so this one writes \
-         nothing there; end one of the two, and to go on with this one, delete {name} then",
+         nothing there. End one of the two, and to go on with this one, delete {name} then",
         by.cluster
     )
 }
@@ -145,7 +145,7 @@ fn outdone(store: &dyn Store, number: u64, by: &Claim) -> String {
 fn take_next(store: &dyn Store, claims: &[u64], claim: &Claim) -> Result<Created, StoreError> {
     let next = claims.last().map_or(Some(1), |newest| newest.checked_add(1));
     let next = next.ok_or_else(|| {
-        StoreError::refuse(store.place(), "its claims have no more numbers; use a new folder")
+        StoreError::refuse(store.place(), "its claims have no more numbers. Use a new folder")
     })?;
     let stored = StoredClaim { format: FORMAT, claim: claim.clone() };
     let bytes = serde_json::to_vec(&stored).expect("a claim is plain data");
@@ -160,13 +160,13 @@ pub fn read(store: &dyn Store, number: u64) -> Result<Claim, StoreError> {
     let name = ObjectName::Claim(number);
     let bytes = store.read_whole(&name, MAX_CLAIM_BYTES)?;
     let damaged = |error: serde_json::Error| {
-        let why = format!("it is no claim: {error}; delete it if no other cluster writes here");
+        let why = format!("it is no claim: {error}. Delete it if no other cluster writes here");
         StoreError::new(ErrorKind::Damaged, store.place(), &name, why)
     };
     let StatedFormat { format } = serde_json::from_slice(&bytes).map_err(damaged)?;
     if format != FORMAT {
         let why = format!(
-            "its format is {format}, and this program reads format {FORMAT}; use a newer program"
+            "its format is {format}, and this program reads format {FORMAT}. Use a newer program"
         );
         return Err(StoreError::new(ErrorKind::Refuse, store.place(), &name, why));
     }

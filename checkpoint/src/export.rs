@@ -48,7 +48,7 @@ pub struct Exported {
 #[derive(Debug, thiserror::Error)]
 pub enum ExportError {
     /// The folder has a model already.
-    #[error("{0} is there already; name another folder, or move it away")]
+    #[error("{0} is there already. Name another folder, or move it away")]
     Occupied(PathBuf),
     /// The folder cannot be written.
     #[error("{path}: {error}")]

@@ -50,7 +50,7 @@ impl std::str::FromStr for WeightsPlace {
             Some(parts) => parts,
         };
         let refuse = |error: crate::names::NameError| {
-            StoreError::refuse(shown(text), format!("{error}; rename the file"))
+            StoreError::refuse(shown(text), format!("{error}. Rename the file"))
         };
         Ok(Self { place: folder.parse()?, file: Some(file.parse().map_err(refuse)?) })
     }
@@ -226,7 +226,7 @@ impl InitialWeights {
 /// A folder that must be there already.
 fn existing(path: &Path) -> Result<Box<dyn Store>, StoreError> {
     if !path.is_dir() {
-        let why = "there is no such folder; name a folder or a file of weights";
+        let why = "there is no such folder. Name a folder or a file of weights";
         return Err(StoreError::refuse(path.display().to_string(), why));
     }
     place::open(&Place::Directory(path.into()), &Environment::default())

@@ -143,7 +143,7 @@ pub enum ManifestError {
     Seal,
     /// Another program wrote it.
     #[error(
-        "its format is {format}, and this program reads format {FORMAT}; use a program of the \
+        "its format is {format}, and this program reads format {FORMAT}. Use a program of the \
          version that wrote it{version}, or a newer one"
     )]
     Format {
@@ -230,7 +230,7 @@ impl Manifest {
     pub fn run_spec(&self) -> Result<RunSpec, ManifestError> {
         RunSpec::deserialize(&self.spec).map_err(|error| {
             invalid(format!(
-                "the specification of its run cannot be read: {error}; Everstep {} wrote it",
+                "the specification of its run cannot be read: {error}. Everstep {} wrote it",
                 self.everstep
             ))
         })

@@ -40,7 +40,7 @@ fn sentence(probes: &Probes) -> String {
         let mut there = probes.0.iter().filter(|kind| kind.device == *device);
         let first = there.next().map(|kind| kind.probe);
         if there.any(|kind| Some(kind.probe) != first) {
-            words += &format!("; those on {device} differ among themselves");
+            words += &format!(", and those on {device} differ among themselves");
         }
     }
     words
@@ -129,8 +129,8 @@ mod tests {
             ),
             (
                 &[gpu, gpu, cpu, ("NVIDIA H200", 6)],
-                "worker 3 (id 13) computes on cpu, the others on NVIDIA H200; those on NVIDIA H200 \
-                 differ among themselves",
+                "worker 3 (id 13) computes on cpu, the others on NVIDIA H200, and those on NVIDIA \
+                 H200 differ among themselves",
             ),
         ] {
             assert_eq!(words_of(workers).as_deref(), Some(words));

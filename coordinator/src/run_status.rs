@@ -24,7 +24,7 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     }
     if let Some((silent, span)) = view.outage {
         let words = format!(
-            "cut off: {silent} of {} have been silent for {}; they may train on, and the \
+            "cut off: {silent} of {} have been silent for {}. They may train on, and the \
              coordinator waits to hear of them",
             workers(view.world_size),
             seconds(span),
@@ -34,7 +34,7 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     if let Some(standstill) = &view.standstill {
         let waited = seconds(view.since(standstill.since_unix_ms));
         let words = format!(
-            "waiting for {waited}: no device gets on; step {step} of {steps} was the last; {}",
+            "waiting for {waited}: no device gets on after step {step} of {steps}: {}",
             standstill.reason
         );
         return ("waiting", words);
@@ -51,7 +51,7 @@ pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
     if let Some((one, other)) = view.unreachable.first() {
         let (one, other) = (called(view, *one), called(view, *other));
         let words = format!(
-            "cut off: {one} and {other} cannot reach each other, and neither can be left out; step \
+            "cut off: {one} and {other} cannot reach each other, and neither can be left out. Step \
              {step} of {steps} was the last"
         );
         return ("cut_off", words);
@@ -80,7 +80,7 @@ fn rests(view: &ClusterView) -> Option<(&'static str, String)> {
     }
     if let Some(since) = view.lacks_checkpoint {
         let words = format!(
-            "waiting for {}: no checkpoint that the run may go back to is whole; `everstep \
+            "waiting for {}: no checkpoint that the run may go back to is whole. `everstep \
              checkpoint ls` says why, and `everstep run rollback --step 0` lets the run begin anew",
             seconds(view.since(since)),
         );
@@ -117,13 +117,13 @@ fn pause_status(view: &ClusterView, paused: &RunPause) -> (&'static str, String)
     match paused.in_force {
         true => {
             let words = format!(
-                "{paused}: step {step} of {steps} was the last, with {with}; `everstep run resume` \
+                "{paused}: step {step} of {steps} was the last, with {with}. `everstep run resume` \
                  lets it go on{store}"
             );
             ("paused", words)
         }
         false => {
-            let words = format!("pausing: step {step} of {steps} with {with}; {paused}");
+            let words = format!("pausing: step {step} of {steps} with {with}, {paused}");
             ("pausing", words)
         }
     }
@@ -145,8 +145,8 @@ fn unable(view: &ClusterView) -> String {
         return String::new();
     };
     match inability {
-        Inability::Run => format!("; {name} cannot compute the run: {words}"),
-        Inability::Place => format!("; {name} cannot compute yet: {words}"),
+        Inability::Run => format!(", but {name} cannot compute the run: {words}"),
+        Inability::Place => format!(", but {name} cannot compute yet: {words}"),
     }
 }
 
@@ -155,7 +155,7 @@ fn store(view: &ClusterView) -> String {
     let Some(CheckpointStoreError { called, reason, .. }) = &view.store_error else {
         return String::new();
     };
-    format!("; {called} cannot use the store of the checkpoints: {reason}")
+    format!(", and {called} cannot use the store of the checkpoints: {reason}")
 }
 
 /// The same for a run that is over. `last` is its last step.
@@ -163,7 +163,7 @@ pub(crate) fn ended(end: &RunEnd, Step(last): Step) -> (&'static str, String) {
     match end {
         RunEnd::Complete(None) => ("complete", format!("complete: all {} steps", grouped(last))),
         RunEnd::Complete(Some(place)) => {
-            ("complete", format!("complete: all {} steps; the model is {place}", grouped(last)))
+            ("complete", format!("complete: all {} steps, and the model is {place}", grouped(last)))
         }
         RunEnd::Failed(reason) => ("failed", format!("failed: {reason}")),
     }
@@ -244,13 +244,13 @@ mod tests {
         let name = NodeName::parse("worker-c").expect("a valid name");
         let why = UnableReason { inability: Inability::Run, words: "no such file".into() };
         let unable = ClusterView { unable: vec![(name.clone(), why)], ..started };
-        let words = "starting: 2 of 3 workers registered; worker-c cannot compute the run: no such \
-                     file";
+        let words = "starting: 2 of 3 workers registered, but worker-c cannot compute the run: no \
+                     such file";
         assert_eq!(run_status(&unable).1, words);
         let why = UnableReason { inability: Inability::Place, words: "no memory".into() };
         let one_waits = ClusterView { unable: vec![(name, why)], ..view() };
-        let words = "training: step 812 of 1,000 with 2 workers; worker-c cannot compute yet: no \
-                     memory";
+        let words = "training: step 812 of 1,000 with 2 workers, but worker-c cannot compute yet: \
+                     no memory";
         assert_eq!(run_status(&one_waits).1, words);
         assert_eq!(run_status(&view()).1, "training: step 812 of 1,000 with 2 workers");
         let alone = ClusterView { world_size: 1, line: at_step(1_000), ..view() };
@@ -265,39 +265,39 @@ mod tests {
         let awaited = silent(label);
         let owners = ClusterView { owners_awaited: Some(awaited), changing: true, ..view() };
         let words = "waiting for 12 s: worker 2 (id 4, on b) is silent, and no other worker holds \
-                     3 parameter shards; if it has ended for good, `everstep run rollback --step \
+                     3 parameter shards. If it has ended for good, `everstep run rollback --step \
                      800` gives up what it held";
         assert_eq!(run_status(&owners), ("waiting", words.into()));
         let silent = ClusterView { outage: Some((2, Duration::from_millis(14_900))), ..view() };
-        let words = "cut off: 2 of 2 workers have been silent for 14 s; they may train on, and \
-                     the coordinator waits to hear of them";
+        let words = "cut off: 2 of 2 workers have been silent for 14 s. They may train on, and the \
+                     coordinator waits to hear of them";
         assert_eq!(run_status(&silent), ("cut_off", words.into()));
         let cut_off = ClusterView { unreachable: vec![(WorkerId(3), WorkerId(9))], ..view() };
         let words = "cut off: the worker with id 3 and worker 2 (id 9) cannot reach each other, \
-                     and neither can be left out; step 812 of 1,000 was the last";
+                     and neither can be left out. Step 812 of 1,000 was the last";
         assert_eq!(run_status(&cut_off).1, words);
         let (worker, number, reason) = (WorkerId(4), 2, "full".into());
         let failed = WriteFailure { worker, number, place: place(), reason };
         let full = ModelAwaited { failed: Some(failed), since_unix_ms: 78_000 };
         let unwritten = ClusterView { model_awaited: Some(full), ..view() };
         let words = "waiting for 12 s: all steps are trained, and the model cannot be written: \
-                     worker 2 (id 4), node-7:/runs/model.safetensors: full; make room there, or \
+                     worker 2 (id 4), node-7:/runs/model.safetensors: full. Make room there, or \
                      start a worker with another --dir";
         assert_eq!(run_status(&unwritten), ("waiting", words.into()));
         let nowhere = ModelAwaited { failed: None, since_unix_ms: 78_000 };
         let nowhere = ClusterView { model_awaited: Some(nowhere), ..view() };
         let words = "waiting for 12 s: all steps are trained, and no worker has a directory to \
-                     write the model to; start a worker with --dir (`everstep worker add` prints \
+                     write the model to. Start a worker with --dir (`everstep worker add` prints \
                      the command)";
         assert_eq!(run_status(&nowhere), ("waiting", words.into()));
         let reason = "worker 2 (id 5, on b): its device hangs".into();
         let standstill = Some(Standstill { since_unix_ms: 78_000, reason });
         let still = ClusterView { standstill, ..view() };
-        let words = "waiting for 12 s: no device gets on; step 812 of 1,000 was the last; worker 2 \
-                     (id 5, on b): its device hangs";
+        let words = "waiting for 12 s: no device gets on after step 812 of 1,000: worker 2 (id 5, \
+                     on b): its device hangs";
         assert_eq!(run_status(&still), ("waiting", words.into()));
         let complete = ClusterView { end: Some(RunEnd::Complete(Some(place()))), ..waiting };
-        let words = "complete: all 1,000 steps; the model is node-7:/runs/model.safetensors";
+        let words = "complete: all 1,000 steps, and the model is node-7:/runs/model.safetensors";
         assert_eq!(run_status(&complete).1, words);
         let failed = ClusterView { end: Some(RunEnd::Failed("no disk".into())), ..view() };
         assert_eq!(run_status(&failed), ("failed", "failed: no disk".into()));
@@ -309,10 +309,10 @@ mod tests {
         let (reason, since_unix_ms) = (PauseReason::Asked, 78_000);
         let paused = RunPause { by, reason, since_unix_ms, in_force: false };
         let told = |paused| run_status(&ClusterView { paused: Some(paused), ..view() });
-        let words = "pausing: step 812 of 1,000 with 2 workers; paused by an operator";
+        let words = "pausing: step 812 of 1,000 with 2 workers, paused by an operator";
         assert_eq!(told(paused.clone()), ("pausing", words.into()));
         let paused = RunPause { in_force: true, ..paused };
-        let words = "paused by an operator: step 812 of 1,000 was the last, with 2 workers; \
+        let words = "paused by an operator: step 812 of 1,000 was the last, with 2 workers. \
                      `everstep run resume` lets it go on";
         assert_eq!(told(paused.clone()), ("paused", words.into()));
         let reason = UnsavedReason::NoPart;

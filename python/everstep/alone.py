@@ -63,7 +63,7 @@ class Launcher:
                 print(line, end="", flush=True)
             code = self._process.wait()
             if code != 0:
-                ended(abs(code), "error: the run has failed; its launcher has said why")
+                ended(abs(code), "error: the run has failed, and its launcher has said why")
 
         self._told = threading.Thread(target=tell, name="launcher", daemon=True)
         self._told.start()

@@ -161,7 +161,7 @@ def _of_norms(model: torch.nn.Module) -> list[str]:
         if isinstance(module, SyncBatchNorm):
             raise TypeError(
                 f"{prefix or 'the model'} is a SyncBatchNorm, which adds up the statistics of "
-                "workers in each pass, and a pass has one worker here: use torch.nn.BatchNorm; its "
+                "workers in each pass, and a pass has one worker here: use torch.nn.BatchNorm. Its "
                 "running statistics are the means of all data shards"
             )
         if isinstance(module, _NormBase) and module.running_mean is not None:

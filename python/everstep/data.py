@@ -43,7 +43,7 @@ def check(dataset: Any) -> int:
     if isinstance(dataset, IterableDataset):
         raise TypeError(
             "data is an IterableDataset, whose samples have no numbers: Everstep could not read "
-            "each of them once; give a map-style data set, with __len__ and __getitem__"
+            "each of them once. Give a map-style data set, with __len__ and __getitem__"
         )
     if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise TypeError("data has no __len__ or no __getitem__: give a map-style data set")

@@ -86,7 +86,7 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
         return KINDS[kind.__name__]
     why = NOT_ELEMENTWISE.get(kind.__name__, "its formula is not known")
     raise TypeError(
-        f"{kind.__name__} is none of the optimizers that Everstep can apply: {why}; use one of "
+        f"{kind.__name__} is none of the optimizers that Everstep can apply: {why}. Use one of "
         "torch.optim: " + ", ".join(name for name in KINDS if name != "Lion") + ", or everstep.Lion"
     )
 

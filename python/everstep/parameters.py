@@ -29,7 +29,7 @@ class Parameters:
                 raise ValueError(f"{name} is on {parameter.device}: Everstep computes on the CPU")
             if parameter.dtype != torch.float32:
                 raise TypeError(
-                    f"{name} is of {parameter.dtype}: trained parameters are torch.float32; for "
+                    f"{name} is of {parameter.dtype}: trained parameters are torch.float32. For "
                     "less precise arithmetic use torch.autocast in the loop"
                 )
             self.trained.append((name, parameter, offset))

@@ -51,7 +51,7 @@ class Probe:
         if self._batch not in (None, found):
             raise RuntimeError(
                 "the data set does not repeat here: the first micro-batch has other values when "
-                "it is read again; draw random numbers from torch, random or numpy.random alone, "
+                "it is read again. Draw random numbers from torch, random or numpy.random alone, "
                 "which are seeded for each sample, and keep nothing from one sample to the next"
             )
         self._batch = found
@@ -81,7 +81,7 @@ class Probe:
         )
         raise RuntimeError(
             "this model does not repeat here: equal passes over the first micro-batch have unequal "
-            f"gradients, so no other worker and no other run could have the same bits; {cause}"
+            f"gradients, so no other worker and no other run could have the same bits. {cause}"
         )
 
 

@@ -144,7 +144,7 @@ pub fn contradiction(stated: &RunSpec, trained: &RunSpec) -> Option<String> {
         parts.iter().filter(|(_, differs)| *differs).map(|(it, _)| *it).collect();
     (!differing.is_empty()).then(|| {
         format!(
-            "this worker's script does not state the run that the cluster trains: {} differ; start \
+            "this worker's script does not state the run that the cluster trains: {} differ. Start \
              it with the same script and arguments, and seed the weights of its model \
              (torch.manual_seed)",
             differing.join(", ")

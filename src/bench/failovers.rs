@@ -70,7 +70,7 @@ pub(super) fn run(flags: &FailoversFlags, registry: &Registry) -> Result<(), Fai
             break outcome;
         }
         steps *= 2;
-        output::say(format_args!("the run was over too soon; again, with {steps} steps"));
+        output::say(format_args!("the run was over too soon: again, with {steps} steps"));
     };
     output::say("now the same run undisturbed, to compare");
     let folder = scratch::folder()?;
@@ -263,7 +263,7 @@ fn print(flags: &FailoversFlags, outcome: &FailoversResult) -> Result<(), Failur
            back    {}  (kill to the first answer of a new leader)\n  \
            gap     {}  (longest step of the second after each, less a step)\n{wake}  \
            calm    {}  (the same of the second before each)\n{stall}  \
-           {redone} steps redone, {} lost; samples: {} lost, {} repeated; bits: {verdict}",
+           {redone} steps redone, {} lost. Samples: {} lost, {} repeated. Bits: {verdict}",
         back.words(),
         gaps.words(),
         calm.words(),

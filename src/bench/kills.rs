@@ -155,7 +155,7 @@ fn print(flags: &KillsFlags, outcome: &KillsResult) -> Result<(), Failure> {
         "{count} kills, one of {workers} workers each, a step takes {step_ms:.1} ms\n  \
            calm    {}  (how much longer steps take to which nothing happens)\n  \
            stall   {}  (kill to next commit, less a step)\n  \
-           detect  {}  (kill to the coordinator's notice; {whose})\n  \
+           detect  {}  (kill to the coordinator's notice, {whose})\n  \
            record  {}  (kill to new generation)\n  \
            resume  {}  (new generation to its first commit)\n  \
            {}",

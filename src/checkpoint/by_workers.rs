@@ -50,7 +50,7 @@ pub(crate) fn reason(verdict: Verification) -> Option<String> {
         Verification::Unread(why) => Some(format!("cannot be read: {why}")),
         Verification::NotListed => Some("is not listed".into()),
         Verification::NoReader | Verification::Reading { .. } => {
-            Some("cannot be read: no worker is there; start one, and ask again".into())
+            Some("cannot be read: no worker is there. Start one, and ask again".into())
         }
     }
 }

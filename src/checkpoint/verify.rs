@@ -49,7 +49,10 @@ pub(super) fn run(flags: &VerifyFlags) -> Result<(), Failure> {
     Err(Failure::new(Exit::Failed, "a checkpoint is damaged")
         .at(store.place())
         .because(format!("the checkpoint of step {} is not as it was written", steps.join(", ")))
-        .next("a run goes on from the newest one that is not damaged; `checkpoint rm` removes it"))
+        .next(
+            "a run goes on from the newest one that is not damaged, and `checkpoint rm` removes \
+             this one",
+        ))
 }
 
 /// The steps that have a manifest. The user hears of the others.

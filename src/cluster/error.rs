@@ -164,7 +164,7 @@ impl From<ClusterError> for Failure {
                 .at(path.display())
                 .because("it holds a run already, and runs are never mixed")
                 .next(format!(
-                    "{} goes on with that run; for another one choose another --dir, or leave it \
+                    "{} goes on with that run. For another one choose another --dir, or leave it \
                      out for a new directory under runs/",
                     resume_command(&path)
                 )),
@@ -190,7 +190,7 @@ impl From<ClusterError> for Failure {
             ClusterError::Capacity { join, .. } => {
                 Failure::new(Exit::Capacity, "the run did not start in time").because(words).next(
                     format!(
-                        "start it again, with a longer --wait if need be; while it waits, others \
+                        "start it again, with a longer --wait if need be. While it waits, others \
                          join it as they could have joined this one:\n{join}"
                     ),
                 )
@@ -198,7 +198,7 @@ impl From<ClusterError> for Failure {
             ClusterError::Deserted { join, .. } => {
                 let what = "the run waited for workers in vain";
                 Failure::new(Exit::Capacity, what).because(words).next(format!(
-                    "start it again, with --respawn or a longer --wait; while it waits, others \
+                    "start it again, with --respawn or a longer --wait. While it waits, others \
                      join it as they could have joined this one:\n{join}"
                 ))
             }

@@ -463,7 +463,7 @@ mod tests {
         for (why, of_a_place) in [
             ("coordinator-1/log.redb: No space left on device (os error 28)", true),
             ("coordinator-1/coordinators: Read-only file system (os error 30)", true),
-            ("nothing to start from in coordinator-1; use --bootstrap to found a cluster", true),
+            ("nothing to start from in coordinator-1: use --bootstrap to found a cluster", true),
             ("the actor met a broken invariant", false),
             ("coordinator-1/log.redb: Input/output error (os error 5)", false),
         ] {

@@ -293,7 +293,7 @@ fn difference(first: &Value, other: &Value, key: &str) -> Option<String> {
             difference(&of(first, name), &of(other, name), &format!("{key}.{name}"))
         });
     }
-    let random = "; a script must state the same run in every process: seed whatever it draws \
+    let random = ". A script must state the same run in every process: seed whatever it draws \
                   before everstep.Run, such as the weights of its model (torch.manual_seed)";
     (first != other).then(|| format!("{key} is {other}, and it was {first} before{random}"))
 }

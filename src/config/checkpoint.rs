@@ -27,7 +27,7 @@ pub(super) fn checkpoints(
     let keep_every: Option<u64> = keys.read("checkpoint.keep_every")?;
     let on_failure: Option<OnFailure> = keys.read("checkpoint.on_failure")?;
     if keep == Some(0) {
-        return Err(keys.places().refusal("checkpoint.keep", "is 0; it must be 1 or more"));
+        return Err(keys.places().refusal("checkpoint.keep", "is 0, but must be 1 or more"));
     }
     if let Some(path) = &path {
         place(path, keys.places())?;
@@ -36,7 +36,7 @@ pub(super) fn checkpoints(
     let every = match every {
         Some(every) => every,
         None if is_asked => {
-            let problem = "is not set; it is the number of steps from one checkpoint to the next, \
+            let problem = "is not set: it is the number of steps from one checkpoint to the next, \
                            or 0 for none";
             return Err(keys.places().refusal("checkpoint.every", problem));
         }

@@ -131,7 +131,7 @@ mod tests {
         for (file, place, words) in [
             ("[worker]\n\nlissen = \"x\"", "daemon.toml:3", "did you mean \"worker.listen\"?"),
             ("[worcer]\nzone = \"x\"", "daemon.toml:1", "did you mean [worker]?"),
-            ("[worker]\nzone = 7", "daemon.toml:2", "it must be text in quotes, or a list of"),
+            ("[worker]\nzone = 7", "daemon.toml:2", "but must be text in quotes, or a list of"),
             (
                 "[coordinator]\nbootstrap = \"x\"",
                 "daemon.toml:2",

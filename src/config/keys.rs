@@ -31,7 +31,7 @@ impl<'a> Keys<'a> {
                 ValueSource::Line(path.to_path_buf(), line(text, span.start))
             }),
             problem: format!("this is not TOML: {}", error.message().replace('\n', ", ")),
-            advice: "correct the line; values look like `steps = 300` below `[run]`".into(),
+            advice: "correct the line. Values look like `steps = 300` below `[run]`".into(),
         })?;
         let mut keys = Self { text, ..Self::default() };
         keys.places.path = Some(path.to_path_buf());
@@ -59,7 +59,7 @@ impl<'a> Keys<'a> {
         let Some(stated) = self.stated.get(key) else { return Ok(None) };
         let value = T::from_toml(stated.get_ref());
         value.map(Some).ok_or_else(|| {
-            let problem = format!("is {}; it must be {}", self.shown(stated), T::WHAT);
+            let problem = format!("is {}, but must be {}", self.shown(stated), T::WHAT);
             self.places.refusal(key, &problem)
         })
     }
@@ -70,7 +70,7 @@ impl<'a> Keys<'a> {
         let Some(stated) = self.stated.get(key) else { return Ok(OptionMap::default()) };
         let DeValue::Table(table) = stated.get_ref() else {
             let problem = format!(
-                "is {}; it must be a section: write [{key}] on a line above the options",
+                "is {}, but must be a section: write [{key}] on a line above the options",
                 self.shown(stated)
             );
             return Err(self.places.refusal(key, &problem));
@@ -80,7 +80,8 @@ impl<'a> Keys<'a> {
             let key = format!("{key}.{}", name.get_ref());
             self.places.lines.insert(key.clone(), line(self.text, name.span().start));
             let Some(option) = OptionValue::from_toml(value.get_ref()) else {
-                let problem = format!("is {}; it must be {}", self.shown(value), OptionValue::WHAT);
+                let problem =
+                    format!("is {}, but must be {}", self.shown(value), OptionValue::WHAT);
                 return Err(self.places.refusal(&key, &problem));
             };
             options.0.insert(name.get_ref().to_string(), option);

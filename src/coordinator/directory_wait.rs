@@ -84,7 +84,7 @@ async fn watch((dir, log): (&Path, Option<u64>), deadline: Instant) -> io::Resul
 /// The advice for a directory that vanished under a running coordinator.
 pub(super) const GONE: &str = "put the directory back as it was, and start it again with the same \
                                --dir and --listen: what it has agreed to is there and nowhere \
-                               else; if it is lost for good and most of the coordinators live, \
+                               else. If it is lost for good and most of the coordinators live, \
                                remove this one and let another join, else found a new cluster";
 
 /// Whether the directory, or a file that should be in it, is gone.

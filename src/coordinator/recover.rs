@@ -26,12 +26,12 @@ pub(super) fn run(flags: &RecoverFlags) -> Result<(), Failure> {
         }));
     }
     output::say(format_args!(
-        "{}; the log as it was is kept in {}",
+        "{}. The log as it was is kept in {}",
         described(&plan),
         before.display()
     ));
     output::say(
-        "destroy the disks of the lost coordinators; start this one as ever, where it listened \
+        "destroy the disks of the lost coordinators. Start this one as ever, where it listened \
          before, then `everstep coordinator add` for each that is to replace a lost one",
     );
     output::print(format_args!("the cluster goes on from coordinator {} alone", plan.survivor))
@@ -42,8 +42,8 @@ fn described(plan: &RecoveryPlan) -> String {
     let lost: Vec<String> = plan.lost.iter().map(|view| view.id.to_string()).collect();
     let RecoveryPlan { last, agreed, .. } = plan;
     format!(
-        "its log ends with entry {} of term {}, and up to entry {agreed} is known to be agreed on; \
-         coordinators that are given up: {}",
+        "its log ends with entry {} of term {}, and up to entry {agreed} is known to be agreed on. \
+         Coordinators that are given up: {}",
         last.index,
         last.term,
         if lost.is_empty() { "none".into() } else { lost.join(", ") }
@@ -55,17 +55,17 @@ fn failure(error: RecoverError) -> Failure {
     match &error {
         RecoverError::NotAccepted(plan) => new(Exit::Usage)
             .because(format_args!(
-                "{}; entries that the others agreed on since are lost: settled steps are missing \
+                "{}. Entries that the others agreed on since are lost: settled steps are missing \
                  in the history, and changes of workers, runs and tokens are undone",
                 described(plan)
             ))
             .next(
-                "use the directory with the newest log; if the others are lost for good, pass \
+                "use the directory with the newest log. If the others are lost for good, pass \
                  --accept-lost-entries",
             ),
         RecoverError::Answers { .. } => new(Exit::Usage).because(&error).next(
-            "if most of the coordinators run, `everstep coordinator remove` does without the rest; \
-             else stop that one too, and recover the one with the newest log",
+            "if most of the coordinators run, `everstep coordinator remove` does without the rest. \
+             Else stop that one too, and recover the one with the newest log",
         ),
         RecoverError::Log(RecoveryError::Alone) => {
             new(Exit::Usage).because(&error).next("start it: `everstep coordinator --dir DIR`")

@@ -24,7 +24,7 @@ pub(super) fn run(flags: &RemoveFlags) -> Result<(), Failure> {
         if flags.no_wait { Ok(()) } else { until_gone(operator, id).await }
     })?;
     let (state, words) = match flags.no_wait {
-        true => ("leaving", "is to leave; until it is gone from the status, the others need it"),
+        true => ("leaving", "is to leave. Until it is gone from the status, the others need it"),
         false => ("removed", "is removed: the others go on without it, and its process ends"),
     };
     if flags.ask.json {
@@ -45,7 +45,7 @@ async fn until_gone(operator: &mut Operator, id: CoordinatorId) -> Result<(), Op
         if began.elapsed() > REMOVAL_EXPLAIN_AFTER && !told {
             output::say(format_args!(
                 "waiting until the others do without coordinator {id}: those that learn the log \
-                 are taken in first, and told what has happened; `everstep coordinator status` \
+                 are taken in first, and told what has happened. `everstep coordinator status` \
                  tells how they stand"
             ));
             told = true;

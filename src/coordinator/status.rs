@@ -43,14 +43,14 @@ fn sentence(status: &CoordinatorsStatus) -> String {
     let learning = staying.iter().filter(|coordinator| !coordinator.votes).count();
     let learning = match learning {
         0 => String::new(),
-        _ => format!("; waiting: {learning} more learn the log before they vote"),
+        _ => format!(". Waiting: {learning} more learn the log before they vote"),
     };
     let leaving: Vec<_> = leaving.iter().map(|leaver| leaver.view.id.to_string()).collect();
     let leaving = match &leaving[..] {
         [] => String::new(),
-        ids => format!("; waiting: until the others do without {}, it is needed", ids.join(", ")),
+        ids => format!(". Waiting: until the others do without {}, it is needed", ids.join(", ")),
     };
-    format!("{leads}; {there} of {all} that vote are there, {bears}{learning}{leaving}")
+    format!("{leads}. {there} of {all} that vote are there, {bears}{learning}{leaving}")
 }
 
 fn row(coordinator: &CoordinatorStatus) -> [String; 6] {
@@ -103,7 +103,7 @@ mod tests {
             let coordinators = (1..).zip(silent).map(|(id, silent)| coordinator(id, *silent));
             let status = CoordinatorsStatus { term: Term(3), coordinators: coordinators.collect() };
             let said = sentence(&status);
-            assert!(said.starts_with("coordinator 1 leads in term 3; "), "{said}");
+            assert!(said.starts_with("coordinator 1 leads in term 3. "), "{said}");
             assert!(said.contains(words), "{said}");
         }
     }
@@ -115,7 +115,7 @@ mod tests {
         let coordinators = vec![coordinator(1, false), leaver];
         let said = sentence(&CoordinatorsStatus { term: Term(1), coordinators });
         assert!(said.contains("2 of 2 that vote are there, none of them may be lost"), "{said}");
-        assert!(said.ends_with("waiting: until the others do without 7, it is needed"), "{said}");
+        assert!(said.ends_with("Waiting: until the others do without 7, it is needed"), "{said}");
     }
 
     #[test]
@@ -123,6 +123,6 @@ mod tests {
         let learner = CoordinatorStatus { votes: false, ..coordinator(7, false) };
         let coordinators = vec![coordinator(1, false), learner];
         let said = sentence(&CoordinatorsStatus { term: Term(1), coordinators });
-        assert!(said.ends_with("; waiting: 1 more learn the log before they vote"), "{said}");
+        assert!(said.ends_with(". Waiting: 1 more learn the log before they vote"), "{said}");
     }
 }

@@ -110,7 +110,7 @@ impl ClusterHandle {
                     .at(self.dir.display())
                     .because(why)
                     .next(
-                        "see that most of its coordinators run, and ask again; training goes on \
+                        "see that most of its coordinators run, and ask again. Training goes on \
                          without them",
                     )
             }

@@ -153,8 +153,8 @@ impl CoordinatorPool {
                 format!("coordinator {id} at {address} leads, but does not say that it still does")
             }
             _ => format!(
-                "{answering} of {all} coordinators answer, none leads: {} must be there to agree; \
-                 no answer from {}",
+                "{answering} of {all} coordinators answer, none leads: {} must be there to agree. \
+                 There is no answer from {}",
                 all / 2 + 1,
                 self.missing().join(", ")
             ),

@@ -16,7 +16,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Left { worker } => format!("{} has left", called(worker)),
         EventKind::Refused { name, reason } => format!("refused {name}: {reason}"),
         EventKind::Unreachable { workers } => {
-            let remedy = "mend the network between them; the run then goes on by itself (with \
+            let remedy = "mend the network between them, and the run then goes on by itself (with \
                           copies = 2 it goes on without one of them)";
             format!("{}: {remedy}", apart(*workers, progress))
         }
@@ -26,7 +26,7 @@ pub(crate) fn sentence(event: &Event, progress: &Progress) -> Option<String> {
         EventKind::Continued { step } => format!("goes on from the checkpoint of step {step}"),
         EventKind::Unwritten { failure: WriteFailure { worker, place, reason, .. } } => {
             let who = called(worker);
-            format!("{who} cannot write the model to {place}: {reason}; it tries again")
+            format!("{who} cannot write the model to {place}: {reason}. It tries again")
         }
         EventKind::NoStore => {
             "no worker has a directory to write the model to: start one with --dir".into()
@@ -103,9 +103,9 @@ mod tests {
     fn a_pair_that_stops_the_run_is_told_with_what_to_do() {
         let kind = EventKind::Unreachable { workers: (WorkerId(3), WorkerId(5)) };
         let words = "the worker with id 3 and the worker with id 5 cannot reach each other, and \
-                    neither can be left out without losing optimizer state: mend the network \
-                    between them; the run then goes on by itself (with copies = 2 it goes on \
-                    without one of them)";
+                     neither can be left out without losing optimizer state: mend the network \
+                     between them, and the run then goes on by itself (with copies = 2 it goes on \
+                     without one of them)";
         assert_eq!(said(9, kind).as_deref(), Some(words));
     }
 

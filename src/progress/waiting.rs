@@ -49,7 +49,7 @@ impl Waiting {
             (Some(registered), _) => self.beginning(registered, progress),
             (None, None) if progress.paused.is_some() => paused(progress).into_iter().collect(),
             (None, Some(waiting)) => vec![format!(
-                "waiting: {} of at least {} workers take part; another joins with: {}",
+                "waiting: {} of at least {} workers take part. Another joins with: {}",
                 waiting.members, waiting.wanted, progress.join
             )],
             (None, None) => match (&progress.owners_awaited, &progress.model_awaited) {
@@ -91,7 +91,7 @@ pub(crate) fn restoring(progress: &Progress) -> Option<String> {
 /// Why the run is paused, and how it goes on. None if it is not.
 pub(crate) fn paused(progress: &Progress) -> Option<String> {
     let paused = progress.paused.as_ref()?;
-    Some(format!("{paused}; `everstep run resume` lets it go on"))
+    Some(format!("{paused}. `everstep run resume` lets it go on"))
 }
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ mod tests {
         begun(&mut progress);
         assert_eq!(waiting.sentences(&progress), [""; 0]);
         progress.waiting = Some(outcome::Waiting { members: 1, wanted: 2, since_unix_ms: 0 });
-        let sentence = "waiting: 1 of at least 2 workers take part; another joins with: join so";
+        let sentence = "waiting: 1 of at least 2 workers take part. Another joins with: join so";
         assert_eq!(waiting.sentences(&progress), [sentence]);
         assert_eq!(waiting.sentences(&progress), [""; 0], "not all the time");
         waiting.said_at = Instant::now() - WAITING_LINE_INTERVAL;

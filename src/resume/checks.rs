@@ -45,7 +45,7 @@ fn gone(dir: &Path, store: &Path) -> Failure {
              resume {}",
             moved.display()
         ),
-        false => "mount its disk, or move it back; a copy of it elsewhere lets a new cluster go \
+        false => "mount its disk, or move it back. A copy of it elsewhere lets a new cluster go \
                   on: everstep resume COPY"
             .to_string(),
     };

@@ -64,7 +64,7 @@ pub(crate) fn store_of(from: &Path) -> Result<Place, Failure> {
                 .at(from.display())
                 .because("its directory has a coordinator's, which knows the run")
                 .next(format!(
-                    "`everstep resume {}` goes on there; to let another cluster have the run, end \
+                    "`everstep resume {}` goes on there. To let another cluster have the run, end \
                      it and name {store}",
                     from.display()
                 )))

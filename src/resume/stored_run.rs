@@ -58,9 +58,9 @@ fn nothing(place: &str, passed_over: &[PassedOver]) -> Failure {
             .because("the store is empty, or no store of checkpoints")
             .next("name the folder that has folders such as step-000500"),
         Some(newest) => failure
-            .because(format!("each of its checkpoints is damaged; the newest: {}", newest.damage))
+            .because(format!("each of its checkpoints is damaged. The newest: {}", newest.damage))
             .next(
-                "bring the files back; `everstep checkpoint verify` names all damage, and \
+                "bring the files back. `everstep checkpoint verify` names all damage, and \
                  `everstep train` begins a new run from its first step",
             ),
     }

@@ -21,7 +21,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
         return output::print(json!(runs));
     }
     if runs.is_empty() {
-        return output::print("no run was submitted yet; `everstep run submit FILE` does so");
+        return output::print("no run was submitted yet. `everstep run submit FILE` does so");
     }
     let rows = runs
         .into_iter()

@@ -38,7 +38,7 @@ async fn must_be_whole(operator: &mut Operator, step: Step) -> Result<(), Operat
     };
     why.map_or(Ok(()), |why| {
         let words = format!(
-            "nothing was undone: the checkpoint of step {step} {why}; `everstep checkpoint ls` \
+            "nothing was undone: the checkpoint of step {step} {why}. `everstep checkpoint ls` \
              lists the others"
         );
         Err(OperatorError::Refused(words))

@@ -26,7 +26,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     if flags.json {
         return output::print(json!(newest));
     }
-    let nothing = || "waiting for a run; `everstep run submit FILE` gives the cluster one".into();
+    let nothing = || "waiting for a run. `everstep run submit FILE` gives the cluster one".into();
     output::print(newest.map_or_else(nothing, |run| words(run, now_unix_ms())))
 }
 

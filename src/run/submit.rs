@@ -131,14 +131,14 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         resolved.run
     };
     if run.data.kind == "text" && run.data.path.is_empty() {
-        let why = "it states no data.path; the default text is one of this machine's".into();
+        let why = "it states no data.path, and the default text is one of this machine's".into();
         return Err(refused(why, "state data.path, a path on the workers' machines"));
     }
     if let Some(why) = run.data.is_elsewhere() {
         let here = std::path::absolute(run.data.path.trim_start_matches('@'));
         let here = here.map_or_else(|_| "/DIR/TEXT".into(), |path| path.display().to_string());
         let next = format!(
-            "write the absolute path that the text has on the workers' machines; from here it \
+            "write the absolute path that the text has on the workers' machines. From here it \
              would be {here}"
         );
         return Err(refused(why, &next));
@@ -193,7 +193,7 @@ mod tests {
             ("run.step = 7\ndata.path = \"/t\"", "did you mean \"run.steps\"?"),
             ("run.steps = 7", "state data.path"),
             ("data.path = \"texts\"", "data.path is \"texts\", a relative path"),
-            ("data.path = \"@list\"", "from here it would be /"),
+            ("data.path = \"@list\"", "From here it would be /"),
             ("optimizer.kind = \"adam\"\ndata.path = \"/t\"", "run.toml:1"),
             ("optimizer.kind = \"adam\"\ndata.path = \"/t\"", "\"adamw\", \"lion\" or \"sgd\""),
             ("model.heads = 3\ndata.path = \"/t\"", "does not divide model.width = 128"),

@@ -19,7 +19,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
         return output::print(json!(tokens));
     }
     if tokens.is_empty() {
-        return output::print("no token admits a node; `everstep token create` makes one");
+        return output::print("no token admits a node. `everstep token create` makes one");
     }
     let now = until(std::time::Duration::ZERO);
     let head = ["id", "role", "uses left", "expires"].map(str::to_string);

@@ -13,7 +13,7 @@ pub(super) fn run(flags: &RevokeFlags) -> Result<(), Failure> {
     let token = parse_token_id(&flags.token).map_err(|error| {
         Failure::new(Exit::Usage, format!("\"{}\" is no token's id", flags.token))
             .because(error)
-            .next("look at `everstep token ls`; the id is the second part of a token's text")
+            .next("look at `everstep token ls`: the id is the second part of a token's text")
     })?;
     let cluster = ClusterHandle::find(&flags.ask.cluster)?;
     cluster.ask(async |operator| operator.command(OperatorCommand::RevokeToken(token)).await)?;

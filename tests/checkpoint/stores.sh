@@ -30,7 +30,7 @@ s3() {
     export AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b AWS_REGION=us-east-1 AWS_ENDPOINT_URL=$at
     refused "set AWS_ALLOW_HTTP=true" "$suite" s3://bucket/a
     export AWS_ALLOW_HTTP=true
-    refused "no such bucket or container; create it" "$suite" --probe s3://bucket/a
+    refused "no such bucket or container. Create it" "$suite" --probe s3://bucket/a
     curl -fs -X PUT "$at/bucket" > /dev/null
     "$suite" s3://bucket/runs/r1
     "$suite" s3://bucket
@@ -71,7 +71,7 @@ azure() {
     export AZURE_STORAGE_ENDPOINT=$at/devstoreaccount1
     refused "set AZURE_ALLOW_HTTP=true" "$suite" az://box/a
     export AZURE_ALLOW_HTTP=true
-    refused "no such bucket or container; create it" "$suite" --probe az://box/a
+    refused "no such bucket or container. Create it" "$suite" --probe az://box/a
     python3 tests/checkpoint/azure_container.py "$AZURE_STORAGE_ENDPOINT" box
     "$suite" az://box/runs/r1
     "$suite" az://box
@@ -89,7 +89,7 @@ google() {
     export GOOGLE_SERVICE_ACCOUNT_KEY='{"private_key":"","private_key_id":"","client_email":"","disable_oauth":true}'
     refused "set GOOGLE_ALLOW_HTTP=true" "$suite" gs://bucket/a
     export GOOGLE_ALLOW_HTTP=true
-    refused "no such bucket or container; create it" "$suite" --probe gs://other/a
+    refused "no such bucket or container. Create it" "$suite" --probe gs://other/a
     "$suite" gs://bucket/runs/r1
     "$suite" gs://bucket
 }

@@ -116,7 +116,7 @@ fn replace_one_of_two(go: impl FnOnce(&World, &Launched, &Node)) -> Run {
     let run = world.launch(&["--workers", "2"]);
     run.until_step(3);
     go(&world, &run, run.until_whole(2).member(0));
-    let sentence = "waiting: 1 of at least 2 workers take part; another joins with: ";
+    let sentence = "waiting: 1 of at least 2 workers take part. Another joins with: ";
     let command = run.until("the command", || {
         let said = run.program.said();
         let line = said.lines().find_map(|line| line.strip_prefix(sentence));

@@ -48,7 +48,7 @@ fn an_interrupted_launcher_takes_its_cluster_along() {
         let report = std::fs::read_to_string(run.dir.join("report.json")).unwrap();
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();
         assert!(report["step"].as_u64() >= Some(3), "{report}");
-        let words = format!("after step {} of 1000000; its files are kept", report["step"]);
+        let words = format!("after step {} of 1000000, and its files are kept", report["step"]);
         assert!(block.contains(&words), "{ended:?}");
     }
 }

@@ -260,7 +260,7 @@ fn a_launcher_that_is_told_twice_to_end_does_so_at_once() {
     run.until_step(3).members()[0].signal(Signal::STOP);
     let began = Instant::now();
     run.program.signal(Signal::TERM);
-    until("it says so", || run.program.said().contains("a second Ctrl-C").then_some(()));
+    until("it says so", || run.program.said().contains("A second Ctrl-C").then_some(()));
     run.program.signal(Signal::TERM);
     let ended = run.program.end();
     assert_eq!(ended.code, Some(143), "{ended:?}");

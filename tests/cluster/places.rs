@@ -85,7 +85,7 @@ fn a_directory_that_is_gone_costs_time_and_no_worker() {
     places.until_said(&["the model cannot be written", show(&model), "Not a directory"]);
     fs::remove_file(&dir).expect("removed");
     fs::create_dir(&dir).expect("made");
-    places.until_said(&["complete: all 30 steps; the model is ", show(&model)]);
+    places.until_said(&["complete: all 30 steps, and the model is ", show(&model)]);
     assert!(model.is_file());
     let listed = ["run", "ls", "--json", "--dir", show(places.home())];
     let listed = places.world.start(&listed).end().stdout;

@@ -37,7 +37,7 @@ fn a_cluster_goes_on_from_one_directory_when_the_others_are_lost() {
     assert_refused(&recover(&world, &dir, &[]), "pass --accept-lost-entries");
     let recovered = recover(&world, &dir, ACCEPT);
     assert_eq!(recovered.code, Some(0), "{recovered:?}");
-    assert!(recovered.stderr.contains("coordinators that are given up: "), "{recovered:?}");
+    assert!(recovered.stderr.contains("Coordinators that are given up: "), "{recovered:?}");
     assert!(dir.join("log.redb.before-recovery").exists());
     assert_refused(&recover(&world, &dir, ACCEPT), "it is the only coordinator");
 

@@ -21,10 +21,10 @@ fn assert_refused(ended: &Ended, words: &str) {
 fn a_setting_that_cannot_be_is_refused() {
     for (key, value, words) in [
         ("model.hads", "2".into(), "did you mean \"model.heads\"?"),
-        ("run.steps", "many".into(), "run.steps is \"many\"; it must be a whole number"),
+        ("run.steps", "many".into(), "run.steps is \"many\", but must be a whole number"),
         ("run.steps", 0.into(), "run.steps is 0"),
         ("model.heads", 3.into(), "model.heads is 3, which does not divide model.width = 32"),
-        ("model.kind", "gtp".into(), "there is no model named \"gtp\"; this program has "),
+        ("model.kind", "gtp".into(), "there is no model named \"gtp\". This program has "),
         ("batch.data_shards", 0.into(), "batch.data_shards is 0"),
         ("redundancy.copies", 0.into(), "redundancy.copies is 0"),
         ("optimizer.learning_rate", f64::NAN.into(), "optimizer.learning_rate is NaN"),

@@ -176,7 +176,7 @@ fn assert_tells_what_it_knows(member: &Member) {
         let (status, words) = member.look("GET", "/api/v1/status", "")?;
         assert_eq!(status, 503, "{words}");
         let words: Value = serde_json::from_str(&words).expect("JSON");
-        let told = "2 of 5 coordinators can be reached: three must agree; training goes on";
+        let told = "2 of 5 coordinators can be reached: three must agree. Training goes on";
         (words["error"] == told).then_some(())
     });
     let (status, known) =
@@ -230,7 +230,7 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     assert_eq!(told.code, Some(3), "{told:?}");
     let words = "2 of 5 coordinators answer, none leads: 3 must be there to agree";
     assert!(told.block().contains(words), "{told:?}");
-    assert!(told.block().contains("training goes on without them"), "{told:?}");
+    assert!(told.block().contains("Training goes on without them"), "{told:?}");
     for member in &dead {
         let named = format!(" at {} (", member.address);
         assert!(told.block().contains(&named), "{named} is not in {told:?}");

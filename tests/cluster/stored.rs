@@ -140,7 +140,7 @@ fn what_a_run_cannot_go_on_from_is_refused_in_one_block_with_what_to_do() {
 
     let store = orphaned_store(&world, world.launch(&["--workers", "2"]), 10);
     let told = refused(show(&store), &["--step", "7"]);
-    assert!(told.contains("there is no checkpoint of step 7; the newest are those"), "{told}");
+    assert!(told.contains("there is no checkpoint of step 7: the newest are those"), "{told}");
     let told = refused(show(&store), &["--step", "0"]);
     assert!(told.contains("`everstep train` begins at the first step"), "{told}");
     let other = world.write("other.txt", &"another text\n".repeat(4_096));
@@ -174,7 +174,7 @@ fn a_manifest_that_this_program_cannot_use_is_refused_with_what_to_do() {
     }
     rewrite(&newest, |manifest| manifest.format = 99);
     let block = told();
-    let words = ["its format is 99", "use a program of the version that wrote it", "with --step"];
+    let words = ["its format is 99", "Use a program of the version that wrote it", "with --step"];
     for words in words {
         assert!(block.contains(words), "no \"{words}\" in {block}");
     }
@@ -196,7 +196,7 @@ fn a_store_is_claimed_for_daemons_that_may_take_its_run_before_it_is_read() {
     assert_eq!(submitted.code, Some(0), "{submitted:?}");
     let refused = ask(&["run", "submit", "--from", show(&store)]);
     assert_eq!((refused.code, claims()), (Some(1), 1), "{refused:?}");
-    assert!(refused.stderr.contains("another run; cancel it or wait"), "{refused:?}");
+    assert!(refused.stderr.contains("another run. Cancel it or wait"), "{refused:?}");
     let cancelled = ask(&["run", "cancel"]);
     assert_eq!(cancelled.code, Some(0), "{cancelled:?}");
     let submitted = ask(&["run", "submit", "--from", show(&store)]);

@@ -143,7 +143,7 @@ fn a_gpu_that_is_taken_or_too_small_ends_the_worker_with_what_to_do() {
             "the GPU has no memory left for cuDevicePrimaryCtxRetain: end what else uses it",
         ),
         ("pinnable_mib=20", "the host has no 32 MiB of memory to pin for the GPU's copies: give"),
-        ("free_mib=0", "0 of 0 are free; lower batch.micro_batch (a GPT also takes less with"),
+        ("free_mib=0", "0 of 0 are free. Lower batch.micro_batch (a GPT also takes less with"),
     ] {
         let refused = refused(&machine.having(settings).launch(&["--device", "cuda"]), 1);
         assert!(refused.contains(words), "{refused}");

@@ -80,7 +80,7 @@ until_true 20 "the second worker is back" members 3
 kill -TERM "${pid[w3]}"
 timeout 20 tail --pid="${pid[w3]}" -f /dev/null || fail "the third worker does not leave"
 rm "$out/disk/ballast"
-until_said "complete: all 200 steps; the model is .*:$out/disk/model.safetensors" 60
+until_said "complete: all 200 steps, and the model is .*:$out/disk/model.safetensors" 60
 [ -s "$out/disk/model.safetensors" ] || fail "there is no model"
 
 echo "2. it is read-only"

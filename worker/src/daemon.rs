@@ -118,7 +118,7 @@ pub enum WorkerError {
     #[error(transparent)]
     Bind(#[from] BindError),
     /// No other worker could reach the address.
-    #[error("cannot listen on {0}: other workers must be able to call the address; name one")]
+    #[error("cannot listen on {0}: name an address that other workers can call")]
     Unspecified(SocketAddr),
     /// Other machines cannot reach the address, and a coordinator is on another machine.
     #[error("cannot listen on {listen}: the coordinator at {coordinator} cannot call it there")]

@@ -95,7 +95,7 @@ struct RegisteredDataset {
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
     /// No model or data set is registered under the name.
-    #[error("there is no {what} named \"{name}\"; this program has {known}")]
+    #[error("there is no {what} named \"{name}\". This program has {known}")]
     Unknown {
         /// `model` or `data set`.
         what: &'static str,
@@ -263,7 +263,7 @@ impl Registry {
         let Some(build) = self.optimizers.get(name) else {
             let known = either(offered(self.optimizers.keys()));
             let problem =
-                format!("is \"{name}\", which is no optimizer of this program; it must be {known}");
+                format!("is \"{name}\", which is no optimizer of this program. Use {known}");
             return Err(SpecError::new("optimizer.kind", problem));
         };
         build(run)
@@ -317,7 +317,7 @@ pub(crate) fn of_setting(error: InvalidSetting) -> SpecError {
     let InvalidSetting { setting, value, bound } = error;
     SpecError {
         key: format!("optimizer.{setting}").into(),
-        problem: format!("is {value}; it must be {bound}"),
+        problem: format!("is {value}, but must be {bound}"),
     }
 }
 

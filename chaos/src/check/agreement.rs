@@ -111,7 +111,7 @@ impl Agreement {
         if !self.is_listed(id) {
             return Ok(());
         }
-        let seen = format!("coordinator {id} ends as removed; the log lists it");
+        let seen = format!("coordinator {id} ends as removed, but the log lists it");
         Err((Invariant::I8, seen))
     }
 
@@ -130,7 +130,8 @@ impl Agreement {
         if !self.present.contains(&worker) {
             return Ok(());
         }
-        let seen = format!("worker {worker} is told that it is lost; the log knows it as present");
+        let seen =
+            format!("worker {worker} is told that it is lost, but the log knows it as present");
         Err((Invariant::I8, seen))
     }
 }

@@ -65,7 +65,8 @@ impl Commits {
             return Ok(());
         }
         let seen = format!(
-            "worker {worker} enters generation {} at step {committed}; it resumes at {}",
+            "worker {worker} enters generation {} at step {committed}, but the generation resumes \
+             at {}",
             record.number, record.resume
         );
         Err((Invariant::I5, seen))
@@ -76,7 +77,7 @@ impl Commits {
         if step == last.next() {
             return Ok(());
         }
-        let seen = format!("worker {worker} computes step {step}; its last commit is {last}");
+        let seen = format!("worker {worker} computes step {step}, but its last commit is {last}");
         Err((Invariant::I19, seen))
     }
 
@@ -96,7 +97,8 @@ impl Commits {
         }
         let settled = self.newest_settled(history);
         if is_current && first && step <= settled {
-            let seen = format!("worker {worker} commits step {step} anew; {settled} is settled");
+            let seen =
+                format!("worker {worker} commits step {step} anew, but {settled} is settled");
             return Err((Invariant::I5, seen));
         }
         self.last.insert(worker, step);
@@ -129,7 +131,7 @@ impl Commits {
             return Ok(());
         }
         let seen =
-            format!("worker {worker} updates to version {version}; its last commit is {last}");
+            format!("worker {worker} updates to version {version}, but its last commit is {last}");
         Err((Invariant::I3, seen))
     }
 
@@ -153,8 +155,8 @@ impl Commits {
             if last < step {
                 let behind = member.worker;
                 let seen = format!(
-                    "worker {worker} takes {step} for settled; the last commit of worker {behind} \
-                     is {last}"
+                    "worker {worker} takes {step} for settled, but the last commit of worker \
+                     {behind} is {last}"
                 );
                 return Err((Invariant::I5, seen));
             }

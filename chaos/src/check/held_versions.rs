@@ -77,7 +77,7 @@ impl HeldVersions {
                 let held = self.0.get(worker).and_then(|held| held.get(&shard));
                 let seen = format!(
                     "generation {} lists worker {worker} as owner of shard {shard} at version \
-                     {resume}; it holds {held:?}",
+                     {resume}, but it holds {held:?}",
                     record.number
                 );
                 return Err((Invariant::I16, seen));
@@ -86,8 +86,8 @@ impl HeldVersions {
             let holders = kept.filter(|worker| self.reaches(*worker, shard, resume)).count();
             if is_restored && owners.len() < holders.min(copies as usize) {
                 let seen = format!(
-                    "generation {} lists {owners:?} as owners of shard {shard}; {holders} of those \
-                     before are members and hold it",
+                    "generation {} lists {owners:?} as owners of shard {shard}, but {holders} of \
+                     those before are members and hold it",
                     record.number
                 );
                 return Err((Invariant::I6, seen));

@@ -67,7 +67,8 @@ impl Lines {
         if self.last == steps {
             return Ok(());
         }
-        let seen = format!("{steps} steps are complete; the last line is of step {}", self.last);
+        let seen =
+            format!("{steps} steps are complete, but the last line is of step {}", self.last);
         Err((Invariant::I13, seen))
     }
 }

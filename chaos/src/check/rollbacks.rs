@@ -26,7 +26,7 @@ pub(super) fn rolled_back(
         return Ok(());
     }
     let seen = format!(
-        "generation {} is rolled back; an owner of every shard lives, only {lost:?} are lost",
+        "generation {} is rolled back, but an owner of every shard lives: only {lost:?} are lost",
         before.number
     );
     Err((Invariant::I21, seen))

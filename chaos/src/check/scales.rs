@@ -59,7 +59,7 @@ impl Scales {
         if line.loss_scale == self.of(line.step).factor() {
             return Ok(());
         }
-        Err((Invariant::I13, format!("{line:?}; its scale was {:?}", self.of(line.step))))
+        Err((Invariant::I13, format!("{line:?}, but its scale was {:?}", self.of(line.step))))
     }
 
     /// The scale of a step, once the step before has committed.

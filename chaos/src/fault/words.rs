@@ -121,14 +121,14 @@ impl Fault {
     fn tell_of_a_run(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::DrainAll { restart } => {
-                write!(f, "all workers are to leave; others start after {restart:?}")
+                write!(f, "all workers are to leave, and others start after {restart:?}")
             }
             Self::Rest { span } => write!(f, "the operator pauses the run for {span:?}"),
             Self::Save => f.write_str("the operator asks for a checkpoint"),
             Self::CutStore => f.write_str("the power of the store's machine fails in a write"),
             Self::TearCheckpoint => f.write_str("a disk tears the newest checkpoint"),
             Self::LoseCluster => f.write_str(
-                "the cluster and its disks are lost; another one goes on from the store",
+                "the cluster and its disks are lost, and another one goes on from the store",
             ),
             other => f.write_str(other.kind()),
         }

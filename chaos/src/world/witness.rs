@@ -174,7 +174,7 @@ impl World {
             _ if self.faults.is_paused(NodeId::Worker(place)) => "stands still".into(),
             None => format!("is no member, {}", standing(&core_view)),
             Some(committed) => format!(
-                "has committed step {committed}, {}; {} streams wait, {} jobs are to do",
+                "has committed step {committed}, {}: {} streams wait, {} jobs are to do",
                 standing(&core_view),
                 worker.streams_waiting(),
                 worker.sim_device.as_ref().map_or(0, SimDevice::waiting)

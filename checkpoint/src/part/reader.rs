@@ -131,7 +131,7 @@ impl<'a> CheckpointReader<'a> {
         let head = Head::parse(text, data).map_err(|error| damage(error.0))?;
         if let Some(other) = head.metadata.get(FORMAT_KEY).filter(|it| **it != FORMAT.to_string()) {
             let why = format!(
-                "its format is {}, and this program reads format {FORMAT}; use a newer program",
+                "its format is {}, and this program reads format {FORMAT}. Use a newer program",
                 shown(other)
             );
             let place = self.store.place();

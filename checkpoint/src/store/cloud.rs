@@ -102,7 +102,7 @@ impl CloudStore {
         let told = self.error(object, error);
         match told.kind {
             ErrorKind::Missing => {
-                let why = "there is no such bucket or container; create it, or name another";
+                let why = "there is no such bucket or container. Create it, or name another";
                 StoreError { kind: ErrorKind::Refuse, why: why.into(), ..told }
             }
             _ => told,
@@ -131,7 +131,7 @@ impl CloudStore {
         };
         let found = self.io.wait(all).map_err(|error| self.bucket_error(&"its listing", &error))?;
         let mut found = found.ok_or_else(|| {
-            let why = format!("it has more than {MAX_OBJECTS} objects; use another folder");
+            let why = format!("it has more than {MAX_OBJECTS} objects. Use another folder");
             StoreError::refuse(&self.place, why)
         })?;
         found.sort_by(|one, other| one.name.cmp(&other.name));

@@ -124,7 +124,7 @@ impl DirectoryStore {
             }
             found.extend(self.inside(&entry.path)?);
             if found.len() > MAX_OBJECTS {
-                let many = format!("it has more than {MAX_OBJECTS} files; use another directory");
+                let many = format!("it has more than {MAX_OBJECTS} files. Use another directory");
                 return Err(io::Error::other(many));
             }
         }
@@ -298,7 +298,7 @@ impl DirectoryStore {
     fn write_error(&self, name: &ObjectName, error: &io::Error) -> StoreError {
         match error.kind() {
             IoKind::NotFound => {
-                let why = format!("{error}: the directory is gone; bring it back");
+                let why = format!("{error}: the directory is gone. Bring it back");
                 StoreError::new(ErrorKind::Retry, &self.place, name, why)
             }
             _ => self.error(Some(name), error),

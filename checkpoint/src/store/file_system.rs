@@ -190,7 +190,7 @@ fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
         Err(Errno::EXIST) => Err(io::ErrorKind::AlreadyExists.into()),
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => Err(io::Error::new(
             io::ErrorKind::Unsupported,
-            "this file system has neither hard links nor a rename that replaces nothing; use \
+            "this file system has neither hard links nor a rename that replaces nothing. Use \
              another one for checkpoints",
         )),
         Err(error) => Err(error.into()),

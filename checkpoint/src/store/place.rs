@@ -68,7 +68,7 @@ pub fn open(place: &Place, environment: &Environment) -> Result<Box<dyn Store>, 
         #[cfg(not(feature = "cloud"))]
         Place::Bucket { .. } => {
             let _ = environment;
-            let why = "this program was built without object stores; name a directory, or build it \
+            let why = "this program was built without object stores. Name a directory, or build it \
                        with the feature \"cloud\"";
             Err(StoreError::refuse(place.to_string(), why))
         }
@@ -114,13 +114,13 @@ impl FromStr for Place {
         let refuse = |why: &str| Err(StoreError::refuse(format!("{}://…", shown(scheme)), why));
         let Some(service) = Service::ALL.into_iter().find(|it| it.scheme() == scheme) else {
             return refuse(
-                "there are no stores of this scheme; use a directory, or s3://BUCKET/FOLDER, \
+                "there are no stores of this scheme. Use a directory, or s3://BUCKET/FOLDER, \
                  gs://BUCKET/FOLDER or az://CONTAINER/FOLDER",
             );
         };
         if rest.contains(['@', '?', '#']) {
             return refuse(
-                "a store's URL is SCHEME://BUCKET/FOLDER without credentials and options; set \
+                "a store's URL is SCHEME://BUCKET/FOLDER without credentials and options. Set \
                  those in the environment",
             );
         }
@@ -204,10 +204,10 @@ mod tests {
     #[test]
     fn what_is_no_place_is_refused_with_what_to_do() {
         for (text, words) in [
-            ("ftp://host/a", "use a directory, or s3://BUCKET/FOLDER"),
-            ("http://host/a", "use a directory, or s3://BUCKET/FOLDER"),
-            ("s3://key:secret@bucket/a", "set those in the environment"),
-            ("s3://bucket/a?token=secret", "set those in the environment"),
+            ("ftp://host/a", "Use a directory, or s3://BUCKET/FOLDER"),
+            ("http://host/a", "Use a directory, or s3://BUCKET/FOLDER"),
+            ("s3://key:secret@bucket/a", "Set those in the environment"),
+            ("s3://bucket/a?token=secret", "Set those in the environment"),
             ("s3://", "a bucket's name has"),
             ("s3://ab/c", "a bucket's name has"),
             ("s3://bucket/../other", "a folder's name has"),

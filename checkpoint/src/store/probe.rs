@@ -33,7 +33,7 @@ fn examine(store: &dyn Store, name: &ObjectName, nonce: u64) -> Result<(), Store
     }
     if store.put_new(name, second.as_bytes())? != Created::Theirs {
         let why = "it replaces an object that was to be created only if there is none. Two \
-                   clusters could write over each other; use a store that keeps conditions \
+                   clusters could write over each other. Use a store that keeps conditions \
                    (If-None-Match)";
         return Err(refused(store, name, why));
     }

@@ -227,7 +227,7 @@ fn errors_tell_the_caller_whether_to_try_again() {
     for (fault, kind, words) in [
         (Fault::Away, ErrorKind::Retry, "503"),
         (Fault::Forbidden, ErrorKind::Refuse, "403"),
-        (Fault::NoBucket, ErrorKind::Refuse, "no such bucket or container; create it"),
+        (Fault::NoBucket, ErrorKind::Refuse, "no such bucket or container. Create it"),
     ] {
         let store = store(&Faulty::with(fault));
         let put = store.put_new(&name, b"x").expect_err("refused");

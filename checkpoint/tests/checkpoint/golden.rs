@@ -139,7 +139,7 @@ fn i23_a_part_of_another_format_is_refused_by_name_and_number_and_is_no_damage()
         panic!("{read:?}");
     };
     assert_eq!((kind, object), (ErrorKind::Refuse, name.to_string()));
-    assert_eq!(why, "its format is 9, and this program reads format 1; use a newer program");
+    assert_eq!(why, "its format is 9, and this program reads format 1. Use a newer program");
 }
 
 #[test]

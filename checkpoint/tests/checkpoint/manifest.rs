@@ -111,7 +111,7 @@ fn another_format_is_refused_by_its_number_with_what_to_do() {
     assert!(!error.is_damage(), "an older checkpoint must not replace it in silence");
     let words = error.to_string();
     assert!(words.contains("format is 2") && words.contains("(0.9.1)"), "{words}");
-    assert!(words.contains("use a program of the version"), "{words}");
+    assert!(words.contains("Use a program of the version"), "{words}");
 }
 
 #[test]

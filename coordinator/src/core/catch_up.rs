@@ -189,7 +189,7 @@ impl CatchUp {
         let pause = pause(times);
         let reason = format!(
             "it did not keep up with the steps: {} of its shards were lacking after {in_vain} \
-             pauses of the run; joining is tried again {pause:?} after that",
+             pauses of the run. Joining is tried again {pause:?} after that",
             bytes(behind)
         );
         self.given_up.insert(worker, GivenUpJoin { until: now + pause, times: times + 1, reason });

@@ -60,10 +60,10 @@ pub(crate) type RequestResult = Result<Option<RunId>, RequestError>;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum NotLeading {
     /// No coordinator is known to lead.
-    #[error("no coordinator leads at the moment; ask again in a second")]
+    #[error("no coordinator leads at the moment. Ask again in a second")]
     NoLeader,
     /// Another coordinator leads, and has an API.
-    #[error("this coordinator does not lead; ask coordinator {id}, at http://{api}")]
+    #[error("this coordinator does not lead. Ask coordinator {id}, at http://{api}")]
     Elsewhere { id: CoordinatorId, api: SocketAddr },
     /// Another coordinator leads, and has no API.
     #[error("this coordinator does not lead, and coordinator {0}, which does, has no API")]
@@ -239,7 +239,7 @@ mod tests {
         let denial = answered.try_recv().expect("an answer").expect_err("it does not lead");
         let RequestError::NotLeader(place) = denial else { panic!("not elsewhere but {denial:?}") };
         let words = place.to_string();
-        assert!(words.ends_with("ask coordinator 7, at http://127.0.0.1:5"), "{words}");
+        assert!(words.ends_with("Ask coordinator 7, at http://127.0.0.1:5"), "{words}");
         let id = RequestId { client: 1, number: 1 };
         let (answer, mut answered) = oneshot::channel();
         let request = Message::Request { id, command: OperatorCommand::Cancel(1) };

@@ -21,13 +21,13 @@ use crate::node::NodeError;
 pub enum CoordinatorError {
     /// There is no cluster in the directory.
     #[error(
-        "nothing to start from in {}; use --bootstrap to found a cluster, or --join to become one \
+        "nothing to start from in {}: use --bootstrap to found a cluster, or --join to become one \
          of its coordinators",
         .0.display()
     )]
     NothingThere(PathBuf),
     /// The directory has a cluster already, or another node's files.
-    #[error("there is a cluster in {} already; start without --bootstrap and --join", .0.display())]
+    #[error("there is a cluster in {} already. Start without --bootstrap and --join", .0.display())]
     AlreadyThere(PathBuf),
     /// Another coordinator is at work in the directory.
     #[error("another coordinator uses {}", .0.display())]
@@ -36,7 +36,7 @@ pub enum CoordinatorError {
     #[error("the coordinator in {} has not joined its cluster yet", .0.display())]
     NotJoined(PathBuf),
     /// No other node could call this address.
-    #[error("cannot listen on {0}: the others must be able to call the address; name one")]
+    #[error("cannot listen on {0}: name an address that the others can call")]
     Unspecified(SocketAddr),
     /// No other machine can call this address, and coordinators are on other machines.
     #[error("cannot listen on {listen}: the coordinator at {coordinator} cannot call it there")]
@@ -110,7 +110,7 @@ pub enum CoordinatorError {
     #[error("signals cannot be received: {0}")]
     Signals(std::io::Error),
     /// The actor is gone: it met a broken invariant. The process's log says which.
-    #[error("the coordinator stopped at a broken invariant; its log says which")]
+    #[error("the coordinator stopped at a broken invariant. Its log says which")]
     Broken,
     /// The process cannot set the failpoints.
     #[cfg(feature = "failpoints")]

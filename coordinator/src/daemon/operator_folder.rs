@@ -63,7 +63,7 @@ impl OperatorFolder {
         match self.write() {
             Ok(()) => {
                 let (name, before) = (&self.operator.name, &before.name);
-                tracing::info!(%name, %before, "the operator was revoked; its folder has another");
+                tracing::info!(%name, %before, "the operator was revoked: its folder has another");
             }
             Err(error) => tracing::error!(%error, "the operator's folder cannot be written"),
         }

@@ -238,8 +238,8 @@ fn outcome(key: IdempotencyKey, answered: TimedAnswer) -> Result<Option<RunId>, 
         Ok(Err(_)) => Err(stopping()),
         undecided => {
             let error = match undecided {
-                Err(_) => "the coordinators have not agreed to it in time; they may yet",
-                Ok(_) => "another coordinator has come to lead; it may yet be agreed to",
+                Err(_) => "the coordinators have not agreed to it in time, but they may yet",
+                Ok(_) => "another coordinator has come to lead, and it may yet be agreed to",
             };
             let next = match key.id() {
                 Some(_) => "ask the coordinator that leads again, with the same `Idempotency-Key`",

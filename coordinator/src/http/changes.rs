@@ -228,7 +228,7 @@ pub(super) async fn create_token(
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
-    let next = "send {\"role\": \"worker\", \"uses\": 4, \"ttl_s\": 900}; without the last two it \
+    let next = "send {\"role\": \"worker\", \"uses\": 4, \"ttl_s\": 900}. Without the last two it \
                 is good for one worker and 900 s, and null is no limit";
     let body = read(body).await?;
     let TokenBody { role, uses, ttl_s } = parse(&body, next)?;

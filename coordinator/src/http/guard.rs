@@ -67,7 +67,7 @@ impl Guard {
             (false, true) => "it is in the file that `--http-token` names",
             (false, false) => "it is in the file `api.token` in the coordinator's directory",
         };
-        format!("send the header `Authorization: Bearer TOKEN`; {file}")
+        format!("send the header `Authorization: Bearer TOKEN`: {file}")
     }
 }
 

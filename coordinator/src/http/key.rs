@@ -77,13 +77,13 @@ impl IdempotencyKey {
 /// A client used the key for another request.
 pub(super) fn reused() -> HttpProblem {
     let error = "another request was made with this `Idempotency-Key`, and this one is not done";
-    let next = "draw a new key for each request; keep it only to say the same once more";
+    let next = "draw a new key for each request, and keep it only to say the same once more";
     HttpProblem::new(StatusCode::UNPROCESSABLE_ENTITY, error, next)
 }
 
 fn malformed(what: &str) -> HttpProblem {
     let next = "send 16 to 128 visible ASCII characters, none of them a quote or a backslash: a \
-                UUID, say; in quotes or not";
+                UUID, say, in quotes or not";
     HttpProblem::bad(format!("the header `Idempotency-Key` {what}"), next)
 }
 

@@ -50,7 +50,7 @@ fn coordinator(page: &mut MetricsText, Overview { cluster, links, .. }: &Overvie
     let leads = f64::from(u8::from(cluster.leads.is_some()));
     page.gauge("everstep_leader", "Whether this coordinator leads.", leads);
     let term = cluster.leads.map_or(0, |term| term.0);
-    page.gauge("everstep_term", "The term in which it leads; 0 if it does not.", term as f64);
+    page.gauge("everstep_term", "The term in which it leads, or 0 if it does not.", term as f64);
     let roles = links.iter().map(|(role, count)| ("role", *role, *count as f64));
     let help = "Links to peers, by what they are.";
     page.labelled("everstep_links", "gauge", help, &roles.collect::<Vec<_>>());
@@ -63,9 +63,9 @@ fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overv
     let flag = |set: bool| f64::from(u8::from(set));
     page.gauge("everstep_step", "The newest settled step.", cluster.step().0 as f64);
     let steps = run.map_or(0, |run| run.steps);
-    page.gauge("everstep_steps", "How many steps the run has; 0 without a run.", steps as f64);
+    page.gauge("everstep_steps", "How many steps the run has, or 0 without a run.", steps as f64);
     let generation = cluster.generation.0 as f64;
-    page.gauge("everstep_generation", "The current generation; 0 before the first.", generation);
+    page.gauge("everstep_generation", "The current generation, or 0 before the first.", generation);
     let world_size = f64::from(cluster.world_size);
     page.gauge("everstep_world_size", "Members of the current generation.", world_size);
     let min = run.map_or(0, |run| run.min_workers);
@@ -75,7 +75,7 @@ fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overv
     page.gauge("everstep_waiting", "Whether the run waits for anything.", flag(is_waiting));
     let help = "How long the run has waited: for workers, for silent owners of parameter shards, \
                 for a store that takes the model or gives a checkpoint, for devices that get on, \
-                or for a network that reaches workers; 0 where it does not wait.";
+                or for a network that reaches workers. It is 0 where the run does not wait.";
     let seconds = |span: Option<Duration>| span.unwrap_or_default().as_secs_f64();
     let spans = waits.map(|(what, span)| ("what", what, seconds(span)));
     page.labelled("everstep_waiting_seconds", "gauge", help, &spans);
@@ -100,7 +100,7 @@ fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overv
         page.gauge("everstep_loss", help, line.loss);
         let help = "Norm of the newest step's gradient, before clipping.";
         page.gauge("everstep_gradient_norm", help, line.grad_norm);
-        let help = "What the newest step's loss was multiplied by; 1 but for fp16.";
+        let help = "What the newest step's loss was multiplied by. It is 1 but for fp16.";
         page.gauge("everstep_loss_scale", help, f64::from(line.loss_scale));
         page.gauge("everstep_learning_rate", "Of the newest step.", line.learning_rate);
         page.gauge("everstep_step_seconds", "How long the newest step took.", line.seconds);
@@ -112,7 +112,7 @@ fn checkpoints(page: &mut MetricsText, cluster: &ClusterView) {
     if cluster.run.as_ref().is_none_or(|run| run.checkpoint.is_none()) {
         return;
     }
-    let help = "The step of the newest checkpoint that can be restored; 0 before the first.";
+    let help = "The step of the newest checkpoint that can be restored, or 0 before the first.";
     page.gauge("everstep_checkpoint_step", help, cluster.checkpoint.0 as f64);
     let age = cluster.step().0.saturating_sub(cluster.checkpoint.0);
     let help = "Settled steps since then: a loss of all workers would undo so many.";

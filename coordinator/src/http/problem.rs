@@ -88,7 +88,7 @@ impl HttpProblem {
 
     /// Another coordinator leads, as these words say.
     pub(super) fn elsewhere(words: String) -> Self {
-        let next = "ask there; or with ?stale=true for what this one knows, perhaps not the newest";
+        let next = "ask there, or with ?stale=true for what this one knows, perhaps not the newest";
         Self::new(StatusCode::SERVICE_UNAVAILABLE, words, next)
     }
 
@@ -98,11 +98,11 @@ impl HttpProblem {
         let majority = all / 2 + 1;
         let words = match reached < majority {
             true => format!(
-                "{reached} of {all} coordinators can be reached: {} must agree; training goes on",
+                "{reached} of {all} coordinators can be reached: {} must agree. Training goes on",
                 number(majority)
             ),
             false => {
-                "the coordinators have not agreed on a leader in time; training goes on".into()
+                "the coordinators have not agreed on a leader in time. Training goes on".into()
             }
         };
         let next = "ask again once more of them run, or with ?stale=true for what was known here";
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     fn without_a_majority_it_is_said_how_many_there_are_and_how_many_it_takes() {
         let problem = HttpProblem::unconfirmed(2, 5);
-        let words = "2 of 5 coordinators can be reached: three must agree; training goes on";
+        let words = "2 of 5 coordinators can be reached: three must agree. Training goes on";
         assert_eq!((problem.status.as_u16(), &*problem.error), (503, words));
         assert!(HttpProblem::unconfirmed(3, 5).error.contains("have not agreed on a leader"));
     }

@@ -21,9 +21,9 @@ use crate::core::EventsAfter;
 /// Every path, with its purpose.
 pub(super) const PATHS: [(&str, &str); 25] = [
     ("GET /livez", "200 while the process answers"),
-    ("GET /readyz", "200 while a coordinator is known to lead; else 503"),
+    ("GET /readyz", "200 while a coordinator is known to lead, else 503"),
     ("GET /metrics", "figures, as Prometheus reads them"),
-    ("GET /api/v1/status", "what is going on; with ?stale=true, as all of these, as known here"),
+    ("GET /api/v1/status", "what is going on (?stale=true, as for all of these: as known here)"),
     ("GET /api/v1/run", "the run, as in run.json"),
     ("GET /api/v1/workers", "the workers, as in cluster.json, and how their GPUs do"),
     ("GET /api/v1/workers/ID", "one of them"),
@@ -33,22 +33,22 @@ pub(super) const PATHS: [(&str, &str); 25] = [
     ("GET /api/v1/coordinators", "the coordinators, as in cluster.json, and how each stands"),
     ("GET /api/v1/runs", "the runs that are over, and the one under way"),
     ("GET /api/v1/tokens", "the tokens that admit nodes, without their secrets"),
-    ("POST /api/v1/run", "submits a run, as in run.json; needs the token"),
-    ("POST /api/v1/run/cancel", "ends the run, or {\"run\": ID}; needs the token"),
-    ("POST /api/v1/run/pause", "lets the run rest; needs the token"),
-    ("POST /api/v1/run/resume", "lets a paused run go on; needs the token"),
-    ("POST /api/v1/run/checkpoint", "saves a checkpoint; needs the token"),
-    ("POST /api/v1/run/rollback", "lets the run go back to a checkpoint; needs the token"),
-    ("POST /api/v1/workers/ID/drain", "lets a worker leave; needs the token"),
-    ("POST /api/v1/workers/ID/revoke", "lets a worker in no more; needs the token"),
-    ("POST /api/v1/coordinators/ID/remove", "does without a coordinator; needs the token"),
-    ("POST /api/v1/coordinators/transfer", "lets another coordinator lead; needs the token"),
+    ("POST /api/v1/run", "submits a run, as in run.json (needs the token)"),
+    ("POST /api/v1/run/cancel", "ends the run, or {\"run\": ID} (needs the token)"),
+    ("POST /api/v1/run/pause", "lets the run rest (needs the token)"),
+    ("POST /api/v1/run/resume", "lets a paused run go on (needs the token)"),
+    ("POST /api/v1/run/checkpoint", "saves a checkpoint (needs the token)"),
+    ("POST /api/v1/run/rollback", "lets the run go back to a checkpoint (needs the token)"),
+    ("POST /api/v1/workers/ID/drain", "lets a worker leave (needs the token)"),
+    ("POST /api/v1/workers/ID/revoke", "lets a worker in no more (needs the token)"),
+    ("POST /api/v1/coordinators/ID/remove", "does without a coordinator (needs the token)"),
+    ("POST /api/v1/coordinators/transfer", "lets another coordinator lead (needs the token)"),
     (
         "POST /api/v1/tokens",
         "makes a token for workers, and tells it once: good for 1 and for 900 s, unless `uses` and \
-         `ttl_s` say otherwise (null: no limit); needs the token",
+         `ttl_s` say otherwise, null being no limit (needs the token)",
     ),
-    ("DELETE /api/v1/tokens/ID", "revokes a token, which admits no further node; needs the token"),
+    ("DELETE /api/v1/tokens/ID", "revokes a token, which admits no further node (needs the token)"),
 ];
 
 type ReadResponse = Result<HttpResponse, HttpProblem>;

@@ -329,7 +329,7 @@ fn comings_and_goings_are_events_in_their_order() {
 fn a_member_is_lost_only_with_a_generation() {
     let mut entries = two_members().to_vec();
     entries.push(entry(Command::Lose { worker: WorkerId(3), reason: loss(3).reason }));
-    let expected = "worker 2 (id 3) is a member; only a generation can do without it";
+    let expected = "worker 2 (id 3) is a member, and only a generation can do without it";
     assert_eq!(refusal(&entries), expected);
 }
 

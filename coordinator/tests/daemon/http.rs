@@ -116,7 +116,7 @@ async fn a_run_is_told_of_until_it_is_complete() {
     let status = until(api, |status| status["state"] == "complete").await;
     assert_eq!(
         status["status"],
-        "complete: all 10 steps; the model is node:/runs/model.safetensors"
+        "complete: all 10 steps, and the model is node:/runs/model.safetensors"
     );
     let again = send(api, "/api/v1/run", &cluster.api_token(), &run_json(|_| ())).await;
     assert_eq!((again.status, &again.json()["error"]), (409, &json!("the run is over")));
@@ -221,7 +221,7 @@ async fn a_run_is_submitted_with_the_token_and_only_if_it_is_one() {
     assert_eq!(refused.status, 409);
     assert_eq!(
         refused.json()["error"],
-        "this cluster already trains example, another run; cancel it or wait"
+        "this cluster already trains example, another run. Cancel it or wait"
     );
     assert_eq!(cluster.watch().await.events.len(), 2, "it leads, and the run was submitted once");
     // The coordinator welcomes a worker to the run.

@@ -134,7 +134,7 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     assert_eq!(look(again.api, "/readyz").await.status, 503, "one of three agrees on nothing");
     let start = Instant::now();
     let refused = look(again.api, "/api/v1/status").await;
-    let words = "1 of 3 coordinators can be reached: two must agree; training goes on";
+    let words = "1 of 3 coordinators can be reached: two must agree. Training goes on";
     assert_eq!((refused.status, &refused.json()["error"]), (503, &words.into()));
     assert!(start.elapsed() < CLUSTER_TEST_TIMEOUT);
     assert_eq!(look(again.api, "/api/v1/status?stale=true").await.json()["stale"], true);

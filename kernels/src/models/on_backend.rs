@@ -209,7 +209,7 @@ impl BatchShape {
             return error(format!("{} rows where 1 to {rows} fit", batch.rows));
         }
         if !batch.features.is_empty() {
-            return error("it has real inputs; the model takes tokens".into());
+            return error("it has real inputs, but the model takes tokens".into());
         }
         let parts = [("tokens", &batch.tokens, context), ("targets", &batch.targets, targets)];
         for (name, values, per_row) in parts {

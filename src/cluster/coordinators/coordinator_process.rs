@@ -292,7 +292,7 @@ fn left_behind(
     let there = found.iter().filter(|(_, _, view)| others.contains(&view.address)).count();
     if 2 * there <= others.len() {
         return Err(no_run(format!(
-            "it has the directories of {there} of {} coordinators, and most of them must agree; \
+            "it has the directories of {there} of {} coordinators, and most of them must agree. \
              `everstep coordinator recover` makes a cluster of one that is left",
             others.len()
         )));

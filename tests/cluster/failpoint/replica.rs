@@ -164,7 +164,7 @@ impl Scene {
         let again = || self.group.again(&dir, (Ipv4Addr::LOCALHOST, 0).into());
         let (right, wrong, words) = match half {
             true => (self.group.founding(&dir), again(), "nothing to start from"),
-            false => (again(), self.group.founding(&dir), "start without --bootstrap"),
+            false => (again(), self.group.founding(&dir), "Start without --bootstrap"),
         };
         let refused = Program::start(wrong).end();
         assert_eq!(refused.code, Some(2), "{}: {refused:?}", self.point);

@@ -12,7 +12,7 @@ use super::{IdentityError, Role};
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The issuer accepts no token of this id.
-    #[error("the join token is not known to this cluster; ask for a new one")]
+    #[error("the join token is not known to this cluster. Ask for a new one")]
     UnknownToken,
     /// The id is known, but the proof was not made with the token's secret.
     #[error("the secret of the join token is wrong: was the token copied whole?")]
@@ -26,13 +26,13 @@ pub enum Refusal {
         asked: Role,
     },
     /// The token has expired.
-    #[error("the join token expired on {}; ask for a new one", date(*unix_s))]
+    #[error("the join token expired on {}. Ask for a new one", date(*unix_s))]
     Expired {
         /// Since when, in seconds since 1970.
         unix_s: u64,
     },
     /// The token has admitted as many nodes as it may.
-    #[error("the join token is used up, it was for {uses} node(s); ask for a new one")]
+    #[error("the join token is used up, it was for {uses} node(s). Ask for a new one")]
     UsedUp {
         /// How many nodes it was for.
         uses: u32,
@@ -41,7 +41,7 @@ pub enum Refusal {
     #[error("this node was removed from the cluster")]
     Removed,
     /// The coordinators have not decided in time, perhaps because none leads. Asking again helps.
-    #[error("the coordinators have not decided in time; try again")]
+    #[error("the coordinators have not decided in time. Try again")]
     Undecided,
     /// The asked node issues no certificates.
     #[error("the node that was asked issues no certificates")]

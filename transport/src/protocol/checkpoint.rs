@@ -114,7 +114,7 @@ impl CheckpointSpec {
     pub(super) fn validate(&self) -> Result<(), SpecError> {
         let positive = |key, value: u64| match value {
             1..=1_099_511_627_776 => Ok(()),
-            _ => Err(SpecError::new(key, format!("is {value}; it must be 1 to 2^40"))),
+            _ => Err(SpecError::new(key, format!("is {value}, but must be 1 to 2^40"))),
         };
         positive("checkpoint.every", self.every)?;
         positive("checkpoint.keep", self.keep)?;

@@ -72,11 +72,11 @@ impl fmt::Display for ModelAwaited {
             Some(WriteFailure { worker, number, place, reason }) => write!(
                 f,
                 "all steps are trained, and the model cannot be written: worker {number} (id \
-                 {worker}), {place}: {reason}; make room there, or start a worker with another \
+                 {worker}), {place}: {reason}. Make room there, or start a worker with another \
                  --dir"
             ),
             None => f.write_str(
-                "all steps are trained, and no worker has a directory to write the model to; start \
+                "all steps are trained, and no worker has a directory to write the model to. Start \
                  a worker with --dir (`everstep worker add` prints the command)",
             ),
         }

@@ -157,7 +157,7 @@ pub enum FailReason {
     OriginDamaged { step: Step, damage: String },
     /// The run was to go on from a store in which no checkpoint is whole. A worker found damage in
     /// the last one, in these words.
-    #[error("no checkpoint of the run is whole; that of step {step} is damaged: {damage}")]
+    #[error("no checkpoint of the run is whole, and that of step {step} is damaged: {damage}")]
     NoWholeCheckpoint { step: Step, damage: String },
     /// A build of log format 1 put it in these words.
     #[error("{0}")]

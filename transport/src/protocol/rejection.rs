@@ -23,7 +23,7 @@ pub enum Rejection {
     RunIsOver,
     #[error("run {0} is not the current one")]
     NotTheRun(RunId),
-    #[error("this cluster already trains {0}, another run; cancel it or wait")]
+    #[error("this cluster already trains {0}, another run. Cancel it or wait")]
     OtherRun(String),
     #[error("there is no run under way")]
     NoRun,
@@ -32,16 +32,16 @@ pub enum Rejection {
     #[error("the run has not begun: there is nothing to go back from")]
     NotBegun,
     #[error(
-        "there is no checkpoint of step {0} to go back to; `everstep checkpoint ls` lists them"
+        "there is no checkpoint of step {0} to go back to. `everstep checkpoint ls` lists them"
     )]
     NoCheckpoint(Step),
     #[error("the checkpoint of step {0} is listed already")]
     CheckpointListed(Step),
-    #[error("the checkpoint of step {0} is damaged; `everstep checkpoint ls` lists the others")]
+    #[error("the checkpoint of step {0} is damaged. `everstep checkpoint ls` lists the others")]
     CheckpointDamaged(Step),
     #[error("generation {generation} did not make step {step} of the run's history")]
     OtherHistory { step: Step, generation: Generation },
-    #[error("the run is {0} already; `everstep run resume` lets it go on")]
+    #[error("the run is {0} already. `everstep run resume` lets it go on")]
     Paused(RunPause),
     #[error("the run is not paused")]
     NotPaused,
@@ -58,7 +58,7 @@ pub enum Rejection {
     #[error("the name of its host is too long, or cannot be shown")]
     Host,
     #[error(
-        "{name} states {parameters} parameters in {shards} shards and {samples} samples; there \
+        "{name} states {parameters} parameters in {shards} shards and {samples} samples, but there \
          must be 1 to {most} shards, none of them empty, and samples"
     )]
     Sizes { name: NodeName, parameters: u64, shards: u32, samples: u64, most: u32 },
@@ -70,7 +70,7 @@ pub enum Rejection {
         theirs: Box<Fingerprint>,
         ours: Box<Fingerprint>,
     },
-    #[error("{0} is a member; only a generation can do without it")]
+    #[error("{0} is a member, and only a generation can do without it")]
     Member(WorkerLabel),
     #[error("{0} is gone")]
     Gone(WorkerLabel),
@@ -133,19 +133,19 @@ pub enum Rejection {
     LogFormat { name: NodeName, format: LogFormat, ours: LogFormat },
     #[error("there is no coordinator {0}")]
     NoCoordinator(CoordinatorId),
-    #[error("coordinator {0} is the last; stop it instead")]
+    #[error("coordinator {0} is the last. Stop it instead")]
     LastCoordinator(CoordinatorId),
     #[error("coordinator {0} was not removed, or is shut out already")]
     NotRemoved(CoordinatorId),
     #[error(
         "without coordinator {gone} nothing could be agreed on: {} of the {left} that would be \
-         left are not heard (id {}); bring them back, or remove those first",
+         left are not heard (id {}). Bring them back, or remove those first",
         .silent.len(), list(.silent)
     )]
     NeededCoordinator { gone: CoordinatorId, left: usize, silent: Vec<CoordinatorId> },
 
     // Of transfers of leadership.
-    #[error("another transfer is under way; wait for it")]
+    #[error("another transfer is under way. Wait for it")]
     OtherTransfer,
     #[error("no other coordinator with a vote is heard")]
     NoHeir,
@@ -153,15 +153,15 @@ pub enum Rejection {
     NoVote(CoordinatorId),
     #[error("coordinator {0} is not heard")]
     NotHeard(CoordinatorId),
-    #[error("this coordinator cannot hand over now; ask again")]
+    #[error("this coordinator cannot hand over now. Ask again")]
     NotNow,
     #[error("coordinator {0} has come to lead instead")]
     OtherLeader(CoordinatorId),
-    #[error("coordinator {0} did not come to lead in time; ask again")]
+    #[error("coordinator {0} did not come to lead in time. Ask again")]
     NotInTime(CoordinatorId),
 
     // Of tokens and revocations.
-    #[error("there are {0} tokens already; revoke some")]
+    #[error("there are {0} tokens already. Revoke some")]
     TooManyTokens(usize),
     #[error("a token admits at most {most} nodes, not {uses}")]
     TooManyUses { most: u32, uses: u32 },
@@ -169,7 +169,7 @@ pub enum Rejection {
     NoToken,
     #[error("a coordinator is removed, not revoked: `everstep coordinator remove`")]
     RevokedCoordinator,
-    #[error("{0} nodes are revoked already; found a new cluster")]
+    #[error("{0} nodes are revoked already. Found a new cluster")]
     TooManyRevoked(usize),
 
     // Of requests.

@@ -302,13 +302,13 @@ impl RunSpec {
         if let Some(after) = self.give_up_after_ms {
             let seconds = after / 1_000;
             if !(10..=1 << 30).contains(&seconds) {
-                let problem = format!("is {seconds}s; it must be at least 10s, or \"never\"");
+                let problem = format!("is {seconds}s, but must be at least 10s, or \"never\"");
                 return refuse("redundancy.give_up_after", problem);
             }
         }
         let hang_after = self.hang_after_ms / 1_000;
         if !(1..=1 << 30).contains(&hang_after) {
-            let problem = format!("is {}ms; it must be at least 1s", self.hang_after_ms);
+            let problem = format!("is {}ms, but must be at least 1s", self.hang_after_ms);
             return refuse("redundancy.hang_after", problem);
         }
         Ok(())
@@ -345,16 +345,16 @@ impl RunSpec {
             return refuse("run.min_workers", problem);
         }
         if self.all_gather == Encoding::Bytes {
-            return refuse("wire.all_gather", "is bytes; it must be f32 or bf16".into());
+            return refuse("wire.all_gather", "is bytes, but must be f32 or bf16".into());
         }
         if self.rounding == Rounding::Stochastic && self.all_gather == Encoding::F32 {
-            let problem = "is stochastic, and wire.all_gather is f32, which rounds nothing; it \
-                           must be nearest, or wire.all_gather bf16";
+            let problem = "is stochastic, and wire.all_gather is f32, which rounds nothing. Set it \
+                           to nearest, or wire.all_gather to bf16";
             return refuse("wire.rounding", problem.into());
         }
         if batch.samples() > MAX_SAMPLES {
             let problem = format!(
-                "asks with batch.micro_batch and batch.accumulate for {} samples a step; lower one \
+                "asks with batch.micro_batch and batch.accumulate for {} samples a step. Lower one \
                  of the three: their product must be at most {MAX_SAMPLES}",
                 batch.samples()
             );
@@ -384,21 +384,21 @@ fn text(key: &'static str, value: &str) -> Result<(), SpecError> {
 
 fn positive(key: &'static str, value: u64) -> Result<(), SpecError> {
     if value == 0 || value > 1 << 40 {
-        return refuse(key, format!("is {value}; it must be 1 to 2^40"));
+        return refuse(key, format!("is {value}, but must be 1 to 2^40"));
     }
     Ok(())
 }
 
 fn count(key: &'static str, value: u32) -> Result<(), SpecError> {
     if !(1..=MAX_COUNT).contains(&value) {
-        return refuse(key, format!("is {value}; it must be 1 to {MAX_COUNT}"));
+        return refuse(key, format!("is {value}, but must be 1 to {MAX_COUNT}"));
     }
     Ok(())
 }
 
 fn vocabulary_size(tokens: u32) -> Result<(), SpecError> {
     if !(2..=MAX_VOCABULARY).contains(&tokens) {
-        let problem = format!("is {tokens}; it must be 2 to {MAX_VOCABULARY}");
+        let problem = format!("is {tokens}, but must be 2 to {MAX_VOCABULARY}");
         return refuse("model.vocabulary", problem);
     }
     Ok(())
@@ -406,7 +406,7 @@ fn vocabulary_size(tokens: u32) -> Result<(), SpecError> {
 
 fn within(key: &'static str, value: f64, low: f64, high: f64) -> Result<(), SpecError> {
     if !(low..=high).contains(&value) {
-        return refuse(key, format!("is {value}; it must be a number from {low} to {high}"));
+        return refuse(key, format!("is {value}, but must be a number from {low} to {high}"));
     }
     Ok(())
 }

@@ -69,7 +69,7 @@ impl HostPort {
             sleep(NO_ANSWER_LOGGED_AFTER).await;
             loop {
                 let waited_s = began.elapsed().as_secs();
-                tracing::warn!(coordinators, waited_s, "no coordinator answers yet; still trying");
+                tracing::warn!(coordinators, waited_s, "no coordinator answers yet, still trying");
                 sleep(NO_ANSWER_LOG_INTERVAL).await;
             }
         };

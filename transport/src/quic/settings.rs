@@ -167,7 +167,8 @@ impl Settings {
             return refuse("renewal_check", "must be longer than nothing");
         }
         if self.peers == 0 || !(1..=1024).contains(&self.bulk_streams) {
-            return refuse("peers, bulk_streams", "must be at least 1; bulk_streams at most 1024");
+            let words = "must be at least 1, and bulk_streams at most 1024";
+            return refuse("peers, bulk_streams", words);
         }
         if self.max_handshakes == 0 || self.control_queue == 0 {
             return refuse("max_handshakes, control_queue", "must be at least 1");

@@ -98,7 +98,7 @@ fn the_failure_of_a_run_has_its_sentence() {
         ),
         (
             FailReason::NoWholeCheckpoint { step: Step(3), damage: "it was cut".into() },
-            "no checkpoint of the run is whole; that of step 3 is damaged: it was cut",
+            "no checkpoint of the run is whole, and that of step 3 is damaged: it was cut",
         ),
         (FailReason::Words(words()), "no such file"),
     ] {

@@ -19,8 +19,8 @@ pub(super) fn gpt(run: &RunSpec) -> Result<(), SpecError> {
 /// There is nothing to compute again, and there are no options.
 pub(super) fn mlp(run: &RunSpec) -> Result<(), SpecError> {
     if run.model.recompute {
-        let problem = "is true, and model.kind is \"mlp\", which has no blocks to compute again; \
-                       it must be false, or left out";
+        let problem = "is true, and model.kind is \"mlp\", which has no blocks to compute again. \
+                       Set it to false, or leave it out";
         return Err(SpecError::new("model.recompute", problem));
     }
     no_options(run)?;
@@ -36,14 +36,14 @@ pub(super) fn text(run: &RunSpec) -> Result<(), SpecError> {
     let vocabulary = run.model.vocabulary;
     if vocabulary < ModelSpec::VOCABULARY {
         let problem = format!(
-            "is {vocabulary}, and data.kind is \"text\", of which every byte is a token; it must \
-             be {} or more",
+            "is {vocabulary}, and data.kind is \"text\", of which every byte is a token, so it \
+             must be {} or more",
             ModelSpec::VOCABULARY
         );
         return Err(SpecError::new("model.vocabulary", problem));
     }
     if run.data.dtype.is_some() {
-        let problem = "is stated, and data.kind is \"text\", of which every byte is a token; it \
+        let problem = "is stated, and data.kind is \"text\", of which every byte is a token, so it \
                        must be left out";
         return Err(SpecError::new("data.dtype", problem));
     }
@@ -53,8 +53,8 @@ pub(super) fn text(run: &RunSpec) -> Result<(), SpecError> {
 /// There are no tokens by default.
 pub(super) fn tokens(run: &RunSpec) -> Result<(), SpecError> {
     if run.data.path.is_empty() {
-        let problem = "is not stated, and data.kind is \"tokens\"; it must name a file of tokens, \
-                       a directory of such, or @LIST";
+        let problem = "is not stated, and data.kind is \"tokens\". Name a file of tokens, a \
+                       directory of such, or @LIST";
         return Err(SpecError::new("data.path", problem));
     }
     Ok(())
@@ -82,14 +82,14 @@ mod tests {
             (
                 |r| drop(r.model.options.0.insert("tied".into(), OptionValue::Flag(true))),
                 "model.options.tied",
-                "is no option here; there are none",
+                "is no option here: there are none",
             ),
             (|r| r.model.vocabulary = 255, "model.vocabulary", "it must be 256 or more"),
             (|r| r.data.dtype = Some(TokenType::U16), "data.dtype", "it must be left out"),
             (
                 |r| (r.data.kind, r.data.path) = ("tokens".into(), String::new()),
                 "data.path",
-                "it must name a file of tokens",
+                "Name a file of tokens",
             ),
             (|r| r.model.width = 0, "model.width", "is 0"),
         ];

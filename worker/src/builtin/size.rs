@@ -27,7 +27,7 @@ pub(super) fn check(run: &RunSpec, size: &Size) -> Result<(), SpecError> {
     if parameters > MAX_PARAMETERS {
         let (layers, width) = (run.model.layers, run.model.width);
         let problem = format!(
-            "is {layers}, which with model.width = {width} makes {parameters} parameters; lower \
+            "is {layers}, which with model.width = {width} makes {parameters} parameters. Lower \
              one of the two: a model has at most 2^35"
         );
         return Err(SpecError::new("model.layers", problem));
@@ -36,7 +36,7 @@ pub(super) fn check(run: &RunSpec, size: &Size) -> Result<(), SpecError> {
     if bytes > MAX_ACTIVATIONS {
         let rows = run.batch.micro_batch;
         let problem = format!(
-            "is {rows}: the activations of a micro-batch of this model take {bytes} bytes; lower \
+            "is {rows}: the activations of a micro-batch of this model take {bytes} bytes. Lower \
              it, model.context or the model: they may take at most 2^44"
         );
         return Err(SpecError::new("batch.micro_batch", problem));

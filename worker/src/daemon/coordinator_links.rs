@@ -284,7 +284,7 @@ impl CoordinatorLinks {
         let Outage { since, warned, reason } = &mut self.outage;
         if warned.elapsed() > UNREACHABLE_LOG_INTERVAL {
             *warned = Instant::now();
-            tracing::warn!(reason, "no coordinator can be reached; still trying");
+            tracing::warn!(reason, "no coordinator can be reached, still trying");
         }
         if since.elapsed() <= COORDINATORS_GONE_AFTER {
             return Ok(());

@@ -238,7 +238,7 @@ fn await_ends(devices: &[Weak<()>], within: Duration) -> Result<(), BuildError> 
     while devices.iter().any(|alive| alive.strong_count() > 0) {
         if began.elapsed() > within {
             let reason = "the device of an earlier generation or run still computes, or hangs: its \
-                          memory is not free; if it stays so, restart this worker";
+                          memory is not free. If it stays so, restart this worker";
             return Err(BuildError::Place(reason.into()));
         }
         thread::sleep(DEVICE_END_POLL_INTERVAL);

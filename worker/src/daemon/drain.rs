@@ -49,7 +49,7 @@ pub async fn run(orders: LeaveOrders, own: Addr<WorkerActor>) {
                     tracing::warn!("told to leave at once");
                     break;
                 }
-                tracing::info!("told to leave; a second SIGTERM ends this worker at once");
+                tracing::info!("told to leave. A second SIGTERM ends this worker at once");
                 is_terminated = true;
                 grace_over = grace.map(|grace| Instant::now() + grace);
                 own.do_send(CoreInput(Input::Drain));

@@ -71,7 +71,7 @@ async fn poll(service: MetadataService, told: watch::Sender<Option<Notice>>) {
                 None => {}
             },
             Err(error) if was_answered => {
-                let next = "the worker trains on and asks again; no notice of the cloud drains it \
+                let next = "the worker trains on and asks again. No notice of the cloud drains it \
                             meanwhile. Check --preemption and --metadata-url";
                 tracing::warn!(
                     cloud = name, %place, %error, next,

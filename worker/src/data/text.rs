@@ -102,8 +102,8 @@ pub enum TextError {
     },
     /// The default text, the sources of Everstep's dependencies, is not here.
     #[error(
-        "there is no text by default: the sources of Everstep's dependencies are not in {} \
-         (they are where cargo built it); name a text with --data", path.display()
+        "there is no text by default: the sources of Everstep's dependencies are not in {} (they \
+         are where cargo built it). Name a text with --data", path.display()
     )]
     NoDefault {
         /// The folder in which cargo keeps them.

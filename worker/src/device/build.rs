@@ -142,7 +142,7 @@ fn check_memory(
             let [needed, free] = [needed, free].map(|bytes| bytes.div_ceil(1 << 20));
             return Err(BuildError::Place(format!(
                 "a worker of this run needs {needed} MiB of memory, and this machine has {free} \
-                 MiB free; free some, lower model.layers, model.width or batch.micro_batch, or \
+                 MiB free. Free some, lower model.layers, model.width or batch.micro_batch, or \
                  start more workers"
             )));
         }
@@ -175,7 +175,7 @@ fn described(run: &RunSpec, compute: &dyn Compute) -> Result<protocol::Device, B
     let kind = DeviceKind::parse(&info.kind).ok_or_else(|| {
         let kind = &info.kind;
         BuildError::Run(format!(
-            "the kind of device is \"{kind}\"; it must have 1 to 16 lower-case letters and digits"
+            "the kind of device is \"{kind}\", but must have 1 to 16 lower-case letters and digits"
         ))
     })?;
     let accelerator = Accelerator {

@@ -68,7 +68,7 @@ impl InitialParameters {
         if digest.to_string() != init.digest {
             return Err(BuildError::Run(format!(
                 "the initial weights in {} are not those that the run was submitted with: their \
-                 digest is {digest}, and the run's is {}; bring those weights back, or submit the \
+                 digest is {digest}, and the run's is {}. Bring those weights back, or submit the \
                  run again",
                 init.path, init.digest
             )));

@@ -73,7 +73,7 @@ pub fn check(path: &Path, digest: &str) -> io::Result<()> {
     if may_take(path, digest) {
         return Ok(());
     }
-    let words = "another run's model is there; move that file elsewhere";
+    let words = "another run's model is there. Move that file elsewhere";
     Err(io::Error::new(ErrorKind::AlreadyExists, words))
 }
 

@@ -11,7 +11,7 @@ fn an_unknown_name_is_answered_with_those_that_are_for_users() {
     let models = [".measure", "gpt", "mlp"].map(String::from);
     let error = build("model", "gtp", None::<&()>, models.iter(), |()| Ok(()));
     let error = error.expect_err("it is unknown");
-    let words = "there is no model named \"gtp\"; this program has gpt, mlp";
+    let words = "there is no model named \"gtp\". This program has gpt, mlp";
     assert_eq!(BuildError::from(error), BuildError::Run(words.into()));
 }
 
@@ -67,11 +67,11 @@ fn an_optimizer_of_ones_own_is_built_by_its_name_with_its_options() {
     };
     let (key, problem) = told("scaled", &[("scale", OptionValue::Flag(true))]);
     assert_eq!(key, "optimizer.kind");
-    assert!(problem.contains("the option scale is true; it must be a number"), "{problem}");
+    assert!(problem.contains("the option scale is true, but must be a number"), "{problem}");
     let (_, problem) = told("scaled", &[("scales", OptionValue::Number(1.0))]);
-    assert!(problem.contains("there is no option scales; the options are scale"), "{problem}");
+    assert!(problem.contains("there is no option scales: the options are scale"), "{problem}");
     let (key, problem) = told("adam", &[]);
-    let words = "is \"adam\", which is no optimizer of this program; it must be \"adamw\", \
+    let words = "is \"adam\", which is no optimizer of this program. Use \"adamw\", \
                  \"lion\", \"scaled\" or \"sgd\"";
     assert_eq!((&*key, &*problem), ("optimizer.kind", words));
 }

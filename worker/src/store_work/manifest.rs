@@ -101,8 +101,8 @@ fn gone(store: &dyn Store, name: &ObjectName) -> String {
     match place.contains("://") {
         true => format!("{name} is gone from {place}"),
         false => format!(
-            "{name} is not in {place} on this worker's machine: state a directory that all \
-             workers see in checkpoint.path, or a URL; or it was deleted"
+            "{name} is not in {place} on this worker's machine: state a directory that all workers \
+             see in checkpoint.path, or a URL, unless it was deleted"
         ),
     }
 }

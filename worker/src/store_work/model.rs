@@ -71,7 +71,7 @@ fn read_head(file: &mut impl Read) -> io::Result<Vec<u8>> {
 /// Refuses to replace what is not the model of this run.
 fn check(store: &dyn Store, name: &ObjectName, own: Option<String>) -> Result<(), StoreError> {
     let refused = || {
-        let why = "another model is there; move that file elsewhere, or give each run a folder of \
+        let why = "another model is there. Move that file elsewhere, or give each run a folder of \
                    its own";
         StoreError::new(ErrorKind::Refuse, store.place(), name, why)
     };

@@ -115,7 +115,7 @@ fn plain_endpoint(
         (Some(name), _) => Err(StoreError::refuse(
             place,
             format!(
-                "{name} begins with http://, so checkpoints would travel readable for all; use \
+                "{name} begins with http://, so checkpoints would travel readable for all. Use \
                  https://, or set {allow}=true if the network is yours alone"
             ),
         )),

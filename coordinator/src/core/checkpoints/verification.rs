@@ -77,8 +77,8 @@ impl Core {
             Some(known) if known.id != id && known.is_awaited(now) => {
                 let other = known.id.step;
                 let reason = format!(
-                    "a worker reads the checkpoint of step {other} first, for another operator; \
-                     ask again when it is done"
+                    "a worker reads the checkpoint of step {other} first, for another operator. \
+                     Ask again when it is done"
                 );
                 return (id, Verification::Unread(reason));
             }

@@ -537,8 +537,8 @@ fn a_store_that_is_away_is_shown_while_training_goes_on() {
     let error = view.store_error.clone().expect("it is shown");
     assert_eq!((error.worker, error.waits), (world.id(links[1]), false));
     assert_eq!(error.reason, "no\\nroute");
-    let words = "training: step 6 of 20 with 2 workers; worker 2 (id 4) cannot use the store of \
-                 the checkpoints: no\\nroute";
+    let words = "training: step 6 of 20 with 2 workers, and worker 2 (id 4) cannot use the store \
+                 of the checkpoints: no\\nroute";
     assert_eq!(crate::run_status::run_status(&view), ("training", words.into()));
     assert!(view.waits().iter().all(|(_, span)| span.is_none()));
     world.beat(links[1]);

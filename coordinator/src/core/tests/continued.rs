@@ -116,7 +116,7 @@ fn a_run_of_which_no_checkpoint_is_whole_fails_and_does_not_begin_from_scratch()
         world.say(link, Message::Damaged { id: id(step, generation), reason });
         world.pass(100, &[link]);
     }
-    let words = "no checkpoint of the run is whole; that of step 5 is damaged: step 5: a bit";
+    let words = "no checkpoint of the run is whole, and that of step 5 is damaged: step 5: a bit";
     assert!(world.failure().starts_with(words), "{}", world.failure());
 }
 

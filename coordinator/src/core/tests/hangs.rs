@@ -180,7 +180,7 @@ fn i21_the_run_waits_for_a_device_that_hangs_with_a_last_copy() {
     let shards = awaited.shards;
     let words = format!(
         "{} hangs (its device has computed one data shard for 31.0s, which takes 2.0s there as a \
-         rule), and no other worker holds {shards} parameter shards; `everstep run rollback --step \
+         rule), and no other worker holds {shards} parameter shards. `everstep run rollback --step \
          0` gives up what it held",
         awaited.workers[0]
     );

@@ -70,7 +70,7 @@ fn i22_a_run_is_complete_when_its_model_is_durable_and_says_where() {
     let past = world.core.state().past_runs().back().expect("it is over");
     assert_eq!(past.figures.model, Some(place()));
     let run = world.core.runs(world.now).pop().expect("it is listed");
-    assert_eq!(run.status, "complete: all 20 steps; the model is node:/runs/model.safetensors");
+    assert_eq!(run.status, "complete: all 20 steps, and the model is node:/runs/model.safetensors");
 }
 
 #[test]

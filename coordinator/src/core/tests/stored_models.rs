@@ -56,7 +56,7 @@ fn i22_a_run_with_a_store_is_complete_when_the_store_has_its_model() {
     let complete = EventKind::Complete { step: Step(20), model: Some(in_store()) };
     assert_eq!(world.events().last(), Some(&complete));
     let run = world.core.runs(world.now).pop().expect("it is listed");
-    assert_eq!(run.status, "complete: all 20 steps; the model is /store/model.safetensors");
+    assert_eq!(run.status, "complete: all 20 steps, and the model is /store/model.safetensors");
 }
 
 #[test]

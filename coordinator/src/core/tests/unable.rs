@@ -22,8 +22,8 @@ fn a_run_that_nobody_can_build_fails_at_once_with_the_words_and_the_next_one_is_
     let links = ["worker-1", "worker-2"].map(|name| world.greeted(name));
     cannot(&mut world, links[0]);
     assert!(world.running(), "the other one builds it still");
-    let words = "starting: 0 of 2 workers registered; worker-1 cannot compute the run: no such \
-                 file: /data\\n";
+    let words = "starting: 0 of 2 workers registered, but worker-1 cannot compute the run: no \
+                 such file: /data\\n";
     assert_eq!(world.core.runs(world.now).pop().expect("a run").status, words);
     assert_eq!(world.watch(0, 0).unable.len(), 1);
     cannot(&mut world, links[0]);
@@ -71,8 +71,8 @@ fn a_run_says_that_a_build_takes_very_long() {
     world.pass(599_000, &[]);
     assert_eq!(status(&world), "starting: 0 of 1 worker registered");
     world.pass(2_000, &[]);
-    let words = "starting: 0 of 1 worker registered; worker-1 cannot compute yet: its build of the \
-                 model and the data has taken 600s so far";
+    let words = "starting: 0 of 1 worker registered, but worker-1 cannot compute yet: its build of \
+                 the model and the data has taken 600s so far";
     assert_eq!(status(&world), words);
     let told = |kind: &&EventKind| matches!(kind, EventKind::Unable { .. });
     world.pass(700_000, &[]);
@@ -127,7 +127,7 @@ fn a_run_waits_for_a_worker_whose_place_cannot_compute_it_yet() {
         cannot_yet(&mut world, link);
     }
     assert!(world.running(), "it may be able to one day");
-    let words = "starting: 0 of 1 worker registered; worker-1 cannot compute yet: no memory";
+    let words = "starting: 0 of 1 worker registered, but worker-1 cannot compute yet: no memory";
     assert_eq!(status(&world), words);
     let told = |kind: &&EventKind| matches!(kind, EventKind::Unable { .. });
     assert_eq!(world.events().iter().filter(told).count(), 1, "it is told once");
@@ -154,7 +154,7 @@ fn a_run_under_way_names_a_worker_that_would_join_and_lacks_memory() {
     let late = world.greeted("worker-8");
     cannot_yet(&mut world, late);
     world.pass(1_000, &links);
-    let words = "training: step 0 of 20 with 2 workers; worker-8 cannot compute yet: no memory";
+    let words = "training: step 0 of 20 with 2 workers, but worker-8 cannot compute yet: no memory";
     assert_eq!(status(&world), words);
     cannot(&mut world, late);
     world.pass(5_000, &links);

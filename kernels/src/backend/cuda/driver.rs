@@ -182,7 +182,7 @@ pub enum DriverError {
     /// The model does not fit.
     #[error(
         "out of device memory: {asked_bytes} bytes were asked for, {free_bytes} of {total_bytes} \
-         are free; lower batch.micro_batch (a GPT also takes less with model.recompute = true)"
+         are free. Lower batch.micro_batch (a GPT also takes less with model.recompute = true)"
     )]
     OutOfMemory {
         /// The size of the failed allocation.

@@ -176,7 +176,7 @@ fn what_an_issuer_keeps_makes_no_proof() {
 fn every_refusal_says_what_to_do_and_no_date_upsets_it() {
     for unix_s in [0, START, u64::MAX / 2, u64::MAX] {
         let words = Refusal::Expired { unix_s }.to_string();
-        assert!(words.contains("ask for a new one"), "{words}");
+        assert!(words.contains("Ask for a new one"), "{words}");
     }
 }
 

@@ -45,7 +45,7 @@ impl RunOrigin {
         let (listed, undone) = (self.checkpoints.len(), self.undone.len());
         if listed == 0 || listed > MAX_LISTED || undone > MAX_LISTED {
             return refuse(format!(
-                "has {listed} checkpoints and {undone} undone ones; there must be 1 to \
+                "has {listed} checkpoints and {undone} undone ones, but there must be 1 to \
                  {MAX_LISTED}, and at most as many undone ones"
             ));
         }

@@ -26,7 +26,7 @@ impl EventKind {
                 format!("the checkpoint of step {step} is damaged: {reason}")
             }
             Self::CheckpointDamaged { step, reason, is_last: true } => format!(
-                "the checkpoint of step {step} is damaged: {reason}; no other one is whole, and a \
+                "the checkpoint of step {step} is damaged: {reason}. No other one is whole, and a \
                  run that has to go back waits for `everstep run rollback --step 0`"
             ),
             _ => return None,

@@ -46,9 +46,9 @@ impl fmt::Display for OwnersAwaited {
         let (has, it) = if self.workers.len() == 1 { ("has", "it") } else { ("have", "they") };
         let (shards, step, standings) = (self.shards, self.checkpoint, self.standings());
         let plural = if shards == 1 { "" } else { "s" };
-        write!(f, "{standings}, and no other worker holds {shards} parameter shard{plural}; ")?;
+        write!(f, "{standings}, and no other worker holds {shards} parameter shard{plural}. ")?;
         if self.silent().count() == self.workers.len() {
-            write!(f, "if {it} {has} ended for good, ")?;
+            write!(f, "If {it} {has} ended for good, ")?;
         }
         write!(f, "`everstep run rollback --step {step}` gives up what {it} held")
     }

@@ -77,7 +77,7 @@ impl OptimizerSpec {
         within("optimizer.weight_decay", self.weight_decay, 0.0, 1e3)?;
         if let Some(norm) = self.clip_norm {
             if norm <= 0.0 {
-                return refuse("optimizer.clip_norm", format!("is {norm}; it must be above 0"));
+                return refuse("optimizer.clip_norm", format!("is {norm}, but must be above 0"));
             }
             within("optimizer.clip_norm", norm, 0.0, 1e9)?;
         }
@@ -89,7 +89,7 @@ impl OptimizerSpec {
         }
         // As an f32, it must still be above 0.
         if let Some(epsilon) = self.epsilon.filter(|it| !((*it as f32) > 0.0 && *it <= 1.0)) {
-            let problem = format!("is {epsilon}; it must be above 0 and at most 1");
+            let problem = format!("is {epsilon}, but must be above 0 and at most 1");
             return refuse("optimizer.epsilon", problem);
         }
         self.options.validate("optimizer.options")
@@ -123,7 +123,7 @@ fn floor() -> f64 {
 fn share(key: &'static str, value: f64) -> Result<(), SpecError> {
     // As an f32, it must still be below 1.
     if !(value >= 0.0 && (value as f32) < 1.0) {
-        return refuse(key, format!("is {value}; it must be at least 0 and below 1"));
+        return refuse(key, format!("is {value}, but must be at least 0 and below 1"));
     }
     Ok(())
 }

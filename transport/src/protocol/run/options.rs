@@ -63,7 +63,7 @@ impl fmt::Display for OptionValue {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OptionError {
     /// The value has another type than the builder needs.
-    #[error("the option {name} is {found}; it must be {wanted}")]
+    #[error("the option {name} is {found}, but must be {wanted}")]
     Type {
         /// The name of the option.
         name: String,
@@ -73,7 +73,7 @@ pub enum OptionError {
         wanted: &'static str,
     },
     /// The builder knows no option of this name.
-    #[error("there is no option {name}; {}", listed(.known))]
+    #[error("there is no option {name}: {}", listed(.known))]
     Unknown {
         /// The name that the run states.
         name: String,
@@ -89,10 +89,10 @@ impl OptionError {
         match self {
             Self::Type { name, found, wanted } => SpecError {
                 key: format!("{section}.{name}").into(),
-                problem: format!("is {found}; it must be {wanted}"),
+                problem: format!("is {found}, but must be {wanted}"),
             },
             Self::Unknown { name, known } => {
-                let problem = format!("is no option here; {}", listed(&known));
+                let problem = format!("is no option here: {}", listed(&known));
                 SpecError { key: format!("{section}.{name}").into(), problem }
             }
         }
@@ -180,14 +180,14 @@ impl OptionMap {
     /// Checks the bounds. `section` is the map's key in a configuration.
     pub(super) fn validate(&self, section: &'static str) -> Result<(), SpecError> {
         if self.0.len() > MAX_OPTIONS {
-            let problem = format!("has {} options; it may have {MAX_OPTIONS}", self.0.len());
+            let problem = format!("has {} options, but may have {MAX_OPTIONS}", self.0.len());
             return refuse(section, problem);
         }
         for (name, value) in &self.0 {
             let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
             if name.is_empty() || name.len() > MAX_OPTION_NAME || !name.chars().all(is_plain) {
                 let problem = format!(
-                    "has an option with the name {name:?}; a name has 1 to {MAX_OPTION_NAME} \
+                    "has an option with the name {name:?}, but a name has 1 to {MAX_OPTION_NAME} \
                      letters, digits, _ or -"
                 );
                 return refuse(section, problem);
@@ -225,18 +225,18 @@ mod tests {
         assert_eq!(map.text("name"), Ok(Some("x")));
         assert_eq!(map.text("missing"), Ok(None));
         let error = map.integer("dropout").expect_err("it has a fraction").to_string();
-        assert_eq!(error, "the option dropout is 0.5; it must be a whole number");
+        assert_eq!(error, "the option dropout is 0.5, but must be a whole number");
     }
 
     #[test]
     fn unknown_options_are_refused_with_the_known_ones() {
         assert_eq!(map().only(&["classes", "dropout", "tied", "name"]), Ok(()));
         let error = map().only(&["classes", "dropout"]).expect_err("two more").to_string();
-        assert_eq!(error, "there is no option name; the options are classes, dropout");
+        assert_eq!(error, "there is no option name: the options are classes, dropout");
         let error = map().only(&[]).expect_err("none").to_string();
-        assert_eq!(error, "there is no option classes; there are none");
+        assert_eq!(error, "there is no option classes: there are none");
         let error = map().only(&["classes"]).expect_err("more").of("model.options").to_string();
-        let words = "model.options.dropout is no option here; the options are classes";
+        let words = "model.options.dropout is no option here: the options are classes";
         assert_eq!(error, words);
     }
 

@@ -10,7 +10,7 @@ pub enum CudaError {
     NoDriver,
     /// The driver is older than the oldest that has all of Everstep's calls.
     #[error(
-        "the NVIDIA driver is too old: it offers CUDA {}, and CUDA {} is needed; install a newer \
+        "the NVIDIA driver is too old: it offers CUDA {}, and CUDA {} is needed. Install a newer \
          driver, or use the CPU", version(*found), version(*needed)
     )]
     DriverTooOld {
@@ -43,7 +43,7 @@ pub enum CudaError {
     },
     /// The GPU is older than the oldest that the kernels are written for.
     #[error(
-        "GPU {index} ({name}) is too old: its compute capability is {}.{}, and 8.0 is needed; use \
+        "GPU {index} ({name}) is too old: its compute capability is {}.{}, and 8.0 is needed. Use \
          another one, or the CPU", found.0, found.1
     )]
     DeviceTooOld {
@@ -84,7 +84,7 @@ pub enum CudaError {
     },
     /// A library of CUDA is older than those that Everstep knows.
     #[error(
-        "{library} is too old: version {found} was found, and 13.0 is needed; install a newer one, \
+        "{library} is too old: version {found} was found, and 13.0 is needed. Install a newer one, \
          and put its folder first on LD_LIBRARY_PATH"
     )]
     LibraryTooOld {
@@ -126,7 +126,7 @@ mod tests {
     fn errors_say_what_failed_and_what_to_do() {
         let old = CudaError::DriverTooOld { found: 12_040, needed: 13_000 };
         let words = old.to_string();
-        assert!(words.contains("CUDA 12.4, and CUDA 13.0 is needed; install"), "{words}");
+        assert!(words.contains("CUDA 12.4, and CUDA 13.0 is needed. Install"), "{words}");
     }
 
     #[test]
