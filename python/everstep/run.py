@@ -62,7 +62,8 @@ class Run:
 
     ``validation``: held-out samples, for the function that :meth:`evaluate` marks. ``weights``: a
     number for each sample, such as its count of tokens. Then a step's loss is the mean over all
-    units of the step, and :meth:`backward` gets the mean over the units of its micro-batch.
+    units of the step, and :meth:`backward` gets the mean over the units of its micro-batch. A loop
+    may give each micro-batch its weight instead.
 
     ``buffers``: what becomes of a buffer that training changes, by its name: ``"mean"`` adds the
     mean of the changes of all data shards, ``"first"`` takes the value of the first data shard, and
@@ -106,7 +107,7 @@ class Run:
         self.steps = _steps(steps, epochs, count, data_shards * micro_batch * accumulate)
         self._model, self._seed = model, seed
         self._optimizer, self._schedule = optimizer, schedule
-        self._weights = None if weights is None else Weights(weights, count)
+        self._weights = Weights(weights, count)
         self._shape = data_shards, accumulate
         self._statistics = Statistics(model, buffers)
         self._parameters = Parameters(model, self._statistics.count)
@@ -200,8 +201,9 @@ class Run:
         if validation is not None:
             held_out = samples.SeededDataset(validation, self._seed)
             parts.append(samples.fingerprint(held_out, len(validation)))
-        if self._weights is not None:
-            parts.append(self._weights.text())
+        weights = self._weights.text()
+        if weights is not None:
+            parts.append(weights)
         if len(parts) == 1:
             return parts[0]
         return hashlib.blake2b("\n".join(parts).encode()).hexdigest()
@@ -265,44 +267,32 @@ class Run:
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Computes the gradients of a micro-batch's mean loss, and hands them to their owners.
 
-        In place of ``loss.backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()``. In a
-        run with ``weights`` the mean is one over the units of the micro-batch. Their number may be
-        given as ``weight``, which is compared with the run's.
+        In place of ``loss.backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()``.
+
+        ``weight``: the number of units that the loss is a mean over, such as the micro-batch's
+        tokens. The loss of the step is then the mean over all its units. A micro-batch without a
+        unit counts for nothing, whatever its loss. Give it in every turn or in none. In a run with
+        ``weights`` it is compared with them.
         """
         if self._turn is None:
             raise RuntimeError("run.backward is called once in each turn of the loop over the run")
         if loss.numel() != 1:
             raise ValueError(f"the loss has {loss.numel()} elements: give the mean, one number")
         self._probe.check(loss)
-        data_shard, (is_first, is_last, scale) = self._turn[1], self._turn[3:6]
-        factor = self._factor(weight)
+        _, data_shard, _, is_first, is_last, scale, numbers = self._turn
+        weighs = self._weights.of(numbers, weight)
         self._is_in_backward = True
         self._gradients.begin(is_first, is_last)
-        (loss * (scale * factor)).backward()
+        if weighs > 0.0:  # the mean over no unit is not a number
+            (loss * (scale * weighs)).backward()
         self._gradients.finish()
         statistics = self._publish_statistics(data_shard, scale) if is_last else None
         self._fixed_buffers.check()
         self._probe.end()
         self._turn, self._is_in_backward = None, False
-        self._engine.done(float(loss.detach()) * factor)
+        self._engine.done(float(loss.detach()) if weighs > 0.0 else 0.0, weighs)
         self._gradients.release()
         del statistics  # the engine has read it
-
-    def _factor(self, weight: float | None) -> float:
-        """What the mean over a step's micro-batches multiplies this one's loss by."""
-        assert self._turn is not None, "a turn is under way"
-        place = self._turn[0], self._turn[1], self._turn[2]
-        if self._weights is None:
-            if weight is not None:
-                raise RuntimeError(
-                    "the sum of a step's weights is not known: give everstep.Run weights=, a "
-                    "number for each sample, such as its count of tokens"
-                )
-            return 1.0
-        own = self._weights.of(self._engine.rows, place)
-        if weight is not None and not math.isclose(weight, own):
-            raise ValueError(f"weight={weight}, and by the weights of everstep.Run it is {own}")
-        return self._weights.factor(self._engine.rows, place, *self._shape)
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes model, optimizer and schedule after the loop, for ``torch.load``.

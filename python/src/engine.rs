@@ -163,9 +163,13 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the turn with its mean loss. Returns when all gradients have been read.
-    fn done(&self, py: Python<'_>, loss: f64) -> PyResult<()> {
-        self.rendezvous.ask(Request::Done(loss));
+    /// Ends the turn with its mean loss, and its weight among the micro-batches of the step. The
+    /// gradients are those of the loss times the weight. Returns when all of them have been read.
+    fn done(&self, py: Python<'_>, loss: f64, weight: f64) -> PyResult<()> {
+        if !(weight.is_finite() && weight >= 0.0) {
+            return Err(refused(format!("weight={weight} is below 0, or not finite")));
+        }
+        self.rendezvous.ask(Request::Done { loss, weight });
         self.await_service(py)
     }
 

@@ -38,9 +38,13 @@ def test_tokens_weigh_the_same_in_whichever_micro_batch_they_are(train, tmp_path
     assert json.loads(lines[0])["loss"] == pytest.approx(math.log(16), rel=0.1)
 
 
-def test_a_step_of_weighed_micro_batches_is_one_batch_of_all_tokens(train, tmp_path):
+@pytest.mark.parametrize("known", ["before", "at backward"])
+@pytest.mark.parametrize("workers", ["1", "2"])
+def test_a_step_of_weighed_micro_batches_is_one_batch_of_all_tokens(
+    train, tmp_path, known, workers
+):
     path = tmp_path / "compared.json"
-    ended = train("weighed.py", str(path))
+    ended = train("weighed.py", str(path), known, flags=("--workers", workers))
     assert ended.code == 0, ended.err + ended.logs()
     told = json.loads(path.read_text())
     first = json.loads((ended.directory / "metrics.jsonl").read_text().splitlines()[0])
@@ -53,7 +57,8 @@ def test_a_step_of_weighed_micro_batches_is_one_batch_of_all_tokens(train, tmp_p
     ("fault", "words"),
     [
         ("weight", "weight=3.5, and by the weights of everstep.Run it is"),
-        ("unknown", "give everstep.Run weights="),
+        ("mixed", "in one turn and without it in another"),
+        ("negative", "weight=-1.0 is below 0, or not finite"),
         ("few", "there are 2 weights for 64 samples"),
         ("unmarked", "mark one with @run.evaluate"),
         ("nothing", "give everstep.Run validation="),

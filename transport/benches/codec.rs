@@ -79,6 +79,7 @@ fn vote(shards: u32) -> Message {
         contributions: vec![Contribution {
             data_shard: DataShard(0),
             loss: 2.5,
+            weight: 1.0,
             samples,
             samples_lost: 0,
             samples_repeated: 0,

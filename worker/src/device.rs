@@ -253,7 +253,7 @@ impl Device {
         let Some(loaded) = loaded else { return Ok(None) };
         self.accumulator.begin(data_shard);
         let mut waited = Duration::ZERO;
-        let mut loss = 0.0;
+        let (mut loss, mut weight) = (0.0, 0.0);
         for (index, micro_batch) in loaded.batches.iter().enumerate() {
             let pass = Pass::new((step.0, data_shard.0), (index, loaded.batches.len()), scale);
             let mut shard_pass = ShardPass {
@@ -265,6 +265,7 @@ impl Device {
                 overlap: self.parts.overlap,
                 held: Vec::new(),
                 waited: Duration::ZERO,
+                weight: 1.0,
                 end: None,
                 #[cfg(feature = "planted")]
                 torn: self.plant == Some(crate::plant::Plant::LoadUnderWay),
@@ -275,6 +276,7 @@ impl Device {
             self.in_user_code = false;
             let part = part?;
             waited += shard_pass.waited;
+            weight += shard_pass.weight;
             let Some(part) = part else { return Ok(None) };
             loss += part / f64::from(self.parts.run.batch.accumulate);
         }
@@ -287,6 +289,7 @@ impl Device {
         let contribution = Contribution {
             data_shard,
             loss,
+            weight,
             samples: loaded.samples,
             samples_lost: account.lost,
             samples_repeated: account.repeated,

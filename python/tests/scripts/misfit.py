@@ -27,6 +27,7 @@ run = everstep.Run(
 )
 if fault in ("nothing", "odd"):
     run.evaluate(lambda x: {"loss": 0.0, "one": 1.0, "two": 2.0})
-for x in run:
+for number, x in enumerate(run):
     loss = (model(x) - x).square().mean()
-    run.backward(loss, weight=3.5 if fault in ("weight", "unknown") else None)
+    stated = {"weight": 3.5, "mixed": 2.0 if number == 0 else None, "negative": -1.0}
+    run.backward(loss, weight=stated.get(fault))

@@ -63,6 +63,7 @@ fn commit() -> Commit {
         norm: 0.5,
         loss: 2.5,
         decision: Decision::Apply,
+        gradient_factor: 1.0,
         updates: 5,
         loss_scale: LossScale { exponent: 15, good: 2 },
         hold: false,
@@ -325,6 +326,7 @@ fn between_workers() -> Vec<Message> {
         contributions: vec![Contribution {
             data_shard: DataShard(1),
             loss: 2.5,
+            weight: 7.0,
             samples: vec![4, 2],
             samples_lost: 8,
             samples_repeated: 9,

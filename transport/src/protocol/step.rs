@@ -109,8 +109,11 @@ fn number_or_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::E
 pub struct Contribution {
     /// The data shard of these figures.
     pub data_shard: DataShard,
-    /// Its mean loss, nats.
+    /// Its mean loss, nats. Each micro-batch counts by its weight, so this is divided by the mean
+    /// weight of the step.
     pub loss: f64,
+    /// The weights of its micro-batches, added in their order: their number, if they weigh 1 each.
+    pub weight: f64,
     /// The indices of the samples that were in its batches, in the order of their rows.
     pub samples: Vec<u64>,
     /// How many samples of its plan were not in them.
@@ -153,6 +156,9 @@ pub struct Commit {
     pub loss: f64,
     /// Whether owners apply the update or skip it.
     pub decision: Decision,
+    /// What owners multiply the reduced gradient by: 1 over the mean weight of the step's
+    /// micro-batches. 1 in a run without weights. `norm` and `loss` contain it.
+    pub gradient_factor: f32,
     /// How many committed steps of the history applied an update, this one included. Adam corrects
     /// its bias by this number.
     pub updates: u64,

@@ -149,6 +149,7 @@ fn the_largest_vote_fits_a_message() {
         let contribution = |shard| Contribution {
             data_shard: DataShard(shard),
             loss: 1.0,
+            weight: 1.0,
             samples: samples.clone(),
             samples_lost: 0,
             samples_repeated: 0,

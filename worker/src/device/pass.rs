@@ -39,6 +39,8 @@ pub struct ShardPass<'a> {
     pub held: Vec<SubtreeSum>,
     /// How long the pass has waited for parameters.
     pub waited: Duration,
+    /// The weight of the micro-batch: 1 unless the model states another one.
+    pub weight: f64,
     /// Why the result no longer counts. None while it counts.
     pub end: Option<PassEnd>,
     /// A planted bug: the pass does not wait for parameters.
@@ -189,6 +191,10 @@ impl ParameterSource for ShardPass<'_> {
 }
 
 impl GradientSink for ShardPass<'_> {
+    fn publish_weight(&mut self, weight: f64) {
+        self.weight = weight;
+    }
+
     fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]) {
         if self.end.is_some() {
             return;

@@ -146,6 +146,7 @@ impl Lone {
             let contribution = Contribution {
                 data_shard,
                 loss: 1.0,
+                weight: 1.0,
                 samples,
                 samples_lost: 0,
                 samples_repeated: 0,

@@ -188,6 +188,7 @@ impl Solo {
             let contribution = Contribution {
                 data_shard,
                 loss: 1.0,
+                weight: 1.0,
                 samples: vec![],
                 samples_lost: 0,
                 samples_repeated: 0,
@@ -240,6 +241,7 @@ pub fn commit(step: u64) -> Commit {
         norm: 1.0,
         loss: 2.0,
         decision: Decision::Apply,
+        gradient_factor: 1.0,
         updates: step,
         loss_scale: LossScale::default(),
         hold: false,
