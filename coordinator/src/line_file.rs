@@ -6,6 +6,8 @@
 //! process before ended. A record that differs from what was written is cut away there, with all
 //! behind it, and other processes tell the lines again.
 
+mod format_1;
+
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
@@ -189,13 +191,12 @@ impl LineFiles {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.folder)?;
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(path)?;
+        let mut file = options.open(path)?;
         let head = self.head(history.lineage.run);
         let mut found = [0; HEAD];
         let is_read = file.read_exact_at(&mut found, 0).is_ok();
-        if is_read && is_older(&found, &head) {
-            // Formats 1 and 2 differ in nothing but the number.
-            file.write_all_at(&head, 0)?;
+        if is_read && format_1::is_head(&found, &head) {
+            file = format_1::upgraded(path, &file, &head)?;
         } else if !is_read || found != head {
             set_aside(path, &file)?;
             file.set_len(0)?;
@@ -231,15 +232,6 @@ impl OpenLineFile {
     fn failed(&self, problem: io::Error) -> LineFileError {
         LineFileError { path: self.path.clone(), problem }
     }
-}
-
-/// Whether a file's head differs from today's in nothing but an older format.
-fn is_older(found: &[u8; HEAD], head: &[u8; HEAD]) -> bool {
-    let number = |head: &[u8; HEAD]| u64::from_le_bytes(*head[8..].first_chunk().expect("a head"));
-    let is_older = LINES_FILE_FORMAT
-        .number(number(found))
-        .is_ok_and(|number| number < LINES_FILE_FORMAT.newest);
-    is_older && found[..8] == head[..8] && found[16..] == head[16..]
 }
 
 /// Keeps a file of another build or cluster under another name: a copy, since `file` is written
@@ -328,13 +320,18 @@ fn encode(record: &LineRecord) -> [u8; RECORD] {
 }
 
 fn decode(bytes: &[u8], step: Step) -> Option<LineRecord> {
+    rkyv::from_bytes::<LineRecord, rancor::Error>(&open_record(bytes, step)?).ok()
+}
+
+/// The content of a step's record, of any format. None if it differs from what was written.
+fn open_record(bytes: &[u8], step: Step) -> Option<AlignedVec> {
     let (found, body) = bytes.split_first_chunk::<CHECKSUM>()?;
     if *found != checksum(step, body) {
         return None;
     }
     let mut aligned = AlignedVec::<16>::with_capacity(body.len());
     aligned.extend_from_slice(body);
-    rkyv::from_bytes::<LineRecord, rancor::Error>(&aligned).ok()
+    Some(aligned)
 }
 
 fn checksum(step: Step, body: &[u8]) -> [u8; CHECKSUM] {

@@ -118,7 +118,7 @@ class Run:
         self._evaluator = Evaluator(model, validation, seed, collate or samples.default_collate)
         is_alone = "EVERSTEP_COORDINATORS" not in os.environ
         self._directory = process.temporary() if is_alone else process.directory()
-        settings = {
+        settings: dict[str, Any] = {
             "name": name or Path(sys.argv[0]).stem or "script",
             "seed": seed,
             "steps": self.steps,
@@ -151,11 +151,21 @@ class Run:
         self._step = 1
         self._is_in_backward = self._is_complete = self._has_ended = False
         self._is_launched = "EVERSTEP_CONTROL_FD" in os.environ
-        self._launcher = self._launch_alone(threads) if is_alone else None
+        self._is_alone, self._threads, self._is_started = is_alone, threads, False
+        self._launcher: Launcher | None = None
         self._report: dict[str, Any] | None = None
         _the_run = self
         process.print_stacks_of_fatal_errors()
         self._watch_the_end()
+
+    def _start(self) -> None:
+        """States the run, and starts the worker, unless that has been done."""
+        if self._is_started:
+            return
+        self._is_started = True
+        self._engine.evaluate_each(self._evaluator.every)
+        if self._is_alone:
+            self._launcher = self._launch_alone(self._threads)
         self._engine.start(self._is_launched, self._launcher is None)
         if self._launcher is not None:
             self._launcher.watch(self._engine.abandon)
@@ -186,13 +196,15 @@ class Run:
         run, by default this one. For a process that was started without a launcher, such as a
         notebook's. They end with it.
         """
-        if self._launcher is None:
+        if not self._is_alone:
             raise RuntimeError(
                 "the workers of this run have a launcher: its first lines have the command with "
                 "which another worker joins"
             )
         if script is None and not own_script():
             raise ValueError("this process has no script: name one that states the same run")
+        self._start()
+        assert self._launcher is not None, "it has started"
         self._launcher.add(count, [script, *arguments] if script is not None else own_script())
 
     def _data_digest(self, keyed: samples.SeededDataset, count: int, validation: Any) -> str:
@@ -231,6 +243,7 @@ class Run:
                 "twice: end this process, and resume the run's directory"
             )
         self._evaluator.check()
+        self._start()
         while True:
             # A loop that was interrupted goes on with the turn that it has left.
             is_again = self._turn is not None
@@ -254,14 +267,24 @@ class Run:
                 raise RuntimeError("the loop's body did not call run.backward(loss)")
         self._conclude()
 
-    def evaluate(self, function: Function) -> Function:
-        """Marks the function that evaluates held-out samples: `@run.evaluate`, before the loop.
+    def evaluate(self, function: Function | None = None, *, every: int | None = None) -> Any:
+        """Marks the function that evaluates held-out samples: ``@run.evaluate``, or
+        ``@run.evaluate(every=500)``, before the loop.
 
         It gets batches of ``validation`` after the last step, in ``eval`` mode and without
         gradients. It returns the mean loss of a batch, or a dict with ``"loss"`` and one more mean.
         The means over all samples are in the report, as its validation loss and metric.
+
+        ``every``: it also gets them in each so many steps, with the parameters that the step begins
+        with. The means are in the line of the step, beside the loss of the same parameters.
         """
-        self._evaluator.function = function
+        if self._is_started and (every or 0) != self._evaluator.every:
+            raise RuntimeError(
+                "every= is a part of the run, which has begun: mark the function before the loop"
+            )
+        if function is None:
+            return lambda marked: self.evaluate(marked, every=every)
+        self._evaluator.mark(function, every)
         return function
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
@@ -412,9 +435,14 @@ class Run:
         )
 
     def _leave(self, words: str) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            self._engine.leave(words)
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._is_alone and not self._is_started:
+            print(f"error: {words}", file=sys.stderr, flush=True)
+            return
+        self._start()
+        self._engine.leave(words)
 
 
 def _steps(steps: int | None, epochs: int | None, count: int, batch: int) -> int:

@@ -104,8 +104,15 @@ fn compute(
     for data_shard in (0..4).map(DataShard) {
         let samples = sampler.shard_samples(Step(1), data_shard).collect();
         let (loss, weight, samples_lost, samples_repeated) = (2.0, 1.0, 0, 0);
-        let mut part =
-            Contribution { data_shard, loss, weight, samples, samples_lost, samples_repeated };
+        let mut part = Contribution {
+            data_shard,
+            loss,
+            weight,
+            samples,
+            samples_lost,
+            samples_repeated,
+            evaluation: None,
+        };
         change(&mut part);
         see(checks, Observation::Computed(FIRST, (Generation(1), Step(1)), &part))?;
     }

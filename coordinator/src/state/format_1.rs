@@ -17,6 +17,7 @@ use std::net::SocketAddr;
 
 pub(crate) use self::events::EventV1;
 use self::events::{ChangeV1, EventKindV1, LossV1, PastRunV1, RunFiguresV1, RunOutcomeV1};
+pub(crate) use self::record::MetricsLineV1;
 use self::record::RecordV1;
 use self::run::{OperatorCommandV1, RunSpecV1};
 use self::workers::{RegistrationV1, WorkerV1};

@@ -52,6 +52,10 @@ fn name() -> NodeName {
     NodeName::parse("worker-7").expect("a valid name")
 }
 
+fn evaluation() -> PartEvaluation {
+    PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) }
+}
+
 fn line() -> MetricsLine {
     MetricsLine { step: STEP, generation: GENERATION, world_size: 2, ..MetricsLine::default() }
 }
@@ -168,11 +172,10 @@ fn from_worker() -> Vec<Message> {
         unwritten: Some("no space left".into()),
         store_error: Some("no route".into()),
     };
-    let part = PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) };
     let result = WorkerResult {
         worker: WORKER,
         flops_per_sample: Some(8),
-        evaluations: vec![part],
+        evaluations: vec![evaluation()],
         digests: vec![(Shard(0), [3; 32])],
         ..WorkerResult::default()
     };
@@ -330,6 +333,7 @@ fn between_workers() -> Vec<Message> {
             samples: vec![4, 2],
             samples_lost: 8,
             samples_repeated: 9,
+            evaluation: Some(evaluation()),
         }],
         digests: vec![(Shard(0), 6)],
         compute_seconds: 0.25,

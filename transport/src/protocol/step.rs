@@ -3,6 +3,7 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
+use super::outcome::PartEvaluation;
 
 /// What the step leader decided about a step.
 #[derive(
@@ -97,6 +98,13 @@ pub struct MetricsLine {
     pub samples_lost: u64,
     /// Samples that committed partial sums contain more often than the plan.
     pub samples_repeated: u64,
+    /// Mean loss over the held-out samples with the parameters that the step began with, as `loss`.
+    /// `None` in a step that evaluates none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// The model's own metric over them, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<f64>,
 }
 
 /// A number that need not be finite. JSON has `null` in the place of one that is not.
@@ -120,6 +128,8 @@ pub struct Contribution {
     pub samples_lost: u64,
     /// How many samples in them are not of its plan, or occur once more than planned.
     pub samples_repeated: u64,
+    /// What came of its part of the held-out samples, if the step evaluates them.
+    pub evaluation: Option<PartEvaluation>,
 }
 
 /// A vote: "I have computed my data shards, hold every reduced shard that I own, and have applied

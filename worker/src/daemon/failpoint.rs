@@ -220,6 +220,7 @@ mod tests {
             samples: vec![],
             samples_lost: 0,
             samples_repeated: 0,
+            evaluation: None,
         };
         let (step, seconds) = (Step(4), 1.0);
         let sum = everstep_kernels::buffer::Shared::new(

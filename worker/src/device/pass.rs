@@ -21,7 +21,7 @@ use super::shard_store::{ShardStore, Write};
 use super::{DeviceChannel, DeviceError};
 use crate::step::event::{Job, Origin, Report};
 
-/// One pass of a data shard: waits for parameters, and publishes gradients.
+/// The passes of a data shard: each waits for parameters, and publishes gradients.
 pub struct ShardPass<'a> {
     /// The source of jobs, and the receiver of partial sums.
     pub channel: &'a mut dyn DeviceChannel,
@@ -37,10 +37,12 @@ pub struct ShardPass<'a> {
     pub overlap: bool,
     /// Without overlap: the sums to send when the pass is done.
     pub held: Vec<SubtreeSum>,
-    /// How long the pass has waited for parameters.
+    /// How long the passes have waited for parameters.
     pub waited: Duration,
-    /// The weight of the micro-batch: 1 unless the model states another one.
+    /// The weights of the micro-batches that are done: 1 each unless the model states another one.
     pub weight: f64,
+    /// The weight that the model states of the micro-batch under way.
+    pub stated_weight: Option<f64>,
     /// Why the result no longer counts. None while it counts.
     pub end: Option<PassEnd>,
     /// A planted bug: the pass does not wait for parameters.
@@ -67,14 +69,12 @@ impl ShardPass<'_> {
     ) -> Result<Option<f64>, DeviceError> {
         if !self.overlap {
             // The model asks again, range by range, and then finds all parameters.
-            let all = 0..self.store.layout().count();
-            self.await_parameters(all, &mut |offset, values: &[f32]| compute.load(offset, values));
+            self.load_all(compute);
         }
         let loss = compute.gradient(batch, pass, self)?;
-        match self.end.take() {
-            Some(PassEnd::Void) => return Ok(None),
-            Some(PassEnd::Broken(error)) => return Err(error),
-            None => {}
+        self.weight += self.stated_weight.take().unwrap_or(1.0);
+        if !self.goes_on()? {
+            return Ok(None);
         }
         for part in std::mem::take(&mut self.held) {
             self.send(part);
@@ -85,6 +85,26 @@ impl ShardPass<'_> {
                  micro-batch: a last pass must announce every range once"
             ))),
             None => Ok(Some(loss)),
+        }
+    }
+
+    /// Waits for all parameters. Returns false if the pass has become void.
+    pub fn await_all(&mut self, compute: &mut dyn Compute) -> Result<bool, DeviceError> {
+        self.load_all(compute);
+        self.goes_on()
+    }
+
+    fn load_all(&mut self, compute: &mut dyn Compute) {
+        let all = 0..self.store.layout().count();
+        self.await_parameters(all, &mut |offset, values: &[f32]| compute.load(offset, values));
+    }
+
+    /// Whether the result still counts.
+    fn goes_on(&mut self) -> Result<bool, DeviceError> {
+        match self.end.take() {
+            Some(PassEnd::Void) => Ok(false),
+            Some(PassEnd::Broken(error)) => Err(error),
+            None => Ok(true),
         }
     }
 
@@ -192,7 +212,7 @@ impl ParameterSource for ShardPass<'_> {
 
 impl GradientSink for ShardPass<'_> {
     fn publish_weight(&mut self, weight: f64) {
-        self.weight = weight;
+        self.stated_weight = Some(weight);
     }
 
     fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]) {

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use everstep_transport::protocol::figures::mean_of_parts;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{Prepared, Shard, Step, WorkerId};
 
@@ -97,6 +98,10 @@ pub struct StepTotals {
     pub loss: f64,
     /// 1 over the mean weight of the micro-batches. Norm and loss contain it.
     pub gradient_factor: f32,
+    /// Mean loss over the held-out samples, if the step evaluates them.
+    pub validation_loss: Option<f64>,
+    /// The model's own metric over the held-out samples, if it has one.
+    pub metric: Option<f64>,
     /// Compute time of the slowest member, seconds.
     pub compute_seconds: f64,
     /// Seconds from vote to commit of the step before, for the member that waited least for the
@@ -213,10 +218,14 @@ impl VoteTally {
         let gradient_factor = factor as f32;
         let norm = squares.iter().map(|(_, sum)| sum).sum::<f64>().sqrt();
         let loss = parts.iter().map(|part| part.loss).sum::<f64>() / shards;
+        let evaluations = parts.iter().filter_map(|part| part.evaluation.as_ref());
+        let (validation_loss, metric) = mean_of_parts(evaluations);
         StepTotals {
             norm: norm * f64::from(gradient_factor),
             loss: loss * factor,
             gradient_factor,
+            validation_loss,
+            metric,
             compute_seconds: votes.map(|vote| vote.compute_seconds).fold(0.0, f64::max),
             commit_seconds: waits.reduce(f64::min).unwrap_or(0.0),
             samples_lost: parts.iter().map(|part| part.samples_lost).sum(),

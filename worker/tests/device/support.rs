@@ -51,7 +51,13 @@ pub fn run() -> RunSpec {
             loss_unit: LossUnit::default(),
             options: OptionMap::default(),
         },
-        data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05, dtype: None },
+        data: DataSpec {
+            kind: "sums".into(),
+            path: "none".into(),
+            validation: 0.05,
+            dtype: None,
+            validation_every: 0,
+        },
         batch: BatchSpec { data_shards: DATA_SHARDS, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {
             kind: "adamw".into(),

@@ -150,6 +150,7 @@ impl Lone {
                 samples,
                 samples_lost: 0,
                 samples_repeated: 0,
+                evaluation: None,
             };
             Report::Computed { step, contribution, seconds: 0.0, load_seconds: 0.0 }
         });

@@ -40,6 +40,7 @@ fn contribution(data_shard: DataShard) -> Contribution {
         samples: vec![],
         samples_lost: 0,
         samples_repeated: 0,
+        evaluation: None,
     }
 }
 

@@ -352,7 +352,15 @@ impl Scene {
 fn contribution(data_shard: DataShard) -> Contribution {
     let (loss, weight) = (1.0, 1.0);
     let (samples, samples_lost, samples_repeated) = (vec![], 0, 0);
-    Contribution { data_shard, loss, weight, samples, samples_lost, samples_repeated }
+    Contribution {
+        data_shard,
+        loss,
+        weight,
+        samples,
+        samples_lost,
+        samples_repeated,
+        evaluation: None,
+    }
 }
 
 /// A chunk as long as the shard in this model.

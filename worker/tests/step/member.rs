@@ -147,8 +147,15 @@ fn statistics_have_no_part_in_the_norm() {
     for data_shard in all.into_iter().map(DataShard) {
         let (loss, weight, samples) = (1.0, 1.0, vec![0]);
         let (samples_lost, samples_repeated) = (0, 0);
-        let contribution =
-            Contribution { data_shard, loss, weight, samples, samples_lost, samples_repeated };
+        let contribution = Contribution {
+            data_shard,
+            loss,
+            weight,
+            samples,
+            samples_lost,
+            samples_repeated,
+            evaluation: None,
+        };
         let (seconds, load_seconds) = (0.0, 0.0);
         member.report(NOW, Report::Computed { step, contribution, seconds, load_seconds });
     }

@@ -192,6 +192,7 @@ impl Solo {
                 samples: vec![],
                 samples_lost: 0,
                 samples_repeated: 0,
+                evaluation: None,
             };
             self.report(Report::Computed {
                 step: Step(step),

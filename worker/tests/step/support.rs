@@ -69,6 +69,7 @@ pub fn vote_of(rank: u32, step: Step) -> Prepared {
         samples: vec![u64::from(data_shard.0); 2],
         samples_lost: u64::from(data_shard.0 == 1),
         samples_repeated: u64::from(data_shard.0 == 2),
+        evaluation: None,
     };
     Prepared {
         generation: GENERATION,

@@ -1,5 +1,6 @@
 //! Which votes count, and what the votes add up to.
 
+use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::{DataShard, Generation, Prepared, Shard, Step};
 use everstep_worker::step::vote_tally::{DigestMismatch, StepTotals, VoteError, VoteTally};
 
@@ -148,6 +149,29 @@ fn micro_batches_count_by_their_weights() {
     assert_eq!(totals.loss, (2.0 * 3.0 + 7.0 * 39.0) / 48.0);
     assert!(totals.is_finite());
     assert_eq!(weighed([3.0; 8]).gradient_factor, 1.0, "as without weights");
+}
+
+#[test]
+fn held_out_samples_are_added_in_the_order_of_the_data_shards() {
+    let part = |part: DataShard| {
+        let loss = [1e16, 1.0, 1.0, -1e16, 3.0, 1e-9, 7.0, 0.1][part.0 as usize];
+        PartEvaluation { part, samples: u64::from(part.0 + 1), loss, metric: Some(loss) }
+    };
+    let evaluated = |order: [u32; 3]| {
+        let tally = counted(&order, |_, vote| {
+            for it in &mut vote.contributions {
+                it.evaluation = Some(part(it.data_shard));
+            }
+        });
+        let StepTotals { validation_loss, metric, .. } = tally.totals(MEMBERS[0], 1);
+        [validation_loss, metric].map(|mean| mean.expect("it is due").to_bits())
+    };
+    let parts: Vec<_> = (0..8).map(|shard| part(DataShard(shard))).collect();
+    let sum = parts.iter().fold(0.0, |sum, part| sum + part.loss * part.samples as f64);
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        assert_eq!(evaluated(order), [(sum / 36.0).to_bits(); 2]);
+    }
+    assert_eq!(counted(&[0, 1, 2], |_, _| {}).totals(MEMBERS[0], 1).validation_loss, None);
 }
 
 #[test]

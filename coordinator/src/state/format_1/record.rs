@@ -1,4 +1,5 @@
-//! Records as format 1 stores them: with a commit that has no factor of the gradient.
+//! Records as format 1 stores them: with a commit that has no factor of the gradient, and a line
+//! that has no evaluation.
 
 // The types mirror those of that build. Their docs are at today's types.
 #![allow(missing_docs)]
@@ -41,7 +42,7 @@ struct CommitV1 {
     updates: u64,
     loss_scale: LossScale,
     hold: bool,
-    line: MetricsLine,
+    line: MetricsLineV1,
 }
 
 impl From<CommitV1> for Commit {
@@ -57,7 +58,50 @@ impl From<CommitV1> for Commit {
             updates: commit.updates,
             loss_scale: commit.loss_scale,
             hold: commit.hold,
-            line: commit.line,
+            line: commit.line.into(),
+        }
+    }
+}
+
+#[derive(Archive, Serialize, Deserialize, Clone)]
+pub(crate) struct MetricsLineV1 {
+    step: Step,
+    generation: Generation,
+    world_size: u32,
+    loss: f64,
+    grad_norm: f64,
+    decision: Decision,
+    loss_scale: u32,
+    learning_rate: f64,
+    tokens: u64,
+    seconds: f64,
+    unix_ms: u64,
+    compute_seconds: f64,
+    commit_seconds: f64,
+    samples_lost: u64,
+    samples_repeated: u64,
+}
+
+impl From<MetricsLineV1> for MetricsLine {
+    fn from(line: MetricsLineV1) -> Self {
+        Self {
+            step: line.step,
+            generation: line.generation,
+            world_size: line.world_size,
+            loss: line.loss,
+            grad_norm: line.grad_norm,
+            decision: line.decision,
+            loss_scale: line.loss_scale,
+            learning_rate: line.learning_rate,
+            tokens: line.tokens,
+            seconds: line.seconds,
+            unix_ms: line.unix_ms,
+            compute_seconds: line.compute_seconds,
+            commit_seconds: line.commit_seconds,
+            samples_lost: line.samples_lost,
+            samples_repeated: line.samples_repeated,
+            validation_loss: None,
+            metric: None,
         }
     }
 }

@@ -205,6 +205,9 @@ pub enum Report {
     },
     /// The data set cannot read a sample yet, or can again. The device waits meanwhile.
     LoadStalled(bool),
+    /// The device begins to evaluate held-out samples, or has evaluated them. It computes no data
+    /// shard meanwhile.
+    Evaluating(bool),
     /// A held shard has a new version.
     Updated {
         /// The new version of the shard.

@@ -177,6 +177,8 @@ impl Member {
             commit_seconds: totals.commit_seconds,
             samples_lost: totals.samples_lost,
             samples_repeated: totals.samples_repeated,
+            validation_loss: totals.validation_loss,
+            metric: totals.metric,
         };
         Commit {
             generation: self.plan.generation(),

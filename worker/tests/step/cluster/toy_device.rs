@@ -259,8 +259,15 @@ impl ToyDevice {
         let samples = self.sampler.shard_samples(step, data_shard).collect();
         let loss = f64::from(data_shard.0) + step.0 as f64;
         let (weight, samples_lost, samples_repeated) = (1.0, 0, 0);
-        let contribution =
-            Contribution { data_shard, loss, weight, samples, samples_lost, samples_repeated };
+        let contribution = Contribution {
+            data_shard,
+            loss,
+            weight,
+            samples,
+            samples_lost,
+            samples_repeated,
+            evaluation: None,
+        };
         let mut reports = Vec::new();
         if last {
             for node in &work.subtrees {
