@@ -100,6 +100,11 @@ pub trait GradientSink: ParameterSource {
     /// 0. Without a call it is 1. The model multiplies loss and gradient by the weight, and the
     /// owners divide by the mean weight of the step, which nobody knows before its last pass.
     fn publish_weight(&mut self, _weight: f64) {}
+
+    /// The micro-batch of this pass has this value of a scalar. The step's line has the mean, in
+    /// which each micro-batch counts by its weight. A name has at most 32 letters, digits and `_`,
+    /// `-`, `.` and `/`, and a step has at most 16 of them: others do not count.
+    fn publish_scalar(&mut self, _name: &str, _value: f64) {}
 }
 
 /// The sink of a single process: all parameters are there, and it collects the gradients.

@@ -24,6 +24,7 @@ from everstep.buffers import FixedBuffers, Statistics
 from everstep.evaluation import Evaluator, Function
 from everstep.parameters import Gradients, Parameters, fixed_digest
 from everstep.probe import Probe, processor
+from everstep.scalars import Scalars
 from everstep.weights import Weights
 
 #: How long a complete run may take to have its report, seconds.
@@ -107,7 +108,7 @@ class Run:
         self.steps = _steps(steps, epochs, count, data_shards * micro_batch * accumulate)
         self._model, self._seed = model, seed
         self._optimizer, self._schedule = optimizer, schedule
-        self._weights = Weights(weights, count)
+        self._weights, self._scalars = Weights(weights, count), Scalars()
         self._shape = data_shards, accumulate
         self._statistics = Statistics(model, buffers)
         self._parameters = Parameters(model, self._statistics.count)
@@ -262,6 +263,7 @@ class Run:
             self._engine.parameters()
             self._statistics.begin(self._turn[3], is_again)
             self._probe.begin(batch, is_again)
+            self._scalars.begin()
             yield batch
             if self._turn is not None:
                 raise RuntimeError("the loop's body did not call run.backward(loss)")
@@ -313,9 +315,21 @@ class Run:
         self._fixed_buffers.check()
         self._probe.end()
         self._turn, self._is_in_backward = None, False
-        self._engine.done(float(loss.detach()) if weighs > 0.0 else 0.0, weighs)
+        value = float(loss.detach()) if weighs > 0.0 else 0.0
+        self._engine.done(value, weighs, self._scalars.take())
         self._gradients.release()
         del statistics  # the engine has read it
+
+    def log(self, values: dict[str, Any] | None = None, **scalars: Any) -> None:
+        """Logs numbers of the micro-batch before :meth:`backward`: ``run.log(accuracy=hits)``.
+
+        The line of the step has the mean of each over the step's micro-batches, which count as they
+        do in the loss. At most 16 names of at most 32 letters, digits and ``_ - . /``. A dict takes
+        names that are no keywords: ``run.log({"train/top-1": hits})``.
+        """
+        if self._turn is None:
+            raise RuntimeError("run.log is called in a turn of the loop, before run.backward")
+        self._scalars.log({**(values or {}), **scalars})
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes model, optimizer and schedule after the loop, for ``torch.load``.

@@ -170,13 +170,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the turn with its mean loss, and its weight among the micro-batches of the step. The
-    /// gradients are those of the loss times the weight. Returns when all of them have been read.
-    fn done(&self, py: Python<'_>, loss: f64, weight: f64) -> PyResult<()> {
+    /// Ends the turn with its mean loss, its weight among the micro-batches of the step, and the
+    /// scalars that the script has logged. The gradients are those of the loss times the weight.
+    /// Returns when all of them have been read.
+    fn done(
+        &self,
+        py: Python<'_>,
+        loss: f64,
+        weight: f64,
+        scalars: Vec<(String, f64)>,
+    ) -> PyResult<()> {
         if !(weight.is_finite() && weight >= 0.0) {
             return Err(refused(format!("weight={weight} is below 0, or not finite")));
         }
-        self.rendezvous.ask(Request::Done { loss, weight });
+        self.rendezvous.ask(Request::Done { loss, weight, scalars });
         self.await_service(py)
     }
 

@@ -72,4 +72,8 @@ impl GradientSink for CopyOfGradient<'_, '_> {
     fn publish_weight(&mut self, weight: f64) {
         self.sink.publish_weight(weight);
     }
+
+    fn publish_scalar(&mut self, name: &str, value: f64) {
+        self.sink.publish_scalar(name, value);
+    }
 }

@@ -33,8 +33,8 @@ pub enum Request {
     Parameters,
     /// A gradient is final: where it begins in the flat vector, and its elements.
     Gradient(usize, TensorMemory),
-    /// The turn is over, with this mean loss of its micro-batch, and this weight of it.
-    Done { loss: f64, weight: f64 },
+    /// The turn is over, with this mean loss of its micro-batch, its weight and its scalars.
+    Done { loss: f64, weight: f64, scalars: Vec<(String, f64)> },
     /// The turn, an evaluation, is over with this result.
     Evaluated(Evaluation),
 }
@@ -175,8 +175,9 @@ impl Rendezvous {
                     sink.publish_gradient(offset..offset + values.len(), values);
                     None
                 }
-                Request::Done { loss, weight } => {
+                Request::Done { loss, weight, scalars } => {
                     sink.publish_weight(weight);
+                    scalars.iter().for_each(|(name, value)| sink.publish_scalar(name, *value));
                     Some(loss * weight)
                 }
                 Request::Evaluated(_) => return Err(misplaced()),

@@ -37,9 +37,22 @@ def test_a_loop_evaluates_each_so_many_steps_and_trains_as_without(train):
         ended = train("validated.py", "4", flags=flags)
         assert ended.hash == plain.hash
         lines = map(json.loads, (ended.directory / "metrics.jsonl").read_text().splitlines())
-        found.append({line["step"]: line["validation_loss"] for line in lines if "validation_loss" in line})
+        due = (line for line in lines if "validation_loss" in line)
+        found.append({line["step"]: line["validation_loss"] for line in due})
     assert list(found[0]) == [4, 8] and found[0] == found[1]
     assert found[0][8] < found[0][4]
+
+
+def test_what_a_loop_logs_is_a_mean_over_each_step(train):
+    found = []
+    for flags in ((), ("--workers", "3")):
+        ended = train("validated.py", flags=flags)
+        assert ended.code == 0, ended.err
+        lines = map(json.loads, (ended.directory / "metrics.jsonl").read_text().splitlines())
+        found.append([line["scalars"] for line in lines])
+    assert found[0] == found[1] and len(found[0]) == 10
+    epoch = sum(scalars["first"] for scalars in found[0][:4]) / 4
+    assert epoch == pytest.approx(31.5 / 64, rel=1e-6), "each sample counts once"
 
 
 def test_tokens_weigh_the_same_in_whichever_micro_batch_they_are(train, tmp_path):

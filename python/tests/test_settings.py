@@ -209,6 +209,22 @@ def test_a_micro_batch_weighs_what_its_samples_or_its_script_say():
             Weights(odd, 8)
 
 
+def test_what_a_loop_may_log():
+    from everstep.scalars import Scalars
+
+    scalars = Scalars()
+    scalars.log({"a": 1, "train/top-1": torch.tensor([0.5])})
+    scalars.log({"a": 2.0})
+    assert scalars.take() == [("a", 2.0), ("train/top-1", 0.5)] and scalars.take() == []
+    for odd in ("", "a b", "é", "n" * 33):
+        with pytest.raises(ValueError, match="cannot be a name"):
+            scalars.log({odd: 1.0})
+    with pytest.raises(ValueError, match="has 2 elements"):
+        scalars.log({"b": torch.zeros(2)})
+    with pytest.raises(ValueError, match="at most 16 names"):
+        scalars.log({f"n{number}": 0.0 for number in range(17)})
+
+
 def test_what_an_evaluation_may_return():
     from everstep.evaluation import means
 

@@ -84,6 +84,7 @@ fn vote(shards: u32) -> Message {
             samples_lost: 0,
             samples_repeated: 0,
             evaluation: None,
+            scalars: Vec::new(),
         }],
         digests: (0..shards).map(|shard| (Shard(shard), 6)).collect(),
         compute_seconds: 0.25,

@@ -29,6 +29,7 @@ use everstep_kernels::compute::{Batch, Compute, ComputeError, Pass, STAGES};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
+use everstep_transport::protocol::scalar::ScalarSum;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
@@ -97,6 +98,8 @@ struct Passes {
     weight: f64,
     /// How long they have waited for parameters.
     waited: Duration,
+    /// What they have logged.
+    scalars: Vec<ScalarSum>,
 }
 
 /// A model, its data, and the parameter shards that this worker holds.
@@ -269,7 +272,7 @@ impl Device {
         self.in_user_code = true;
         let passes = self.passes((step, data_shard), &loaded.batches, scale, channel);
         self.in_user_code = false;
-        let Some(Passes { loss, weight, waited }) = passes? else { return Ok(None) };
+        let Some(Passes { loss, weight, waited, scalars }) = passes? else { return Ok(None) };
         let seconds = channel.now().since(began).saturating_sub(waited).as_secs_f64();
         self.summary.compute_seconds += seconds;
         self.summary.exposed_seconds += waited.as_secs_f64();
@@ -284,6 +287,7 @@ impl Device {
             samples_lost: account.lost,
             samples_repeated: account.repeated,
             evaluation,
+            scalars,
         };
         Ok(Some(Report::Computed { step, contribution, seconds, load_seconds: loaded.seconds }))
     }
@@ -305,8 +309,8 @@ impl Device {
             let Some(part) = part else { return Ok(None) };
             loss += part / f64::from(parts.run.batch.accumulate);
         }
-        let (weight, waited) = (shard_pass.weight, shard_pass.waited);
-        Ok(Some(Passes { loss, weight, waited }))
+        let ShardPass { weight, waited, scalars, .. } = shard_pass;
+        Ok(Some(Passes { loss, weight, waited, scalars }))
     }
 
     /// Waits for all parameters that the step computes with. Returns false if it has become void.
@@ -339,6 +343,8 @@ impl Device {
             waited: Duration::ZERO,
             weight: 0.0,
             stated_weight: None,
+            scalars: Vec::new(),
+            stated_scalars: Vec::new(),
             end: None,
             #[cfg(feature = "planted")]
             torn: self.plant == Some(crate::plant::Plant::LoadUnderWay),

@@ -112,6 +112,7 @@ fn compute(
             samples_lost,
             samples_repeated,
             evaluation: None,
+            scalars: Vec::new(),
         };
         change(&mut part);
         see(checks, Observation::Computed(FIRST, (Generation(1), Step(1)), &part))?;

@@ -1,5 +1,5 @@
-"""Validates on held-out samples one by one, and once more in a plain loop. The running statistics of
-its batch norm are those of all data shards."""
+"""Validates on held-out samples one by one, and once more in a plain loop. The running statistics
+of its batch norm are those of all data shards."""
 
 import sys
 
@@ -44,6 +44,7 @@ def evaluate(x: torch.Tensor) -> torch.Tensor:
 
 for x in run:
     assert model.training
+    run.log(first=x[:, 0].mean())
     run.backward(loss_of(model, x))
 plain = make().eval()
 plain.load_state_dict(model.state_dict())

@@ -4,6 +4,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
 use super::outcome::PartEvaluation;
+use super::scalar::{self, Scalar, ScalarSum};
 
 /// What the step leader decided about a step.
 #[derive(
@@ -105,6 +106,10 @@ pub struct MetricsLine {
     /// The model's own metric over them, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub metric: Option<f64>,
+    /// Means over the step of the scalars that the model logs, by name: at most
+    /// [`MAX_SCALARS`](scalar::MAX_SCALARS).
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "scalar::as_object")]
+    pub scalars: Vec<Scalar>,
 }
 
 /// A number that need not be finite. JSON has `null` in the place of one that is not.
@@ -130,6 +135,8 @@ pub struct Contribution {
     pub samples_repeated: u64,
     /// What came of its part of the held-out samples, if the step evaluates them.
     pub evaluation: Option<PartEvaluation>,
+    /// The scalars that the model has logged with its micro-batches, by name.
+    pub scalars: Vec<ScalarSum>,
 }
 
 /// A vote: "I have computed my data shards, hold every reduced shard that I own, and have applied

@@ -160,6 +160,7 @@ fn the_largest_vote_fits_a_message() {
                 loss: 1.0,
                 metric: Some(0.5),
             }),
+            scalars: Vec::new(),
         };
         let shards = 0..MAX_COUNT; // of parameters: as many as a large model has
         let vote = Message::Prepared(Prepared {

@@ -221,6 +221,7 @@ mod tests {
             samples_lost: 0,
             samples_repeated: 0,
             evaluation: None,
+            scalars: Vec::new(),
         };
         let (step, seconds) = (Step(4), 1.0);
         let sum = everstep_kernels::buffer::Shared::new(

@@ -13,6 +13,9 @@ use std::time::Duration;
 
 use everstep_kernels::compute::{Batch, Compute, GradientSink, ParameterSource, Pass, STAGES};
 use everstep_kernels::reduce;
+use everstep_transport::protocol::scalar::{
+    MAX_SCALARS, Scalar, ScalarName, ScalarSum, add_micro_batch,
+};
 use everstep_transport::protocol::{Shard, Step};
 use tracing::trace_span;
 
@@ -43,6 +46,10 @@ pub struct ShardPass<'a> {
     pub weight: f64,
     /// The weight that the model states of the micro-batch under way.
     pub stated_weight: Option<f64>,
+    /// The scalars of the micro-batches that are done.
+    pub scalars: Vec<ScalarSum>,
+    /// The scalars of the micro-batch under way.
+    pub stated_scalars: Vec<Scalar>,
     /// Why the result no longer counts. None while it counts.
     pub end: Option<PassEnd>,
     /// A planted bug: the pass does not wait for parameters.
@@ -72,7 +79,9 @@ impl ShardPass<'_> {
             self.load_all(compute);
         }
         let loss = compute.gradient(batch, pass, self)?;
-        self.weight += self.stated_weight.take().unwrap_or(1.0);
+        let weight = self.stated_weight.take().unwrap_or(1.0);
+        self.weight += weight;
+        add_micro_batch(&mut self.scalars, &std::mem::take(&mut self.stated_scalars), weight);
         if !self.goes_on()? {
             return Ok(None);
         }
@@ -213,6 +222,14 @@ impl ParameterSource for ShardPass<'_> {
 impl GradientSink for ShardPass<'_> {
     fn publish_weight(&mut self, weight: f64) {
         self.stated_weight = Some(weight);
+    }
+
+    fn publish_scalar(&mut self, name: &str, value: f64) {
+        let Some(name) = ScalarName::parse(name) else { return };
+        self.stated_scalars.retain(|stated| stated.name != name);
+        if self.stated_scalars.len() < MAX_SCALARS {
+            self.stated_scalars.push(Scalar { name, value });
+        }
     }
 
     fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]) {

@@ -10,6 +10,7 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::figures::mean_of_parts;
+use everstep_transport::protocol::scalar::{Scalar, means};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{Prepared, Shard, Step, WorkerId};
 
@@ -102,6 +103,8 @@ pub struct StepTotals {
     pub validation_loss: Option<f64>,
     /// The model's own metric over the held-out samples, if it has one.
     pub metric: Option<f64>,
+    /// Means of the scalars that the model has logged, by name.
+    pub scalars: Vec<Scalar>,
     /// Compute time of the slowest member, seconds.
     pub compute_seconds: f64,
     /// Seconds from vote to commit of the step before, for the member that waited least for the
@@ -226,6 +229,7 @@ impl VoteTally {
             gradient_factor,
             validation_loss,
             metric,
+            scalars: means(parts.iter().map(|part| part.scalars.as_slice())),
             compute_seconds: votes.map(|vote| vote.compute_seconds).fold(0.0, f64::max),
             commit_seconds: waits.reduce(f64::min).unwrap_or(0.0),
             samples_lost: parts.iter().map(|part| part.samples_lost).sum(),

@@ -151,6 +151,7 @@ impl Lone {
                 samples_lost: 0,
                 samples_repeated: 0,
                 evaluation: None,
+                scalars: Vec::new(),
             };
             Report::Computed { step, contribution, seconds: 0.0, load_seconds: 0.0 }
         });

@@ -41,6 +41,7 @@ fn contribution(data_shard: DataShard) -> Contribution {
         samples_lost: 0,
         samples_repeated: 0,
         evaluation: None,
+        scalars: Vec::new(),
     }
 }
 

@@ -360,6 +360,7 @@ fn contribution(data_shard: DataShard) -> Contribution {
         samples_lost,
         samples_repeated,
         evaluation: None,
+        scalars: Vec::new(),
     }
 }
 

@@ -155,6 +155,7 @@ fn statistics_have_no_part_in_the_norm() {
             samples_lost,
             samples_repeated,
             evaluation: None,
+            scalars: Vec::new(),
         };
         let (seconds, load_seconds) = (0.0, 0.0);
         member.report(NOW, Report::Computed { step, contribution, seconds, load_seconds });

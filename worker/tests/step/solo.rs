@@ -193,6 +193,7 @@ impl Solo {
                 samples_lost: 0,
                 samples_repeated: 0,
                 evaluation: None,
+                scalars: Vec::new(),
             };
             self.report(Report::Computed {
                 step: Step(step),

@@ -70,6 +70,7 @@ pub fn vote_of(rank: u32, step: Step) -> Prepared {
         samples_lost: u64::from(data_shard.0 == 1),
         samples_repeated: u64::from(data_shard.0 == 2),
         evaluation: None,
+        scalars: Vec::new(),
     };
     Prepared {
         generation: GENERATION,

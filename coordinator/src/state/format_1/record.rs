@@ -102,6 +102,7 @@ impl From<MetricsLineV1> for MetricsLine {
             samples_repeated: line.samples_repeated,
             validation_loss: None,
             metric: None,
+            scalars: Vec::new(),
         }
     }
 }

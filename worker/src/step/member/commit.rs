@@ -179,6 +179,7 @@ impl Member {
             samples_repeated: totals.samples_repeated,
             validation_loss: totals.validation_loss,
             metric: totals.metric,
+            scalars: totals.scalars,
         };
         Commit {
             generation: self.plan.generation(),

@@ -267,6 +267,7 @@ impl ToyDevice {
             samples_lost,
             samples_repeated,
             evaluation: None,
+            scalars: Vec::new(),
         };
         let mut reports = Vec::new();
         if last {
