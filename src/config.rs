@@ -169,6 +169,7 @@ fn data(keys: &mut Keys<'_>, flags: &Overrides) -> Result<DataSpec, ConfigError>
         path: path.unwrap_or_default(),
         validation: keys.read("data.validation")?.unwrap_or(0.05),
         dtype: keys.read("data.dtype")?,
+        validation_every: keys.read("data.validation_every")?.unwrap_or(0),
     })
 }
 

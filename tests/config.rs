@@ -34,6 +34,7 @@ loss_unit = "none"
 kind = "tokens"
 path = "tokens/"
 validation = 0.1
+validation_every = 25
 dtype = "u16"
 [batch]
 data_shards = 6
@@ -112,6 +113,7 @@ fn every_key_of_the_file_is_read() {
     assert_eq!((model.width, model.context, model.vocabulary), (96, 16, 50_257));
     assert_eq!((model.unit, model.loss_unit), (TargetUnit::Sample, LossUnit::None));
     assert_eq!((run.data.path.as_str(), run.data.validation), ("tokens/", 0.1));
+    assert_eq!(run.data.validation_every, 25);
     assert_eq!((run.data.kind.as_str(), run.data.dtype), ("tokens", Some(TokenType::U16)));
     let batch = run.batch;
     assert_eq!((batch.data_shards, batch.micro_batch, batch.accumulate), (6, 5, 2));

@@ -86,6 +86,8 @@ pub struct Verdict {
     norm: u64,
     /// The bits of the loss.
     loss: u64,
+    /// Those of the loss over held-out samples, if the step evaluates them.
+    validation: Option<u64>,
     /// Apply or skip.
     decision: Decision,
 }

@@ -101,8 +101,20 @@ fn listed(manifest: &Manifest) -> Option<ListedCheckpoint> {
     // The manifest has no line: this is what is known of it.
     let line =
         MetricsLine { step, generation, loss, grad_norm: norm, decision, ..MetricsLine::default() };
-    let (updates, hold) = (said.updates, false);
-    let commit = Commit { step, generation, norm, loss, decision, updates, loss_scale, hold, line };
+    // The state has this update already, so no owner will multiply by the factor again.
+    let (gradient_factor, updates, hold) = (1.0, said.updates, false);
+    let commit = Commit {
+        generation,
+        step,
+        norm,
+        loss,
+        decision,
+        gradient_factor,
+        updates,
+        loss_scale,
+        hold,
+        line,
+    };
     let (bytes, state_hash) = (manifest.bytes(), manifest.state_hash.0);
     Some(ListedCheckpoint { commit, bytes, write_ms: 0, state_hash, damage: None })
 }

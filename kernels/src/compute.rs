@@ -95,6 +95,16 @@ pub trait GradientSink: ParameterSource {
     /// The gradient in `range` is final. Ranges come in any order, without overlap, and cover the
     /// whole vector by the end of a last pass.
     fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]);
+
+    /// The micro-batch of this pass has this weight in the mean over its step, finite and at least
+    /// 0. Without a call it is 1. The model multiplies loss and gradient by the weight, and the
+    /// owners divide by the mean weight of the step, which nobody knows before its last pass.
+    fn publish_weight(&mut self, _weight: f64) {}
+
+    /// The micro-batch of this pass has this value of a scalar. The step's line has the mean, in
+    /// which each micro-batch counts by its weight. A name has at most 32 letters, digits and `_`,
+    /// `-`, `.` and `/`, and a step has at most 16 of them: others do not count.
+    fn publish_scalar(&mut self, _name: &str, _value: f64) {}
 }
 
 /// The sink of a single process: all parameters are there, and it collects the gradients.
@@ -158,7 +168,8 @@ pub trait Compute: Send {
     /// Overwrites the computing parameters from `offset` on.
     fn load(&mut self, offset: usize, values: &[f32]);
 
-    /// Forward and backward of one micro-batch. Returns its mean loss, nats. Calls
+    /// Forward and backward of one micro-batch. Returns its mean loss, nats, times its weight, if
+    /// it has one ([`GradientSink::publish_weight`]). Calls
     /// [`ParameterSource::await_parameters`] before it reads a parameter, and on a last pass
     /// [`GradientSink::publish_gradient`] as gradient ranges become final.
     fn gradient(

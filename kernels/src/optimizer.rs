@@ -153,8 +153,9 @@ pub struct UpdateInputs<'a> {
     pub run_step: u64,
     /// The schedule's rate at this step.
     pub learning_rate: f32,
-    /// The factor that multiplies the gradient first: [`clip_factor`], or 1. It is 1 in a rule of
-    /// the program's own, which gets clipped gradients.
+    /// The factor that multiplies the gradient first: [`clip_factor`], or 1. In a step of weighted
+    /// micro-batches it also divides by their mean weight. It is 1 in a rule of the program's own,
+    /// which gets clipped gradients.
     pub clip: f32,
     /// The tensors. It tells which of them decay.
     pub layout: &'a Layout,

@@ -29,6 +29,14 @@ class Evaluator:
         self._seed = seed
         self._collate = collate
         self.function: Function | None = None
+        #: Each so many steps the samples are evaluated, and after the last one. 0: then alone.
+        self.every = 0
+
+    def mark(self, function: Function, every: int | None) -> None:
+        """The run evaluates by this function."""
+        if every is not None and every < 1:
+            raise ValueError(f"every={every}: give a number of steps, at least 1")
+        self.function, self.every = function, every or 0
 
     def check(self) -> None:
         """Whether there is a function for the held-out samples, and samples for the function."""

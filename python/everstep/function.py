@@ -22,6 +22,7 @@ def train(
     data: Any,
     schedule: Callable[[torch.optim.Optimizer], Any] | None = None,
     validation: Any = None,
+    evaluate_every: int | None = None,
     seed: int = 1,
     callbacks: Sequence[Callable[[Run, float], None]] = (),
     save: str | None = None,
@@ -41,7 +42,8 @@ def train(
 
     ``model`` makes the model, with generators that are seeded by ``seed``. ``optimizer`` and
     ``schedule`` make theirs. ``loss`` also evaluates the samples of ``validation``. If it returns a
-    dict of other means besides, the report has the first one as its metric.
+    dict of other means besides, the report has the first one as its metric. ``evaluate_every`` is
+    the ``every`` of :meth:`everstep.Run.evaluate`.
 
     Each of the ``callbacks`` gets the run and the loss after each micro-batch of this process. A
     micro-batch may be computed more than once. ``save``: the file that gets the trained model. All
@@ -55,7 +57,7 @@ def train(
         made, own_optimizer, own_schedule, data=data, validation=validation, seed=seed, **settings
     )
     if validation is not None:
-        run.evaluate(lambda batch: _with_metric(loss(made, batch)))
+        run.evaluate(lambda batch: _with_metric(loss(made, batch)), every=evaluate_every)
     for batch in run:
         value = _parts(loss(made, batch))[0]
         run.backward(value)

@@ -110,7 +110,8 @@ class Gradients:
             for number, (_, parameter, _) in enumerate(self._trained):
                 if not self._sent[number]:
                     self._send(number, parameter)
-        if self._expected is None:
+        # A micro-batch that weighs nothing has no backward pass.
+        if self._expected is None and any(self._calls):
             self._expected = self._calls
 
     def release(self) -> None:

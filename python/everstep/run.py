@@ -24,6 +24,7 @@ from everstep.buffers import FixedBuffers, Statistics
 from everstep.evaluation import Evaluator, Function
 from everstep.parameters import Gradients, Parameters, fixed_digest
 from everstep.probe import Probe, processor
+from everstep.scalars import Scalars
 from everstep.weights import Weights
 
 #: How long a complete run may take to have its report, seconds.
@@ -62,7 +63,8 @@ class Run:
 
     ``validation``: held-out samples, for the function that :meth:`evaluate` marks. ``weights``: a
     number for each sample, such as its count of tokens. Then a step's loss is the mean over all
-    units of the step, and :meth:`backward` gets the mean over the units of its micro-batch.
+    units of the step, and :meth:`backward` gets the mean over the units of its micro-batch. A loop
+    may give each micro-batch its weight instead.
 
     ``buffers``: what becomes of a buffer that training changes, by its name: ``"mean"`` adds the
     mean of the changes of all data shards, ``"first"`` takes the value of the first data shard, and
@@ -106,7 +108,7 @@ class Run:
         self.steps = _steps(steps, epochs, count, data_shards * micro_batch * accumulate)
         self._model, self._seed = model, seed
         self._optimizer, self._schedule = optimizer, schedule
-        self._weights = None if weights is None else Weights(weights, count)
+        self._weights, self._scalars = Weights(weights, count), Scalars()
         self._shape = data_shards, accumulate
         self._statistics = Statistics(model, buffers)
         self._parameters = Parameters(model, self._statistics.count)
@@ -117,7 +119,7 @@ class Run:
         self._evaluator = Evaluator(model, validation, seed, collate or samples.default_collate)
         is_alone = "EVERSTEP_COORDINATORS" not in os.environ
         self._directory = process.temporary() if is_alone else process.directory()
-        settings = {
+        settings: dict[str, Any] = {
             "name": name or Path(sys.argv[0]).stem or "script",
             "seed": seed,
             "steps": self.steps,
@@ -150,11 +152,21 @@ class Run:
         self._step = 1
         self._is_in_backward = self._is_complete = self._has_ended = False
         self._is_launched = "EVERSTEP_CONTROL_FD" in os.environ
-        self._launcher = self._launch_alone(threads) if is_alone else None
+        self._is_alone, self._threads, self._is_started = is_alone, threads, False
+        self._launcher: Launcher | None = None
         self._report: dict[str, Any] | None = None
         _the_run = self
         process.print_stacks_of_fatal_errors()
         self._watch_the_end()
+
+    def _start(self) -> None:
+        """States the run, and starts the worker, unless that has been done."""
+        if self._is_started:
+            return
+        self._is_started = True
+        self._engine.evaluate_each(self._evaluator.every)
+        if self._is_alone:
+            self._launcher = self._launch_alone(self._threads)
         self._engine.start(self._is_launched, self._launcher is None)
         if self._launcher is not None:
             self._launcher.watch(self._engine.abandon)
@@ -185,13 +197,15 @@ class Run:
         run, by default this one. For a process that was started without a launcher, such as a
         notebook's. They end with it.
         """
-        if self._launcher is None:
+        if not self._is_alone:
             raise RuntimeError(
                 "the workers of this run have a launcher: its first lines have the command with "
                 "which another worker joins"
             )
         if script is None and not own_script():
             raise ValueError("this process has no script: name one that states the same run")
+        self._start()
+        assert self._launcher is not None, "it has started"
         self._launcher.add(count, [script, *arguments] if script is not None else own_script())
 
     def _data_digest(self, keyed: samples.SeededDataset, count: int, validation: Any) -> str:
@@ -200,8 +214,9 @@ class Run:
         if validation is not None:
             held_out = samples.SeededDataset(validation, self._seed)
             parts.append(samples.fingerprint(held_out, len(validation)))
-        if self._weights is not None:
-            parts.append(self._weights.text())
+        weights = self._weights.text()
+        if weights is not None:
+            parts.append(weights)
         if len(parts) == 1:
             return parts[0]
         return hashlib.blake2b("\n".join(parts).encode()).hexdigest()
@@ -229,6 +244,7 @@ class Run:
                 "twice: end this process, and resume the run's directory"
             )
         self._evaluator.check()
+        self._start()
         while True:
             # A loop that was interrupted goes on with the turn that it has left.
             is_again = self._turn is not None
@@ -247,62 +263,73 @@ class Run:
             self._engine.parameters()
             self._statistics.begin(self._turn[3], is_again)
             self._probe.begin(batch, is_again)
+            self._scalars.begin()
             yield batch
             if self._turn is not None:
                 raise RuntimeError("the loop's body did not call run.backward(loss)")
         self._conclude()
 
-    def evaluate(self, function: Function) -> Function:
-        """Marks the function that evaluates held-out samples: `@run.evaluate`, before the loop.
+    def evaluate(self, function: Function | None = None, *, every: int | None = None) -> Any:
+        """Marks the function that evaluates held-out samples: ``@run.evaluate``, or
+        ``@run.evaluate(every=500)``, before the loop.
 
         It gets batches of ``validation`` after the last step, in ``eval`` mode and without
         gradients. It returns the mean loss of a batch, or a dict with ``"loss"`` and one more mean.
         The means over all samples are in the report, as its validation loss and metric.
+
+        ``every``: it also gets them in each so many steps, with the parameters that the step begins
+        with. The means are in the line of the step, beside the loss of the same parameters.
         """
-        self._evaluator.function = function
+        if self._is_started and (every or 0) != self._evaluator.every:
+            raise RuntimeError(
+                "every= is a part of the run, which has begun: mark the function before the loop"
+            )
+        if function is None:
+            return lambda marked: self.evaluate(marked, every=every)
+        self._evaluator.mark(function, every)
         return function
 
     def backward(self, loss: torch.Tensor, weight: float | None = None) -> None:
         """Computes the gradients of a micro-batch's mean loss, and hands them to their owners.
 
-        In place of ``loss.backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()``. In a
-        run with ``weights`` the mean is one over the units of the micro-batch. Their number may be
-        given as ``weight``, which is compared with the run's.
+        In place of ``loss.backward()``, ``optimizer.step()`` and ``optimizer.zero_grad()``.
+
+        ``weight``: the number of units that the loss is a mean over, such as the micro-batch's
+        tokens. The loss of the step is then the mean over all its units. A micro-batch without a
+        unit counts for nothing, whatever its loss. Give it in every turn or in none. In a run with
+        ``weights`` it is compared with them.
         """
         if self._turn is None:
             raise RuntimeError("run.backward is called once in each turn of the loop over the run")
         if loss.numel() != 1:
             raise ValueError(f"the loss has {loss.numel()} elements: give the mean, one number")
         self._probe.check(loss)
-        data_shard, (is_first, is_last, scale) = self._turn[1], self._turn[3:6]
-        factor = self._factor(weight)
+        _, data_shard, _, is_first, is_last, scale, numbers = self._turn
+        weighs = self._weights.of(numbers, weight)
         self._is_in_backward = True
         self._gradients.begin(is_first, is_last)
-        (loss * (scale * factor)).backward()
+        if weighs > 0.0:  # the mean over no unit is not a number
+            (loss * (scale * weighs)).backward()
         self._gradients.finish()
         statistics = self._publish_statistics(data_shard, scale) if is_last else None
         self._fixed_buffers.check()
         self._probe.end()
         self._turn, self._is_in_backward = None, False
-        self._engine.done(float(loss.detach()) * factor)
+        value = float(loss.detach()) if weighs > 0.0 else 0.0
+        self._engine.done(value, weighs, self._scalars.take())
         self._gradients.release()
         del statistics  # the engine has read it
 
-    def _factor(self, weight: float | None) -> float:
-        """What the mean over a step's micro-batches multiplies this one's loss by."""
-        assert self._turn is not None, "a turn is under way"
-        place = self._turn[0], self._turn[1], self._turn[2]
-        if self._weights is None:
-            if weight is not None:
-                raise RuntimeError(
-                    "the sum of a step's weights is not known: give everstep.Run weights=, a "
-                    "number for each sample, such as its count of tokens"
-                )
-            return 1.0
-        own = self._weights.of(self._engine.rows, place)
-        if weight is not None and not math.isclose(weight, own):
-            raise ValueError(f"weight={weight}, and by the weights of everstep.Run it is {own}")
-        return self._weights.factor(self._engine.rows, place, *self._shape)
+    def log(self, values: dict[str, Any] | None = None, **scalars: Any) -> None:
+        """Logs numbers of the micro-batch before :meth:`backward`: ``run.log(accuracy=hits)``.
+
+        The line of the step has the mean of each over the step's micro-batches, which count as they
+        do in the loss. At most 16 names of at most 32 letters, digits and ``_ - . /``. A dict takes
+        names that are no keywords: ``run.log({"train/top-1": hits})``.
+        """
+        if self._turn is None:
+            raise RuntimeError("run.log is called in a turn of the loop, before run.backward")
+        self._scalars.log({**(values or {}), **scalars})
 
     def export(self, path: str | os.PathLike[str]) -> None:
         """Writes model, optimizer and schedule after the loop, for ``torch.load``.
@@ -422,9 +449,14 @@ class Run:
         )
 
     def _leave(self, words: str) -> None:
-        if not self._has_ended:
-            self._has_ended = True
-            self._engine.leave(words)
+        if self._has_ended:
+            return
+        self._has_ended = True
+        if self._is_alone and not self._is_started:
+            print(f"error: {words}", file=sys.stderr, flush=True)
+            return
+        self._start()
+        self._engine.leave(words)
 
 
 def _steps(steps: int | None, epochs: int | None, count: int, batch: int) -> int:

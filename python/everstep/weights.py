@@ -1,45 +1,48 @@
-"""The weights of samples: a step's loss is the mean over all their units, such as tokens.
+"""The weights of micro-batches: a step's loss is the mean over all their units, such as tokens.
 
-The weights are known before the run, so every worker knows the sum of a step's weights without the
-others. A micro-batch's mean loss counts by its share of that sum.
+A script states the weight of a micro-batch with its loss, or the weight of each sample before the
+run. The engine adds the weights of a step up beside its gradients, and divides by their sum. So no
+worker has to know the sum before the backward passes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-
-#: Gives the epoch and the number of each sample of a micro-batch, by its place in the run.
-Rows = Callable[[int, int, int], list[tuple[int, int]]]
+from collections.abc import Sequence
 
 
 class Weights:
-    """A number for each sample, such as how many tokens of it have a target."""
+    """How much each micro-batch of a run counts."""
 
-    def __init__(self, weights: Sequence[float], samples: int) -> None:
-        self._weights = [float(weight) for weight in weights]
-        if len(self._weights) != samples:
-            raise ValueError(f"there are {len(self._weights)} weights for {samples} samples")
-        if any(not 0.0 < weight < math.inf for weight in self._weights):
+    def __init__(self, weights: Sequence[float] | None, samples: int) -> None:
+        #: A number for each sample, such as how many tokens of it have a target.
+        self._of_samples = None if weights is None else [float(weight) for weight in weights]
+        #: Whether the script states weights in its loop. Not known before its first turn.
+        self._is_stated: bool | None = None
+        if self._of_samples is None:
+            return
+        if len(self._of_samples) != samples:
+            raise ValueError(f"there are {len(self._of_samples)} weights for {samples} samples")
+        if any(not 0.0 < weight < math.inf for weight in self._of_samples):
             raise ValueError("a weight is not above 0, or not finite")
-        self._step = 0
-        self._sum = 0.0
 
-    def text(self) -> str:
-        """What a digest of the weights reads."""
-        return repr(self._weights)
+    def text(self) -> str | None:
+        """What a digest of the samples' weights reads. None if the samples have none."""
+        return None if self._of_samples is None else repr(self._of_samples)
 
-    def of(self, rows: Rows, place: tuple[int, int, int]) -> float:
-        """The weight of a micro-batch."""
-        return math.fsum(self._weights[index] for _, index in rows(*place))
-
-    def factor(
-        self, rows: Rows, place: tuple[int, int, int], shards: int, accumulate: int
-    ) -> float:
-        """What the mean over a step's micro-batches multiplies this one's mean loss by."""
-        step = place[0]
-        if step != self._step:
-            turns = ((shard, micro) for shard in range(shards) for micro in range(accumulate))
-            self._sum = math.fsum(self.of(rows, (step, *turn)) for turn in turns)
-            self._step = step
-        return self.of(rows, place) * shards * accumulate / self._sum
+    def of(self, numbers: Sequence[int], stated: float | None) -> float:
+        """The weight of the micro-batch with these samples, of which the script states this one."""
+        if stated is not None and not 0.0 <= stated < math.inf:
+            raise ValueError(f"weight={stated} is below 0, or not finite")
+        if self._of_samples is not None:
+            own = math.fsum(self._of_samples[number] for number in numbers)
+            if stated is not None and not math.isclose(stated, own):
+                raise ValueError(f"weight={stated}, and by the weights of everstep.Run it is {own}")
+            return own
+        if self._is_stated not in (None, stated is not None):
+            raise ValueError(
+                "run.backward was called with weight= in one turn and without it in another: the "
+                "micro-batches of a step are weighed against each other, so give it in every turn"
+            )
+        self._is_stated = stated is not None
+        return 1.0 if stated is None else float(stated)

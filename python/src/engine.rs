@@ -34,7 +34,7 @@ pub struct Engine {
     rendezvous: Arc<Rendezvous>,
     parameters: usize,
     sampler: Sampler,
-    stated: RunSpec,
+    stated: Mutex<RunSpec>,
     /// The run of the cluster, once the worker has it.
     trained: Arc<OnceLock<RunSpec>>,
     /// What the worker's thread takes when it starts.
@@ -75,7 +75,7 @@ impl Engine {
         let digest = digest_of(flat.values());
         let stated = (rule.name(), table, rule.first_rate());
         let digests = [digest, tensors_digest].map(|digest| digest.to_hex().to_string());
-        let stated = settings.run(digests.into(), stated).map_err(refused)?;
+        let stated: RunSpec = settings.run(digests.into(), stated).map_err(refused)?;
         if settings.samples == 0 {
             return Err(refused("the data set is empty: there is nothing to train on"));
         }
@@ -97,8 +97,15 @@ impl Engine {
             watched: true,
             processor: settings.processor,
         };
-        let script = Mutex::new(Some(script));
+        let (stated, script) = (Mutex::new(stated), Mutex::new(Some(script)));
         Ok(Self { rendezvous, parameters, sampler, stated, trained, script })
+    }
+
+    /// The run evaluates its held-out samples in each so many steps. 0: after the last one alone.
+    /// Comes before `start` and `statement`.
+    fn evaluate_each(&self, steps: u64) {
+        let mut stated = self.stated.lock().unwrap_or_else(PoisonError::into_inner);
+        stated.data.validation_every = steps;
     }
 
     /// Starts the worker with the settings in the environment. With `control` it says on the
@@ -111,8 +118,8 @@ impl Engine {
         if control {
             script::supervise().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         }
-        let (rendezvous, stated) = (self.rendezvous.clone(), self.stated.clone());
-        let registry = model::registry(WorkerScript { watched, ..script });
+        let (rendezvous, stated) = (self.rendezvous.clone(), self.stated());
+        let registry = model::registry(WorkerScript { watched, stated: stated.clone(), ..script });
         let ready = move |ready: &Ready| {
             if control {
                 announce(ready, &stated);
@@ -163,9 +170,20 @@ impl Engine {
         Ok(())
     }
 
-    /// Ends the turn with its mean loss. Returns when all gradients have been read.
-    fn done(&self, py: Python<'_>, loss: f64) -> PyResult<()> {
-        self.rendezvous.ask(Request::Done(loss));
+    /// Ends the turn with its mean loss, its weight among the micro-batches of the step, and the
+    /// scalars that the script has logged. The gradients are those of the loss times the weight.
+    /// Returns when all of them have been read.
+    fn done(
+        &self,
+        py: Python<'_>,
+        loss: f64,
+        weight: f64,
+        scalars: Vec<(String, f64)>,
+    ) -> PyResult<()> {
+        if !(weight.is_finite() && weight >= 0.0) {
+            return Err(refused(format!("weight={weight} is below 0, or not finite")));
+        }
+        self.rendezvous.ask(Request::Done { loss, weight, scalars });
         self.await_service(py)
     }
 
@@ -213,7 +231,8 @@ impl Engine {
     fn state(&self, py: Python<'_>) -> PyResult<Option<StateInPython>> {
         let checkpoint = self.trained.get().and_then(|run| run.checkpoint.as_ref());
         let Some(checkpoint) = checkpoint else { return Ok(None) };
-        let read = py.detach(|| everstep::read_state(&checkpoint.path, self.stated.steps));
+        let steps = self.stated().steps;
+        let read = py.detach(|| everstep::read_state(&checkpoint.path, steps));
         let state = read.map_err(|failure| PyRuntimeError::new_err(failure.to_string()))?;
         let vectors = state.vectors.iter().map(|values| bytes_of(values));
         let vectors = vectors.map(|bytes| PyBytes::new(py, &bytes).unbind());
@@ -223,11 +242,15 @@ impl Engine {
 
     /// The specification of the run, as JSON.
     fn statement(&self) -> String {
-        json!(self.stated).to_string()
+        json!(self.stated()).to_string()
     }
 }
 
 impl Engine {
+    fn stated(&self) -> RunSpec {
+        self.stated.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     fn await_service(&self, py: Python<'_>) -> PyResult<()> {
         while !py.detach(|| self.rendezvous.is_served(SIGNAL_POLL_INTERVAL)) {
             py.check_signals()?;

@@ -68,4 +68,12 @@ impl GradientSink for CopyOfGradient<'_, '_> {
             self.sink.publish_gradient(range, gradient);
         }
     }
+
+    fn publish_weight(&mut self, weight: f64) {
+        self.sink.publish_weight(weight);
+    }
+
+    fn publish_scalar(&mut self, name: &str, value: f64) {
+        self.sink.publish_scalar(name, value);
+    }
 }

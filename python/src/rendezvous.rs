@@ -33,8 +33,8 @@ pub enum Request {
     Parameters,
     /// A gradient is final: where it begins in the flat vector, and its elements.
     Gradient(usize, TensorMemory),
-    /// The turn is over, with this mean loss.
-    Done(f64),
+    /// The turn is over, with this mean loss of its micro-batch, its weight and its scalars.
+    Done { loss: f64, weight: f64, scalars: Vec<(String, f64)> },
     /// The turn, an evaluation, is over with this result.
     Evaluated(Evaluation),
 }
@@ -150,7 +150,7 @@ impl Rendezvous {
     }
 
     /// Has the script's thread compute a micro-batch with the parameters in `flat`. Returns its
-    /// mean loss. Ends the process if that thread hangs.
+    /// mean loss, times its weight. Ends the process if that thread hangs.
     pub fn compute(
         &self,
         turn: Turn,
@@ -175,7 +175,11 @@ impl Rendezvous {
                     sink.publish_gradient(offset..offset + values.len(), values);
                     None
                 }
-                Request::Done(loss) => Some(loss),
+                Request::Done { loss, weight, scalars } => {
+                    sink.publish_weight(weight);
+                    scalars.iter().for_each(|(name, value)| sink.publish_scalar(name, *value));
+                    Some(loss * weight)
+                }
                 Request::Evaluated(_) => return Err(misplaced()),
             };
             self.served();

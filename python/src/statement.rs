@@ -96,7 +96,13 @@ impl Settings {
                 loss_unit: LossUnit::None,
                 options: OptionMap(model_options.into()),
             },
-            data: DataSpec { kind: KIND.into(), path: KIND.into(), validation: 0.0, dtype: None },
+            data: DataSpec {
+                kind: KIND.into(),
+                path: KIND.into(),
+                validation: 0.0,
+                dtype: None,
+                validation_every: 0,
+            },
             batch: self.batch(),
             optimizer: OptimizerSpec {
                 kind: OPTIMIZER.into(),
@@ -136,7 +142,8 @@ pub fn contradiction(stated: &RunSpec, trained: &RunSpec) -> Option<String> {
         ("its loss scaling", stated.model.precision != trained.model.precision),
         ("its number of threads", differs(THREADS)),
         ("its version of PyTorch", differs("torch")),
-        ("its data", stated.data != trained.data || differs("data")),
+        ("its data", differs("data")),
+        ("the steps in which it evaluates", stated.data != trained.data),
         ("its batch", stated.batch != trained.batch),
         ("its optimizer or its schedule", stated.optimizer != trained.optimizer),
     ];

@@ -189,20 +189,40 @@ def test_tensors_are_written_as_they_are_read(tmp_path):
         safetensors.read_f32(tmp_path / "y.safetensors")
 
 
-def test_the_factors_of_a_step_s_micro_batches_have_the_mean_one():
+def test_a_micro_batch_weighs_what_its_samples_or_its_script_say():
     from everstep.weights import Weights
 
-    rows = lambda step, shard, micro: [(0, (4 * step + 2 * shard + micro) % 8)]
     weights = Weights([1, 2, 3, 4, 5, 6, 7, 8], 8)
-    factors = [
-        weights.factor(rows, (step, shard, micro), 2, 2)
-        for step in (1, 2) for shard in (0, 1) for micro in (0, 1)
-    ]
-    assert sum(factors[:4]) == pytest.approx(4) and sum(factors[4:]) == pytest.approx(4)
-    assert factors[:4] == [pytest.approx(4 * it / 26) for it in (5, 6, 7, 8)]
+    assert weights.of([2, 7], None) == weights.of([2, 7], 11) == 11.0
+    with pytest.raises(ValueError, match="by the weights of everstep.Run it is 11"):
+        weights.of([2, 7], 3)
+    assert [Weights(None, 8).of([2, 7], stated) for stated in (None, 3, 0)] == [1.0, 3.0, 0.0]
+    for odd in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="below 0, or not finite"):
+            Weights(None, 8).of([2, 7], odd)
+    mixed = Weights(None, 8)
+    mixed.of([0], 2)
+    with pytest.raises(ValueError, match="in one turn and without it in another"):
+        mixed.of([1], None)
     for odd in ([1] * 7, [1] * 7 + [0], [1] * 7 + [float("nan")]):
         with pytest.raises(ValueError, match="weight"):
             Weights(odd, 8)
+
+
+def test_what_a_loop_may_log():
+    from everstep.scalars import Scalars
+
+    scalars = Scalars()
+    scalars.log({"a": 1, "train/top-1": torch.tensor([0.5])})
+    scalars.log({"a": 2.0})
+    assert scalars.take() == [("a", 2.0), ("train/top-1", 0.5)] and scalars.take() == []
+    for odd in ("", "a b", "é", "n" * 33):
+        with pytest.raises(ValueError, match="cannot be a name"):
+            scalars.log({odd: 1.0})
+    with pytest.raises(ValueError, match="has 2 elements"):
+        scalars.log({"b": torch.zeros(2)})
+    with pytest.raises(ValueError, match="at most 16 names"):
+        scalars.log({f"n{number}": 0.0 for number in range(17)})
 
 
 def test_what_an_evaluation_may_return():

@@ -128,7 +128,13 @@ fn spec(flags: &AllReduceFlags) -> RunSpec {
             loss_unit: LossUnit::default(),
             options: OptionMap::default(),
         },
-        data: DataSpec { kind: NAME.into(), path: String::new(), validation: 0.0, dtype: None },
+        data: DataSpec {
+            kind: NAME.into(),
+            path: String::new(),
+            validation: 0.0,
+            dtype: None,
+            validation_every: 0,
+        },
         batch: BatchSpec { data_shards: flags.workers, micro_batch: 1, accumulate: 1 },
         optimizer: OptimizerSpec {
             kind: "sgd".into(),

@@ -218,6 +218,11 @@ fn difference(recorded: &MetricsLine, replayed: Option<&MetricsLine>) -> Option<
         ("loss", recorded.loss, replayed.loss),
         ("norm", recorded.grad_norm, replayed.grad_norm),
         ("learning rate", recorded.learning_rate, replayed.learning_rate),
+        (
+            "validation loss",
+            recorded.validation_loss.unwrap_or(f64::NAN),
+            replayed.validation_loss.unwrap_or(f64::NAN),
+        ),
     ];
     let numbers = rows.iter().filter(|(_, recorded, replayed)| !same(*recorded, *replayed));
     let numbers = numbers.map(|(what, was, is)| format!("{what} {was}, and again {is}"));

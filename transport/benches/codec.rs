@@ -79,9 +79,12 @@ fn vote(shards: u32) -> Message {
         contributions: vec![Contribution {
             data_shard: DataShard(0),
             loss: 2.5,
+            weight: 1.0,
             samples,
             samples_lost: 0,
             samples_repeated: 0,
+            evaluation: None,
+            scalars: Vec::new(),
         }],
         digests: (0..shards).map(|shard| (Shard(shard), 6)).collect(),
         compute_seconds: 0.25,

@@ -21,6 +21,7 @@ pub mod question;
 pub mod reason;
 pub mod rejection;
 pub mod run;
+pub mod scalar;
 pub mod step;
 pub mod version;
 

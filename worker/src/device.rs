@@ -9,6 +9,7 @@ pub mod accumulate;
 pub mod build;
 pub mod checkpoint_facts;
 mod coverage;
+mod evaluation;
 pub mod initial;
 pub mod model_file;
 pub mod model_path;
@@ -24,19 +25,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Pool;
-use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, Pass, STAGES};
+use everstep_kernels::compute::{Batch, Compute, ComputeError, Pass, STAGES};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
-use everstep_transport::protocol::outcome::PartEvaluation;
+use everstep_transport::protocol::scalar::ScalarSum;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
 use tracing::trace_span;
 
 use crate::data::loader::{LoadError, Loaded, Loader};
-use crate::data::row::{self, RowError, SampleIndex};
-use crate::data::validation::validation_part;
 use crate::data::{Dataset, Sampler};
 use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
@@ -91,6 +90,18 @@ pub struct DeviceParts {
     pub overlap: bool,
 }
 
+/// What came of the micro-batches of a data shard.
+struct Passes {
+    /// The mean of their losses, each times its weight.
+    loss: f64,
+    /// The sum of their weights.
+    weight: f64,
+    /// How long they have waited for parameters.
+    waited: Duration,
+    /// What they have logged.
+    scalars: Vec<ScalarSum>,
+}
+
 /// A model, its data, and the parameter shards that this worker holds.
 pub struct Device {
     parts: DeviceParts,
@@ -112,8 +123,6 @@ pub struct Device {
     plant: Option<crate::plant::Plant>,
 }
 
-/// The most held-out targets that the device evaluates at the end.
-const VALIDATION_TARGETS: u64 = 64 << 10;
 /// The interval at which a device that waits for a data shard's samples looks around.
 const LOAD_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -239,11 +248,20 @@ impl Device {
         scale: f32,
         channel: &mut dyn DeviceChannel,
     ) -> Result<Option<Report>, DeviceError> {
-        let began = channel.now();
         let (step_number, number) = (step.0, data_shard.0);
         let span =
             trace_span!(target: STAGES, "data_shard", step = step_number, data_shard = number);
         let _span = span.entered();
+        let mut evaluation = None;
+        if self.is_evaluated(step) {
+            if !self.await_parameters(step, channel)? {
+                return Ok(None);
+            }
+            channel.report(Report::Evaluating(true));
+            evaluation = self.evaluate(data_shard, channel)?;
+            channel.report(Report::Evaluating(false));
+        }
+        let began = channel.now();
         #[cfg(not(feature = "planted"))]
         let sampled = data_shard;
         #[cfg(feature = "planted")]
@@ -251,33 +269,10 @@ impl Device {
         let load = || self.load((step, sampled), channel);
         let loaded = trace_span!(target: STAGES, "load").in_scope(load)?;
         let Some(loaded) = loaded else { return Ok(None) };
-        self.accumulator.begin(data_shard);
-        let mut waited = Duration::ZERO;
-        let mut loss = 0.0;
-        for (index, micro_batch) in loaded.batches.iter().enumerate() {
-            let pass = Pass::new((step.0, data_shard.0), (index, loaded.batches.len()), scale);
-            let mut shard_pass = ShardPass {
-                channel: &mut *channel,
-                store: &mut self.store,
-                accumulator: &mut self.accumulator,
-                deferred: &mut self.deferred,
-                step,
-                overlap: self.parts.overlap,
-                held: Vec::new(),
-                waited: Duration::ZERO,
-                end: None,
-                #[cfg(feature = "planted")]
-                torn: self.plant == Some(crate::plant::Plant::LoadUnderWay),
-            };
-            let compute = self.parts.compute.as_mut();
-            self.in_user_code = true;
-            let part = shard_pass.compute(compute, micro_batch, pass);
-            self.in_user_code = false;
-            let part = part?;
-            waited += shard_pass.waited;
-            let Some(part) = part else { return Ok(None) };
-            loss += part / f64::from(self.parts.run.batch.accumulate);
-        }
+        self.in_user_code = true;
+        let passes = self.passes((step, data_shard), &loaded.batches, scale, channel);
+        self.in_user_code = false;
+        let Some(Passes { loss, weight, waited, scalars }) = passes? else { return Ok(None) };
         let seconds = channel.now().since(began).saturating_sub(waited).as_secs_f64();
         self.summary.compute_seconds += seconds;
         self.summary.exposed_seconds += waited.as_secs_f64();
@@ -287,11 +282,74 @@ impl Device {
         let contribution = Contribution {
             data_shard,
             loss,
+            weight,
             samples: loaded.samples,
             samples_lost: account.lost,
             samples_repeated: account.repeated,
+            evaluation,
+            scalars,
         };
         Ok(Some(Report::Computed { step, contribution, seconds, load_seconds: loaded.seconds }))
+    }
+
+    /// Computes the micro-batches of a data shard. None if the result has become void.
+    fn passes(
+        &mut self,
+        (step, data_shard): (Step, DataShard),
+        batches: &[Batch],
+        scale: f32,
+        channel: &mut dyn DeviceChannel,
+    ) -> Result<Option<Passes>, DeviceError> {
+        self.accumulator.begin(data_shard);
+        let (mut shard_pass, parts) = self.shard_pass(step, channel);
+        let mut loss = 0.0;
+        for (index, micro_batch) in batches.iter().enumerate() {
+            let pass = Pass::new((step.0, data_shard.0), (index, batches.len()), scale);
+            let part = shard_pass.compute(parts.compute.as_mut(), micro_batch, pass)?;
+            let Some(part) = part else { return Ok(None) };
+            loss += part / f64::from(parts.run.batch.accumulate);
+        }
+        let ShardPass { weight, waited, scalars, .. } = shard_pass;
+        Ok(Some(Passes { loss, weight, waited, scalars }))
+    }
+
+    /// Waits for all parameters that the step computes with. Returns false if it has become void.
+    fn await_parameters(
+        &mut self,
+        step: Step,
+        channel: &mut dyn DeviceChannel,
+    ) -> Result<bool, DeviceError> {
+        let (mut shard_pass, parts) = self.shard_pass(step, channel);
+        let is_there = shard_pass.await_all(parts.compute.as_mut())?;
+        let waited = shard_pass.waited.as_secs_f64();
+        self.summary.exposed_seconds += waited;
+        Ok(is_there)
+    }
+
+    /// A pass of the step, and beside it what it computes with.
+    fn shard_pass<'a>(
+        &'a mut self,
+        step: Step,
+        channel: &'a mut dyn DeviceChannel,
+    ) -> (ShardPass<'a>, &'a mut DeviceParts) {
+        let shard_pass = ShardPass {
+            channel,
+            store: &mut self.store,
+            accumulator: &mut self.accumulator,
+            deferred: &mut self.deferred,
+            step,
+            overlap: self.parts.overlap,
+            held: Vec::new(),
+            waited: Duration::ZERO,
+            weight: 0.0,
+            stated_weight: None,
+            scalars: Vec::new(),
+            stated_scalars: Vec::new(),
+            end: None,
+            #[cfg(feature = "planted")]
+            torn: self.plant == Some(crate::plant::Plant::LoadUnderWay),
+        };
+        (shard_pass, &mut self.parts)
     }
 
     /// Waits for a data shard's samples. While the data set cannot read one yet, the device says
@@ -360,54 +418,15 @@ impl Device {
             "the member has gathered every shard before it finishes"
         );
         self.training = false;
-        self.in_user_code = true;
-        let limit = (VALIDATION_TARGETS / self.targets_of_a_sample()?).max(1);
         self.summary.evaluations.clear();
         for part in data_shards {
-            let evaluation = self.evaluate(part, limit)?;
+            let evaluation = self.evaluate(part, channel)?;
             self.summary.evaluations.extend(evaluation);
         }
-        self.in_user_code = false;
         self.summary.digests = self.store.seal()?;
         self.summary.optimizer_bytes = self.store.bytes();
         channel.report(Report::Finished(self.summary.clone()));
         Ok(())
-    }
-
-    fn targets_of_a_sample(&self) -> Result<u64, DeviceError> {
-        let mut batch = Batch::default();
-        append(&*self.parts.dataset, SampleIndex::Training(0), &mut batch)?;
-        Ok(batch.targets.len().max(1) as u64)
-    }
-
-    fn evaluate(
-        &mut self,
-        part: DataShard,
-        limit: u64,
-    ) -> Result<Option<PartEvaluation>, DeviceError> {
-        let DeviceParts { run, dataset, compute, .. } = &mut self.parts;
-        let held_out = dataset.validation_len();
-        let indices: Vec<u64> =
-            validation_part(part, run.batch.data_shards, held_out, limit).collect();
-        let mut batch = Batch::default();
-        let mut sum = Evaluation::default();
-        for rows in indices.chunks(run.batch.micro_batch as usize) {
-            batch.clear();
-            for index in rows {
-                append(&**dataset, SampleIndex::HeldOut(*index), &mut batch)?;
-            }
-            let found = compute.evaluate(&batch)?;
-            sum.loss += found.loss * rows.len() as f64;
-            let metric = found.metric.map(|metric| metric * rows.len() as f64);
-            sum.metric = metric.map(|metric| metric + sum.metric.unwrap_or(0.0));
-        }
-        let samples = indices.len() as u64;
-        Ok((samples > 0).then(|| PartEvaluation {
-            part,
-            samples,
-            loss: sum.loss / samples as f64,
-            metric: sum.metric.map(|metric| metric / samples as f64),
-        }))
     }
 
     /// Errors of the file end nothing. The worker that asked gets a report, and asks again.
@@ -438,20 +457,6 @@ impl Device {
             true => DeviceError::Unable(format!("the model or the data set panicked: {words}")),
             false => DeviceError::Failed(format!("the device panicked: {words}")),
         }
-    }
-}
-
-/// Appends a row, however long it takes until it can be read.
-fn append(
-    dataset: &dyn Dataset,
-    sample: SampleIndex,
-    batch: &mut Batch,
-) -> Result<(), DeviceError> {
-    let row = row::append(dataset, sample, batch, &mut || true);
-    let (SampleIndex::Training(index) | SampleIndex::HeldOut(index)) = sample;
-    match row {
-        Err(RowError::Refused(message)) => Err(LoadError::Fill { index, message }.into()),
-        Ok(_) | Err(RowError::Abandoned) => Ok(()),
     }
 }
 

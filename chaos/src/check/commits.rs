@@ -206,11 +206,15 @@ impl Commits {
 
 impl Verdict {
     pub(super) fn of(commit: &Commit) -> Self {
-        Self { norm: bits(commit.norm), loss: bits(commit.loss), decision: commit.decision }
+        let Commit { norm, loss, decision, ref line, .. } = *commit;
+        let validation = line.validation_loss.map(bits);
+        Self { norm: bits(norm), loss: bits(loss), validation, decision }
     }
 
     pub(super) fn fits(&self, line: &MetricsLine) -> bool {
-        (bits(line.grad_norm), bits(line.loss)) == (self.norm, self.loss)
+        let validation = line.validation_loss.map(bits);
+        (bits(line.grad_norm), bits(line.loss), validation)
+            == (self.norm, self.loss, self.validation)
     }
 }
 

@@ -87,6 +87,7 @@ fn commit(step: u64) -> Commit {
         norm: 0.5,
         loss: 2.0,
         decision: Decision::Apply,
+        gradient_factor: 1.0,
         updates: step,
         loss_scale: LossScale::default(),
         hold: false,
@@ -102,8 +103,17 @@ fn compute(
     let sampler = Sampler::new(exemplars::run().seed, SAMPLES, exemplars::run().batch);
     for data_shard in (0..4).map(DataShard) {
         let samples = sampler.shard_samples(Step(1), data_shard).collect();
-        let mut part =
-            Contribution { data_shard, loss: 2.0, samples, samples_lost: 0, samples_repeated: 0 };
+        let (loss, weight, samples_lost, samples_repeated) = (2.0, 1.0, 0, 0);
+        let mut part = Contribution {
+            data_shard,
+            loss,
+            weight,
+            samples,
+            samples_lost,
+            samples_repeated,
+            evaluation: None,
+            scalars: Vec::new(),
+        };
         change(&mut part);
         see(checks, Observation::Computed(FIRST, (Generation(1), Step(1)), &part))?;
     }

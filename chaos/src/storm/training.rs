@@ -110,6 +110,7 @@ impl Training {
             norm: 1.0,
             loss: 1.0,
             decision: Decision::Apply,
+            gradient_factor: 1.0,
             updates: step.0,
             loss_scale: LossScale::default(),
             hold: false,

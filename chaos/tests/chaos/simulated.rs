@@ -12,10 +12,10 @@ use everstep_chaos::check::Invariant;
 use everstep_chaos::fault::{DrainOrigin, Fault, Rates, Schedule, TOLERATED_OUTAGE};
 use everstep_chaos::simulate::{Simulated, Simulation};
 use everstep_chaos::world::{Endured, InFlight, MAX_STANDSTILL, NodeId, Tally};
-use everstep_transport::protocol::{Message, Rank, Record, Zone};
+use everstep_transport::protocol::{Message, MetricsLine, Rank, Record, Zone};
 use everstep_transport::time::Time;
 
-use crate::support::{Toy, VIRTUAL_TIME_LIMIT};
+use crate::support::{Toy, VIRTUAL_TIME_LIMIT, WORKERS};
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -235,6 +235,29 @@ fn a_worker_that_crashes_is_lost_and_nothing_else_is() {
             assert!(longest(&endured) < Duration::from_secs(1), "{:?}", longest(&endured));
         }
     }
+}
+
+/// Every commit and every line is compared with those of one worker without faults.
+#[test]
+fn i2_held_out_samples_have_the_same_loss_on_any_workers_and_when_a_step_is_done_again() {
+    let evaluated = Toy::new(|run| run.data.validation_every = 2);
+    let (toy, alone) = evaluated.clone().with_reference();
+    let losses = |lines: &[MetricsLine]| -> Vec<Option<u64>> {
+        lines.iter().map(|line| line.validation_loss.map(f64::to_bits)).collect()
+    };
+    let expected = losses(&alone.lines);
+    let due: Vec<bool> = expected.iter().map(Option::is_some).collect();
+    assert_eq!(due, [false, true, false, true, false, true]);
+    let plain = Toy::new(|_| {}).complete(1, 0);
+    assert_eq!(plain.state_hash, alone.state_hash, "an evaluation changes nothing");
+    for workers in WORKERS {
+        let finished = toy.complete(workers, 9);
+        assert_eq!(losses(&finished.lines), expected, "{workers} workers");
+    }
+    let restart = Some(Duration::from_millis(300));
+    let crash = Fault::Crash { node: NodeId::Worker(2), restart };
+    let Tally { lost, redone, .. } = changes(&at_every_moment_of(evaluated, &[crash]));
+    assert!(lost >= 10 && redone >= 5, "{lost} lost, {redone} redone: too dull");
 }
 
 #[test]

@@ -649,8 +649,19 @@ fn run_of(start_workers: u32) -> RunSpec {
 fn commit(generation: Generation, step: Step) -> Commit {
     let line = line(generation, step.0);
     let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step.0, true);
-    let loss_scale = LossScale::default();
-    Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line }
+    let (gradient_factor, loss_scale) = (1.0, LossScale::default());
+    Commit {
+        generation,
+        step,
+        norm,
+        loss,
+        decision,
+        gradient_factor,
+        updates,
+        loss_scale,
+        hold,
+        line,
+    }
 }
 
 fn place() -> ModelPlace {

@@ -1,6 +1,7 @@
 //! Files of metrics lines, on a real disk.
 
 use everstep_transport::protocol::Generation;
+use everstep_transport::protocol::scalar::{Scalar, ScalarName};
 use proptest::prelude::*;
 
 use super::*;
@@ -63,7 +64,8 @@ fn a_torn_end_is_cut_away() {
     let length = fs::metadata(&path).expect("the file").len();
     let file = OpenOptions::new().write(true).open(&path).expect("the file");
     file.set_len(length - 5).expect("cut");
-    file.write_all_at(&[9; 4], place(Step(44)) + 50).expect("damaged");
+    let place = HEAD as u64 + 44 * RecordLayout::default().size() as u64;
+    file.write_all_at(&[9; 4], place + 50).expect("damaged");
     let found = files(&dir).open(&history(0, 0, &[])).expect("opened");
     assert_eq!(found.reach, Step(44), "up to the damaged record");
 }
@@ -126,17 +128,97 @@ fn files_of_forgotten_runs_are_removed() {
     assert_eq!([3, 5, 7].map(there), [false, true, true]);
 }
 
+/// A record whose line has these scalars, in the order of their names.
+fn logged(step: u64, scalars: &[(&str, f64)]) -> LineRecord {
+    let scalar = |(name, value): &(&str, f64)| Scalar {
+        name: ScalarName::parse(name).expect("a valid name"),
+        value: *value,
+    };
+    let mut record = record(step, 1);
+    record.line.scalars = scalars.iter().map(scalar).collect();
+    record
+}
+
+#[test]
+fn a_line_with_a_new_name_makes_room_and_all_lines_stay() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut first = files(&dir);
+    first.open(&history(0, 0, &[])).expect("opened");
+    first.append(&records(1..=3_000, 1)).expect("written");
+    let size = || fs::metadata(dir.path().join("metrics/7.log")).expect("the file").len();
+    let before = size();
+    let later = [
+        logged(3_001, &[("loss/a", 0.5)]),
+        logged(3_002, &[("accuracy", 0.25), ("loss/a", f64::INFINITY)]),
+        logged(3_003, &[]),
+    ];
+    first.append(&later).expect("written");
+    let expected: Vec<MetricsLine> = records(2_999..=3_000, 1)
+        .into_iter()
+        .chain(later.clone())
+        .map(|record| record.line)
+        .collect();
+    assert_eq!(first.page(Step(2_998), 9).expect("a page"), expected);
+    let names = 2 * 8 * 3_003;
+    let record = RecordLayout::default().size() as u64;
+    assert_eq!(size(), before + 3 * record + names, "eight bytes a name and a line");
+    drop(first);
+    let mut second = files(&dir);
+    let found = second.open(&history(0, 0, &[])).expect("opened");
+    assert_eq!((found.reach, found.recent.last()), (Step(3_003), Some(&later[2])));
+    assert_eq!(second.page(Step(2_998), 9).expect("a page"), expected);
+    second.append(&[logged(3_004, &[("loss/a", 1.0)])]).expect("written");
+    assert_eq!(steps(&second, 3_002, 9), [3_003, 3_004]);
+    let entries = fs::read_dir(dir.path().join("metrics")).expect("a folder");
+    assert_eq!(entries.count(), 1, "nothing is left beside the file");
+}
+
+#[test]
+fn a_file_has_room_for_sixteen_names_and_lost_lines_stay_lost() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let mut all = files(&dir);
+    all.open(&history(0, 0, &[(2, 3)])).expect("opened");
+    all.append(&records(1..=1, 1)).expect("written");
+    all.skip(Step(3)).expect("skipped");
+    let names: Vec<String> = (0..20).map(|number| format!("n{number:02}")).collect();
+    let scalars: Vec<(&str, f64)> = names.iter().map(|name| (name.as_str(), 2.0)).collect();
+    all.append(&[logged(4, &scalars)]).expect("written");
+    assert_eq!(steps(&all, 0, 9), [1], "up to the lost line");
+    let kept = all.page(Step(3), 9).expect("a page");
+    assert_eq!(kept, [logged(4, &scalars[..16]).line]);
+    let again = files(&dir).open(&history(0, 0, &[(2, 3)])).expect("opened");
+    assert_eq!(again.reach, Step(4));
+}
+
 proptest! {
     #[test]
     fn a_record_that_differs_in_a_bit_is_none(
         step in 1u64..1 << 40,
-        place in 0..RECORD,
+        place in any::<prop::sample::Index>(),
         bit in 0..8u8,
+        names in 0usize..3,
     ) {
-        let mut bytes = encode(&record(step, 3));
-        prop_assert_eq!(decode(&bytes, Step(step)), Some(record(step, 3)));
-        prop_assert_eq!(decode(&bytes, Step(step + 1)), None);
+        let scalars = [("a", 0.5), ("b", f64::MIN_POSITIVE)];
+        let record = logged(step, &scalars[..names]);
+        let layout = RecordLayout::default();
+        let layout = layout.grown(std::slice::from_ref(&record)).unwrap_or(layout);
+        let mut bytes = layout.encode(&record);
+        prop_assert_eq!(layout.decode(&bytes, Step(step)), Some(record.clone()));
+        prop_assert_eq!(layout.decode(&bytes, Step(step + 1)), None);
+        let place = place.index(bytes.len());
         bytes[place] ^= 1u8 << bit;
-        prop_assert_eq!(decode(&bytes, Step(step)), None);
+        prop_assert_eq!(layout.decode(&bytes, Step(step)), None);
+    }
+
+    /// Whatever a damaged head has, it is a layout or none.
+    #[test]
+    fn any_head_is_read_or_refused(size in any::<u64>(), bytes in any::<[u8; 32]>()) {
+        let mut table = [0; TABLE];
+        table[..32].copy_from_slice(&bytes);
+        for size in [size, size % 512] {
+            if let Some(layout) = RecordLayout::of(size, &table) {
+                prop_assert_eq!(layout.size() as u64, size);
+            }
+        }
     }
 }

@@ -8,6 +8,7 @@
 #![allow(missing_docs)]
 
 mod events;
+mod record;
 mod run;
 mod workers;
 
@@ -16,14 +17,16 @@ use std::net::SocketAddr;
 
 pub(crate) use self::events::EventV1;
 use self::events::{ChangeV1, EventKindV1, LossV1, PastRunV1, RunFiguresV1, RunOutcomeV1};
+pub(crate) use self::record::MetricsLineV1;
+use self::record::RecordV1;
 use self::run::{OperatorCommandV1, RunSpecV1};
 use self::workers::{RegistrationV1, WorkerV1};
 use everstep_transport::identity::{AcceptedToken, AcceptedTokens, TokenId};
 use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
-    CoordinatorId, Generation, Lineage, NodeName, OperatorCommand, Record, RequestId, RunId,
-    RunSpec, Step, WorkerId,
+    CoordinatorId, Generation, Lineage, NodeName, OperatorCommand, RequestId, RunId, RunSpec, Step,
+    WorkerId,
 };
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
@@ -244,7 +247,7 @@ struct StateV1 {
     numbers: BTreeMap<NodeName, u32>,
     numbered: u32,
     generation: Generation,
-    record: Option<Record>,
+    record: Option<RecordV1>,
     unreachable: BTreeSet<(WorkerId, WorkerId)>,
     waiting_since: Option<u64>,
     reported_dead: BTreeSet<WorkerId>,
@@ -302,7 +305,7 @@ impl From<StateV1> for super::State {
             },
             generation: CurrentGeneration {
                 number: state.generation,
-                record: state.record,
+                record: state.record.map(Into::into),
                 unreachable: state.unreachable,
                 waiting_since: state.waiting_since,
                 reported_dead: state.reported_dead,

@@ -13,8 +13,8 @@ use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::outcome::{Event, Outcome};
 use everstep_transport::protocol::reason::{FailReason, LossReason, RollbackReason};
 use everstep_transport::protocol::{
-    Commit, DataShard, Decision, Device, Generation, HistoryEvent, LossScale, MetricsLine,
-    NodeName, OperatorCommand, Rank, Record, RequestId, RunSpec, Shard, Step,
+    Commit, DataShard, Device, Generation, HistoryEvent, LossScale, MetricsLine, NodeName,
+    OperatorCommand, Rank, Record, RequestId, RunSpec, Shard, Step,
 };
 
 use super::events::EVENTS;
@@ -103,11 +103,10 @@ fn loss(worker: u64) -> Loss {
 }
 
 fn committed(step: u64) -> Option<Commit> {
-    let line = MetricsLine::default();
-    let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step, false);
-    let (generation, step) = (Generation(1), Step(step));
-    let loss_scale = LossScale::default();
-    Some(Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line })
+    let commit = exemplars::listed_checkpoint().commit;
+    let (norm, loss, updates, loss_scale) = (1.0, 2.0, step, LossScale::default());
+    let (generation, step, line) = (Generation(1), Step(step), MetricsLine::default());
+    Some(Commit { generation, step, norm, loss, updates, loss_scale, line, ..commit })
 }
 
 fn replay(entries: &[CommandEntry]) -> (State, Vec<EntryOutcome>) {

@@ -22,11 +22,14 @@ torch.manual_seed(1)
 model = nn.Linear(1, 1)
 run = everstep.Run(
     model, torch.optim.SGD(model.parameters(), lr=0.01), data=Numbers(), steps=3, data_shards=2,
-    micro_batch=4, validation=Numbers() if fault in ("unmarked", "odd") else None,
+    micro_batch=4, validation=Numbers() if fault in ("unmarked", "odd", "never") else None,
     weights={"few": [1, 2], "weight": [1.0] * 64}.get(fault),
 )
 if fault in ("nothing", "odd"):
     run.evaluate(lambda x: {"loss": 0.0, "one": 1.0, "two": 2.0})
-for x in run:
+if fault == "never":
+    run.evaluate(every=0)(lambda x: 0.0)
+for number, x in enumerate(run):
     loss = (model(x) - x).square().mean()
-    run.backward(loss, weight=3.5 if fault in ("weight", "unknown") else None)
+    stated = {"weight": 3.5, "mixed": 2.0 if number == 0 else None, "negative": -1.0}
+    run.backward(loss, weight=stated.get(fault))

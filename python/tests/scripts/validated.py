@@ -1,5 +1,7 @@
-"""Validates on held-out samples one by one, and once more in a plain loop. The running statistics of
-its batch norm are those of all data shards."""
+"""Validates on held-out samples one by one, and once more in a plain loop. The running statistics
+of its batch norm are those of all data shards."""
+
+import sys
 
 import torch
 from torch import nn
@@ -34,7 +36,7 @@ run = everstep.Run(
 )
 
 
-@run.evaluate
+@run.evaluate(every=int(sys.argv[1]) if len(sys.argv) > 1 else None)
 def evaluate(x: torch.Tensor) -> torch.Tensor:
     assert not model.training and not torch.is_grad_enabled()
     return loss_of(model, x)
@@ -42,6 +44,7 @@ def evaluate(x: torch.Tensor) -> torch.Tensor:
 
 for x in run:
     assert model.training
+    run.log(first=x[:, 0].mean())
     run.backward(loss_of(model, x))
 plain = make().eval()
 plain.load_state_dict(model.state_dict())

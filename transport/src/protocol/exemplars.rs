@@ -1,11 +1,13 @@
 //! One example of every message, for tests of the codec and of every receiver.
 
 mod runs;
+mod steps;
 
 use std::net::{Ipv4Addr, SocketAddr};
 
 use self::runs::stated_run;
 pub use self::runs::{figures, resumed_run, run, trouble};
+use self::steps::{commit, evaluation, line, line_with_scalars, vote};
 use super::checkpoint::{
     CheckpointId, CheckpointView, ListedCheckpoint, ManifestToWrite, SavedPart, Verification,
     WorkerPart, WrittenManifest,
@@ -23,15 +25,15 @@ use super::ids::{
 use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::outcome::{
-    Event, EventKind, IdleWorker, Inability, Outcome, OwnersAwaited, PartEvaluation, PausedBy,
-    RunPause, Update, Waiting, WorkerResult, WorkerState, WorkerView,
+    Event, EventKind, IdleWorker, Inability, Outcome, OwnersAwaited, PausedBy, RunPause, Update,
+    Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use super::preemption::{Cloud, PreemptionNotice};
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
 use super::reason::{FailReason, LossReason, NamedWorker, PauseReason, UnsavedPart, UnsavedReason};
 use super::rejection::Rejection;
 use super::run::Precision;
-use super::step::{Commit, Contribution, Decision, LossScale, MetricsLine, Prepared, Status};
+use super::step::Status;
 use crate::identity::{AcceptedToken, JoinToken, Role, TokenLimits};
 
 const GENERATION: Generation = Generation(3);
@@ -50,24 +52,6 @@ fn address() -> SocketAddr {
 
 fn name() -> NodeName {
     NodeName::parse("worker-7").expect("a valid name")
-}
-
-fn line() -> MetricsLine {
-    MetricsLine { step: STEP, generation: GENERATION, world_size: 2, ..MetricsLine::default() }
-}
-
-fn commit() -> Commit {
-    Commit {
-        generation: GENERATION,
-        step: STEP,
-        norm: 0.5,
-        loss: 2.5,
-        decision: Decision::Apply,
-        updates: 5,
-        loss_scale: LossScale { exponent: 15, good: 2 },
-        hold: false,
-        line: line(),
-    }
 }
 
 fn record() -> Record {
@@ -167,11 +151,10 @@ fn from_worker() -> Vec<Message> {
         unwritten: Some("no space left".into()),
         store_error: Some("no route".into()),
     };
-    let part = PartEvaluation { part: DataShard(0), samples: 4, loss: 2.0, metric: Some(0.5) };
     let result = WorkerResult {
         worker: WORKER,
         flops_per_sample: Some(8),
-        evaluations: vec![part],
+        evaluations: vec![evaluation()],
         digests: vec![(Shard(0), [3; 32])],
         ..WorkerResult::default()
     };
@@ -287,7 +270,7 @@ fn of_coordinators() -> Vec<Message> {
         Message::FetchHistory { from: 9 },
         Message::History { entries: vec![entry] },
         Message::FetchLines { lineage, after: STEP },
-        Message::Lines { lineage, reach: STEP, lines: vec![line()] },
+        Message::Lines { lineage, reach: STEP, lines: vec![line_with_scalars()] },
     ]
 }
 
@@ -318,23 +301,8 @@ pub fn token() -> AcceptedToken {
 }
 
 fn between_workers() -> Vec<Message> {
-    let vote = Prepared {
-        generation: GENERATION,
-        step: STEP,
-        squares: vec![(Shard(0), 1.5)],
-        contributions: vec![Contribution {
-            data_shard: DataShard(1),
-            loss: 2.5,
-            samples: vec![4, 2],
-            samples_lost: 8,
-            samples_repeated: 9,
-        }],
-        digests: vec![(Shard(0), 6)],
-        compute_seconds: 0.25,
-        commit_seconds: 0.125,
-    };
     vec![
-        Message::Prepared(vote),
+        Message::Prepared(vote()),
         Message::Commit(commit()),
         Message::Go { generation: GENERATION, step: STEP },
         Message::FetchParameters { generation: GENERATION, shards: vec![Shard(1)] },

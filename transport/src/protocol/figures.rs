@@ -9,7 +9,7 @@ use serde::ser::SerializeMap;
 
 use super::ids::WorkerLabel;
 use super::model::ModelPlace;
-use super::outcome::{EventKind, WorkerResult};
+use super::outcome::{EventKind, PartEvaluation, WorkerResult};
 use super::reason::NamedWorker;
 
 /// A run in figures. A figure that is not known yet, or was never measured, is `None`.
@@ -91,11 +91,18 @@ fn place<S: Serializer>(model: &Option<ModelPlace>, serializer: S) -> Result<S::
     keys.end()
 }
 
-/// Mean loss and metric over all held-out samples that were evaluated, added in the parts' order.
+/// Mean loss and metric over all held-out samples that were evaluated at the end of a run.
 pub fn validation(results: &[WorkerResult]) -> (Option<f64>, Option<f64>) {
-    let mut parts: Vec<_> = results.iter().flat_map(|result| &result.evaluations).collect();
+    mean_of_parts(results.iter().flat_map(|result| &result.evaluations))
+}
+
+/// Mean loss and metric over the held-out samples of these parts, added in the parts' order.
+pub fn mean_of_parts<'a>(
+    parts: impl Iterator<Item = &'a PartEvaluation>,
+) -> (Option<f64>, Option<f64>) {
+    let mut parts: Vec<_> = parts.collect();
     parts.sort_by_key(|part| part.part);
-    let samples: u64 = parts.iter().map(|part| part.samples).sum();
+    let samples = parts.iter().fold(0, |sum: u64, part| sum.saturating_add(part.samples));
     if samples == 0 {
         return (None, None);
     }

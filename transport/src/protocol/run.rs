@@ -198,6 +198,14 @@ pub struct DataSpec {
     /// For tokens: how a file without a header stores one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dtype: Option<TokenType>,
+    /// Each so many steps, the held-out samples are evaluated with the parameters that the step
+    /// begins with. 0: after the last step alone.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub validation_every: u64,
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// How a file stores a token, little-endian.

@@ -3,6 +3,8 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::ids::{DataShard, Generation, Shard, Step, WorkerId};
+use super::outcome::PartEvaluation;
+use super::scalar::{self, Scalar, ScalarSum};
 
 /// What the step leader decided about a step.
 #[derive(
@@ -97,6 +99,17 @@ pub struct MetricsLine {
     pub samples_lost: u64,
     /// Samples that committed partial sums contain more often than the plan.
     pub samples_repeated: u64,
+    /// Mean loss over the held-out samples with the parameters that the step began with, as `loss`.
+    /// `None` in a step that evaluates none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validation_loss: Option<f64>,
+    /// The model's own metric over them, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub metric: Option<f64>,
+    /// Means over the step of the scalars that the model logs, by name: at most
+    /// [`MAX_SCALARS`](scalar::MAX_SCALARS).
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "scalar::as_object")]
+    pub scalars: Vec<Scalar>,
 }
 
 /// A number that need not be finite. JSON has `null` in the place of one that is not.
@@ -109,14 +122,21 @@ fn number_or_null<'de, D: serde::Deserializer<'de>>(from: D) -> Result<f64, D::E
 pub struct Contribution {
     /// The data shard of these figures.
     pub data_shard: DataShard,
-    /// Its mean loss, nats.
+    /// Its mean loss, nats. Each micro-batch counts by its weight, so this is divided by the mean
+    /// weight of the step.
     pub loss: f64,
+    /// The weights of its micro-batches, added in their order: their number, if they weigh 1 each.
+    pub weight: f64,
     /// The indices of the samples that were in its batches, in the order of their rows.
     pub samples: Vec<u64>,
     /// How many samples of its plan were not in them.
     pub samples_lost: u64,
     /// How many samples in them are not of its plan, or occur once more than planned.
     pub samples_repeated: u64,
+    /// What came of its part of the held-out samples, if the step evaluates them.
+    pub evaluation: Option<PartEvaluation>,
+    /// The scalars that the model has logged with its micro-batches, by name.
+    pub scalars: Vec<ScalarSum>,
 }
 
 /// A vote: "I have computed my data shards, hold every reduced shard that I own, and have applied
@@ -153,6 +173,9 @@ pub struct Commit {
     pub loss: f64,
     /// Whether owners apply the update or skip it.
     pub decision: Decision,
+    /// What owners multiply the reduced gradient by: 1 over the mean weight of the step's
+    /// micro-batches. 1 in a run without weights. `norm` and `loss` contain it.
+    pub gradient_factor: f32,
     /// How many committed steps of the history applied an update, this one included. Adam corrects
     /// its bias by this number.
     pub updates: u64,

@@ -5,6 +5,7 @@ use std::panic::catch_unwind;
 use everstep_transport::protocol::chunk::{HEADER_BYTES, MAX_ELEMENTS, MAX_MESSAGE_CHUNK};
 use everstep_transport::protocol::codec::encode;
 use everstep_transport::protocol::generation::Ownership;
+use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::run::{BatchSpec, MAX_COUNT, MAX_SAMPLES, ModelSpec};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
@@ -149,9 +150,17 @@ fn the_largest_vote_fits_a_message() {
         let contribution = |shard| Contribution {
             data_shard: DataShard(shard),
             loss: 1.0,
+            weight: 1.0,
             samples: samples.clone(),
             samples_lost: 0,
             samples_repeated: 0,
+            evaluation: Some(PartEvaluation {
+                part: DataShard(shard),
+                samples: 1,
+                loss: 1.0,
+                metric: Some(0.5),
+            }),
+            scalars: Vec::new(),
         };
         let shards = 0..MAX_COUNT; // of parameters: as many as a large model has
         let vote = Message::Prepared(Prepared {

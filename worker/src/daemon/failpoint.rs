@@ -216,9 +216,12 @@ mod tests {
         let contribution = Contribution {
             data_shard: DataShard(0),
             loss: 1.0,
+            weight: 1.0,
             samples: vec![],
             samples_lost: 0,
             samples_repeated: 0,
+            evaluation: None,
+            scalars: Vec::new(),
         };
         let (step, seconds) = (Step(4), 1.0);
         let sum = everstep_kernels::buffer::Shared::new(
@@ -261,7 +264,7 @@ mod tests {
         });
         let jobs = [
             Job::Gradient { step, scale: LossScale::default(), work: Arc::new(Work::default()) },
-            Job::Update { shard, step, norm: 1.0, update: 1, gradient: None },
+            Job::Update { shard, step, norm: 1.0, factor: 1.0, update: 1, gradient: None },
             Job::Restore { shard, version: step, digest: 0, parts: vec![] },
             Job::Save { commit: Box::new(commit), shards: vec![] },
         ];

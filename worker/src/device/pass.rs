@@ -13,6 +13,9 @@ use std::time::Duration;
 
 use everstep_kernels::compute::{Batch, Compute, GradientSink, ParameterSource, Pass, STAGES};
 use everstep_kernels::reduce;
+use everstep_transport::protocol::scalar::{
+    MAX_SCALARS, Scalar, ScalarName, ScalarSum, add_micro_batch,
+};
 use everstep_transport::protocol::{Shard, Step};
 use tracing::trace_span;
 
@@ -21,7 +24,7 @@ use super::shard_store::{ShardStore, Write};
 use super::{DeviceChannel, DeviceError};
 use crate::step::event::{Job, Origin, Report};
 
-/// One pass of a data shard: waits for parameters, and publishes gradients.
+/// The passes of a data shard: each waits for parameters, and publishes gradients.
 pub struct ShardPass<'a> {
     /// The source of jobs, and the receiver of partial sums.
     pub channel: &'a mut dyn DeviceChannel,
@@ -37,8 +40,16 @@ pub struct ShardPass<'a> {
     pub overlap: bool,
     /// Without overlap: the sums to send when the pass is done.
     pub held: Vec<SubtreeSum>,
-    /// How long the pass has waited for parameters.
+    /// How long the passes have waited for parameters.
     pub waited: Duration,
+    /// The weights of the micro-batches that are done: 1 each unless the model states another one.
+    pub weight: f64,
+    /// The weight that the model states of the micro-batch under way.
+    pub stated_weight: Option<f64>,
+    /// The scalars of the micro-batches that are done.
+    pub scalars: Vec<ScalarSum>,
+    /// The scalars of the micro-batch under way.
+    pub stated_scalars: Vec<Scalar>,
     /// Why the result no longer counts. None while it counts.
     pub end: Option<PassEnd>,
     /// A planted bug: the pass does not wait for parameters.
@@ -65,14 +76,14 @@ impl ShardPass<'_> {
     ) -> Result<Option<f64>, DeviceError> {
         if !self.overlap {
             // The model asks again, range by range, and then finds all parameters.
-            let all = 0..self.store.layout().count();
-            self.await_parameters(all, &mut |offset, values: &[f32]| compute.load(offset, values));
+            self.load_all(compute);
         }
         let loss = compute.gradient(batch, pass, self)?;
-        match self.end.take() {
-            Some(PassEnd::Void) => return Ok(None),
-            Some(PassEnd::Broken(error)) => return Err(error),
-            None => {}
+        let weight = self.stated_weight.take().unwrap_or(1.0);
+        self.weight += weight;
+        add_micro_batch(&mut self.scalars, &std::mem::take(&mut self.stated_scalars), weight);
+        if !self.goes_on()? {
+            return Ok(None);
         }
         for part in std::mem::take(&mut self.held) {
             self.send(part);
@@ -83,6 +94,26 @@ impl ShardPass<'_> {
                  micro-batch: a last pass must announce every range once"
             ))),
             None => Ok(Some(loss)),
+        }
+    }
+
+    /// Waits for all parameters. Returns false if the pass has become void.
+    pub fn await_all(&mut self, compute: &mut dyn Compute) -> Result<bool, DeviceError> {
+        self.load_all(compute);
+        self.goes_on()
+    }
+
+    fn load_all(&mut self, compute: &mut dyn Compute) {
+        let all = 0..self.store.layout().count();
+        self.await_parameters(all, &mut |offset, values: &[f32]| compute.load(offset, values));
+    }
+
+    /// Whether the result still counts.
+    fn goes_on(&mut self) -> Result<bool, DeviceError> {
+        match self.end.take() {
+            Some(PassEnd::Void) => Ok(false),
+            Some(PassEnd::Broken(error)) => Err(error),
+            None => Ok(true),
         }
     }
 
@@ -189,6 +220,18 @@ impl ParameterSource for ShardPass<'_> {
 }
 
 impl GradientSink for ShardPass<'_> {
+    fn publish_weight(&mut self, weight: f64) {
+        self.stated_weight = Some(weight);
+    }
+
+    fn publish_scalar(&mut self, name: &str, value: f64) {
+        let Some(name) = ScalarName::parse(name) else { return };
+        self.stated_scalars.retain(|stated| stated.name != name);
+        if self.stated_scalars.len() < MAX_SCALARS {
+            self.stated_scalars.push(Scalar { name, value });
+        }
+    }
+
     fn publish_gradient(&mut self, range: Range<usize>, gradient: &[f32]) {
         if self.end.is_some() {
             return;

@@ -102,9 +102,9 @@ impl ShardStore {
                 channel.report(Report::Entered { generation, owned: owned.collect() });
             }
             Job::Load { shard, version, values } => self.load(shard, version, &values, write),
-            Job::Update { shard, step, norm, update, gradient } => {
+            Job::Update { shard, step, norm, factor, update, gradient } => {
                 let _span = trace_span!(target: STAGES, "update", step = step.0).entered();
-                let clip = clip_factor(norm, self.clip_norm);
+                let clip = clip_factor(norm, self.clip_norm) * factor;
                 let change = gradient.as_ref();
                 let change = change.map(|gradient| Change { update, clip, gradient });
                 let parameters = match change {

@@ -204,6 +204,7 @@ mod tests {
             shard: Shard(shard),
             step: Step(1),
             norm: 1.0,
+            factor: 1.0,
             update: 1,
             gradient: None,
         };

@@ -238,7 +238,9 @@ impl Joiner {
     pub fn report(&mut self, report: Report) {
         match report {
             Report::Entered { generation, .. } => self.replica.device.entered(generation),
-            Report::LoadStalled(is_stalled) => self.replica.progress.load_stalled(is_stalled),
+            Report::LoadStalled(is_exempt) | Report::Evaluating(is_exempt) => {
+                self.replica.progress.exempt(is_exempt);
+            }
             _ if self.replica.device.entering.is_some() => {}
             Report::Restored { version, shard, intact, .. } => {
                 self.with_catch_up(|catch_up, context| {

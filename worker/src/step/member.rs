@@ -271,6 +271,7 @@ impl Member {
             Report::Entered { .. }
             | Report::Saving { .. }
             | Report::LoadStalled(_)
+            | Report::Evaluating(_)
             | Report::Opened
             | Report::Unwritten(_)
             | Report::Written

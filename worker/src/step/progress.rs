@@ -5,10 +5,10 @@
 //! heartbeats go on. The time of a data shard does not include waiting for parameters, but it
 //! includes loading: a data set that is always slow has long data shards. A stall, in which the
 //! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
-//! a build has no usual time, since a device may compile then: the coordinator is patient. A
-//! validation is not a data shard, and is never under suspicion. A change of generation builds
-//! nothing, so the usual time outlives it: the coordinator finds a sample that hangs one worker
-//! after the other at each of them.
+//! a build has no usual time, since a device may compile then: the coordinator is patient. An
+//! evaluation of held-out samples is no data shard, and is never under suspicion. A change of
+//! generation builds nothing, so the usual time outlives it: the coordinator finds a sample that
+//! hangs one worker after the other at each of them.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -30,8 +30,9 @@ pub struct Progress {
     /// How long the device has computed the present data shard.
     under_way: Duration,
     usual: Usual,
-    /// The data set cannot read a sample yet: the device waits, and nothing hangs.
-    is_stalled: bool,
+    /// The data set cannot read a sample yet, or the device evaluates held-out samples: no data
+    /// shard is computed, and nothing hangs.
+    is_exempt: bool,
     /// The last look at all, and the time since the newest data shard. That time leaves out spans
     /// in which this process stood still.
     passed: (Option<Time>, Duration),
@@ -74,7 +75,7 @@ impl Progress {
         let (before, passed) = self.passed;
         let span = before.map_or(Duration::ZERO, |before| now.since(before).min(MAX_COUNTED_GAP));
         self.passed = (Some(now), passed + span);
-        if !is_ready || self.is_stalled {
+        if !is_ready || self.is_exempt {
             (self.looked, self.under_way) = (None, Duration::ZERO);
             return;
         }
@@ -83,9 +84,10 @@ impl Progress {
         }
     }
 
-    /// The data set cannot read a sample yet, or can again.
-    pub(super) fn load_stalled(&mut self, is_stalled: bool) {
-        self.is_stalled = is_stalled;
+    /// The time from now on does not count, since the data set cannot read a sample yet or the
+    /// device evaluates held-out samples. Or it counts again.
+    pub(super) fn exempt(&mut self, is_exempt: bool) {
+        self.is_exempt = is_exempt;
     }
 
     /// The device has computed a data shard, and its samples took so long to load. The loader may
@@ -164,14 +166,30 @@ mod tests {
     #[test]
     fn a_device_whose_data_cannot_be_read_yet_does_not_hang() {
         let mut progress = computing(&[1, 10, 50]);
-        progress.load_stalled(true);
+        progress.exempt(true);
         for tenths in 61..=900 {
             progress.look(Time(tenths * 100_000_000), true);
             assert_eq!(progress.told(), None);
         }
-        progress.load_stalled(false);
+        progress.exempt(false);
         progress.computed(Time(90_000_000_000), Duration::from_millis(10));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(1_000), "nor is it slow");
+    }
+
+    #[test]
+    fn an_evaluation_is_neither_a_hang_nor_usual() {
+        let mut progress = computing(&[1, 10, 1]);
+        progress.exempt(true);
+        for tenths in 13..=900 {
+            progress.look(Time(tenths * 100_000_000), true);
+            assert_eq!(progress.told(), None);
+        }
+        progress.exempt(false);
+        for tenths in 900..=905 {
+            progress.look(Time(tenths * 100_000_000), true);
+        }
+        progress.computed(Time(90_500_000_000), Duration::ZERO);
+        assert_eq!(progress.told().map(|told| told.usual_ms), Some(937), "it falls slowly");
     }
 
     #[test]

@@ -404,6 +404,6 @@ fn follow(computing: &mut [Version], shard: Shard, version: Version) {
 
 fn update(commit: &Commit, shard: Shard, gradient: Option<Gradient>) -> Job {
     let gradient = gradient.filter(|_| commit.decision == Decision::Apply);
-    let (step, norm, update) = (commit.step, commit.norm, commit.updates);
-    Job::Update { shard, step, norm, update, gradient }
+    let Commit { step, norm, gradient_factor: factor, updates: update, .. } = *commit;
+    Job::Update { shard, step, norm, factor, update, gradient }
 }

@@ -9,6 +9,8 @@
 
 use std::collections::BTreeMap;
 
+use everstep_transport::protocol::figures::mean_of_parts;
+use everstep_transport::protocol::scalar::{Scalar, means};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{Prepared, Shard, Step, WorkerId};
 
@@ -93,8 +95,16 @@ impl Divergence {
 pub struct StepTotals {
     /// Global norm of the gradient.
     pub norm: f64,
-    /// The mean loss over the samples of the step.
+    /// The mean loss over the step, in which each micro-batch counts by its weight.
     pub loss: f64,
+    /// 1 over the mean weight of the micro-batches. Norm and loss contain it.
+    pub gradient_factor: f32,
+    /// Mean loss over the held-out samples, if the step evaluates them.
+    pub validation_loss: Option<f64>,
+    /// The model's own metric over the held-out samples, if it has one.
+    pub metric: Option<f64>,
+    /// Means of the scalars that the model has logged, by name.
+    pub scalars: Vec<Scalar>,
     /// Compute time of the slowest member, seconds.
     pub compute_seconds: f64,
     /// Seconds from vote to commit of the step before, for the member that waited least for the
@@ -104,6 +114,15 @@ pub struct StepTotals {
     pub samples_lost: u64,
     /// Samples that were not planned, or were used more often than planned.
     pub samples_repeated: u64,
+}
+
+impl StepTotals {
+    /// Whether owners can apply the step: the gradient and the loss are finite, and its
+    /// micro-batches weigh something.
+    pub fn is_finite(&self) -> bool {
+        let factor = self.gradient_factor;
+        self.norm.is_finite() && self.loss.is_finite() && factor.is_finite() && factor > 0.0
+    }
 }
 
 impl VoteTally {
@@ -184,8 +203,9 @@ impl VoteTally {
         Ok(())
     }
 
-    /// Counts the votes of a complete tally, for the step leader.
-    pub fn totals(&self, leader: WorkerId) -> StepTotals {
+    /// Counts the votes of a complete tally, for the step leader. Each data shard has `accumulate`
+    /// micro-batches.
+    pub fn totals(&self, leader: WorkerId, accumulate: u32) -> StepTotals {
         let votes = self.votes.values();
         let others = self.votes.iter().filter(|(voter, _)| **voter != leader);
         let waits = others.map(|(_, vote)| vote.commit_seconds);
@@ -194,9 +214,22 @@ impl VoteTally {
         let mut parts: Vec<&Contribution> =
             votes.clone().flat_map(|vote| &vote.contributions).collect();
         parts.sort_by_key(|part| part.data_shard);
+        let shards = parts.len() as f64;
+        // Without weights the quotient is 1, and changes no bits.
+        let factor =
+            shards * f64::from(accumulate) / parts.iter().map(|part| part.weight).sum::<f64>();
+        let gradient_factor = factor as f32;
+        let norm = squares.iter().map(|(_, sum)| sum).sum::<f64>().sqrt();
+        let loss = parts.iter().map(|part| part.loss).sum::<f64>() / shards;
+        let evaluations = parts.iter().filter_map(|part| part.evaluation.as_ref());
+        let (validation_loss, metric) = mean_of_parts(evaluations);
         StepTotals {
-            norm: squares.iter().map(|(_, sum)| sum).sum::<f64>().sqrt(),
-            loss: parts.iter().map(|part| part.loss).sum::<f64>() / parts.len() as f64,
+            norm: norm * f64::from(gradient_factor),
+            loss: loss * factor,
+            gradient_factor,
+            validation_loss,
+            metric,
+            scalars: means(parts.iter().map(|part| part.scalars.as_slice())),
             compute_seconds: votes.map(|vote| vote.compute_seconds).fold(0.0, f64::max),
             commit_seconds: waits.reduce(f64::min).unwrap_or(0.0),
             samples_lost: parts.iter().map(|part| part.samples_lost).sum(),

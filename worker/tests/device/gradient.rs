@@ -1,6 +1,7 @@
 //! Gradients: of all data shards, of some, and again.
 
-use everstep_transport::protocol::{Encoding, LossScale, RunSpec, Shard, Step};
+use everstep_transport::protocol::outcome::PartEvaluation;
+use everstep_transport::protocol::{DataShard, Encoding, LossScale, RunSpec, Shard, Step};
 use everstep_worker::step::event::{Job, Origin, Report};
 use proptest::prelude::*;
 
@@ -72,6 +73,39 @@ fn a_loss_scale_changes_no_bit_of_partials_and_losses() {
             assert_eq!(losses(&found), losses(&plain), "{scale:?}");
         }
     }
+}
+
+/// The parts belong to data shards, so a redo on other workers evaluates to the same values.
+#[test]
+fn a_step_that_is_due_evaluates_the_held_out_samples_with_the_parameters_that_it_begins_with() {
+    let mut run = run();
+    run.data.validation_every = 2;
+    let [mut evaluating, mut plain] = [&run, &crate::support::run()].map(|run| {
+        let mut test_device = TestDevice::of(run, None);
+        test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+        test_device
+    });
+    let evaluated = |reports: &[Report]| -> Vec<PartEvaluation> {
+        let parts = reports.iter().filter_map(|report| match report {
+            Report::Computed { contribution, .. } => contribution.evaluation.clone(),
+            _ => None,
+        });
+        parts.collect()
+    };
+    assert!(evaluated(&evaluating.give(gradient(1, 0..DATA_SHARDS))).is_empty());
+    assert_eq!(evaluating.train(1, 0..SHARDS), plain.train(1, 0..SHARDS));
+    let due = evaluating.give(gradient(2, 0..DATA_SHARDS));
+    assert_eq!(bits(&reduce(&due)), bits(&plain.reduced(2)), "gradients are as without");
+    assert_eq!(due.iter().filter(|it| matches!(it, Report::Evaluating(true))).count(), 8);
+    let whole = evaluated(&due);
+    assert_eq!(whole.iter().map(|part| part.samples).sum::<u64>(), 20, "all held-out samples");
+    let (some, others) = (gradient(2, 0..3), gradient(2, 3..DATA_SHARDS));
+    let again = [some, others].map(|job| evaluated(&evaluating.give(job)));
+    assert_eq!(again.concat(), whole);
+    let finish = Job::Finish { version: Step(1), data_shards: (0..8).map(DataShard).collect() };
+    let ended = plain.give(finish);
+    let [Report::Finished(summary)] = ended.as_slice() else { panic!("{ended:?}") };
+    assert_eq!(summary.evaluations, whole, "as the end of the step before evaluates them");
 }
 
 fn losses(reports: &[Report]) -> Vec<u64> {

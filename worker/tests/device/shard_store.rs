@@ -5,7 +5,8 @@ use everstep_transport::protocol::{Encoding, Rounding, RunSpec, Shard, Step, Wor
 use everstep_worker::step::event::{Gradient, Job, Origin, Report};
 
 use crate::support::{
-    SHARDS, TestDevice, bits, enter, load, parameters, relabel, run, sync, update, updated,
+    Gradients, SHARDS, TestDevice, bits, enter, load, parameters, relabel, run, sync, update,
+    updated, weighed_update,
 };
 
 const ASKING: WorkerId = WorkerId(7);
@@ -37,6 +38,24 @@ fn export(test_device: &mut TestDevice, shard: u32) -> State {
 
 fn is_intact(reports: &[Report]) -> bool {
     matches!(reports, [Report::Restored { intact: true, .. }])
+}
+
+/// The micro-batches of a step may weigh 2 on the average: then its gradient is twice as large, and
+/// its commit says so.
+#[test]
+fn owners_divide_a_gradient_by_the_mean_weight_of_its_step() {
+    let [mut plain, mut weighed] = [(); 2].map(|()| TestDevice::primary_of(0..SHARDS));
+    let gradients = plain.reduced(1);
+    let double = |(shard, values): (&Shard, &Shared)| {
+        let values: Vec<f32> = values.iter().map(|value| 2.0 * value).collect();
+        (*shard, Shared::new(Buffer::detached(values)))
+    };
+    let doubled: Gradients = gradients.iter().map(double).collect();
+    for shard in 0..SHARDS {
+        let once = plain.give(update(1, shard, &gradients));
+        let twice = weighed.give(weighed_update(1, shard, &doubled, 0.5));
+        assert_eq!(updated(&twice), updated(&once));
+    }
 }
 
 #[test]
@@ -74,7 +93,8 @@ fn a_gradient_that_changed_in_memory_ends_the_device_before_it_is_applied() {
         let mut joiner = TestDevice::new();
         joiner.give(sync(1, 0..SHARDS));
         assert!(is_intact(&joiner.give(export(&mut owner, 5).restore())));
-        let Job::Update { shard, step, norm, update, gradient } = update(2, 5, &gradients) else {
+        let Job::Update { shard, step, norm, factor, update, gradient } = update(2, 5, &gradients)
+        else {
             unreachable!("it is an update")
         };
         let Gradient { values, digest } = gradient.expect("it is applied");
@@ -82,7 +102,7 @@ fn a_gradient_that_changed_in_memory_ends_the_device_before_it_is_applied() {
         came[3] = f32::from_bits(came[3].to_bits() ^ flipped);
         let values = Shared::new(Buffer::detached(came));
         let gradient = Some(Gradient { values, digest });
-        let done = joiner.attempt(Job::Update { shard, step, norm, update, gradient });
+        let done = joiner.attempt(Job::Update { shard, step, norm, factor, update, gradient });
         assert_eq!(done.is_ok(), accepted, "{done:?}");
     }
 }

@@ -51,7 +51,13 @@ pub fn run() -> RunSpec {
             loss_unit: LossUnit::default(),
             options: OptionMap::default(),
         },
-        data: DataSpec { kind: "sums".into(), path: "none".into(), validation: 0.05, dtype: None },
+        data: DataSpec {
+            kind: "sums".into(),
+            path: "none".into(),
+            validation: 0.05,
+            dtype: None,
+            validation_every: 0,
+        },
         batch: BatchSpec { data_shards: DATA_SHARDS, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {
             kind: "adamw".into(),
@@ -275,15 +281,21 @@ pub fn sync(generation: u64, syncing: Range<u32>) -> Job {
 
 /// The job of updating a shard.
 pub fn update(step: u64, shard: u32, gradients: &Gradients) -> Job {
+    weighed_update(step, shard, gradients, 1.0)
+}
+
+/// The job of updating a shard in a step of weighted micro-batches.
+pub fn weighed_update(step: u64, shard: u32, gradients: &Gradients, factor: f32) -> Job {
     let values = Shared::clone(&gradients[&Shard(shard)]);
     let gradient = Some(Gradient { digest: reduce::digest(0, &values), values });
-    Job::Update { shard: Shard(shard), step: Step(step), norm: 2.0, update: step, gradient }
+    let (shard, update, step) = (Shard(shard), step, Step(step));
+    Job::Update { shard, step, norm: 2.0, factor, update, gradient }
 }
 
 /// The job of relabelling a shard.
 pub fn relabel(step: u64, shard: u32) -> Job {
     let (shard, step) = (Shard(shard), Step(step));
-    Job::Update { shard, step, norm: f64::NAN, update: 0, gradient: None }
+    Job::Update { shard, step, norm: f64::NAN, factor: 1.0, update: 0, gradient: None }
 }
 
 /// The job of loading parameters.

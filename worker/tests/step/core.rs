@@ -146,9 +146,12 @@ impl Lone {
             let contribution = Contribution {
                 data_shard,
                 loss: 1.0,
+                weight: 1.0,
                 samples,
                 samples_lost: 0,
                 samples_repeated: 0,
+                evaluation: None,
+                scalars: Vec::new(),
             };
             Report::Computed { step, contribution, seconds: 0.0, load_seconds: 0.0 }
         });

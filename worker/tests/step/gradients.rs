@@ -36,9 +36,12 @@ fn contribution(data_shard: DataShard) -> Contribution {
     Contribution {
         data_shard,
         loss: f64::from(data_shard.0),
+        weight: 1.0,
         samples: vec![],
         samples_lost: 0,
         samples_repeated: 0,
+        evaluation: None,
+        scalars: Vec::new(),
     }
 }
 

@@ -350,8 +350,18 @@ impl Scene {
 }
 
 fn contribution(data_shard: DataShard) -> Contribution {
+    let (loss, weight) = (1.0, 1.0);
     let (samples, samples_lost, samples_repeated) = (vec![], 0, 0);
-    Contribution { data_shard, loss: 1.0, samples, samples_lost, samples_repeated }
+    Contribution {
+        data_shard,
+        loss,
+        weight,
+        samples,
+        samples_lost,
+        samples_repeated,
+        evaluation: None,
+        scalars: Vec::new(),
+    }
 }
 
 /// A chunk as long as the shard in this model.

@@ -73,9 +73,19 @@ fn commit(decision: Decision) -> Message {
     let line = MetricsLine { step: Step(1), ..MetricsLine::default() };
     let (generation, step, updates) = (GENERATION, Step(1), 1);
     let (norm, loss, hold) = (1.0, 2.0, false);
-    let loss_scale = LossScale::default();
-    let commit = Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line };
-    Message::Commit(commit)
+    let (gradient_factor, loss_scale) = (1.0, LossScale::default());
+    Message::Commit(Commit {
+        generation,
+        step,
+        norm,
+        loss,
+        decision,
+        gradient_factor,
+        updates,
+        loss_scale,
+        hold,
+        line,
+    })
 }
 
 fn chunk(kind: ChunkKind, step: u64, shard: u32) -> Chunk {
@@ -135,9 +145,18 @@ fn statistics_have_no_part_in_the_norm() {
         member.report(NOW, Report::Partial { step, shard, node, sum });
     }
     for data_shard in all.into_iter().map(DataShard) {
-        let (loss, samples, samples_lost, samples_repeated) = (1.0, vec![0], 0, 0);
-        let contribution =
-            Contribution { data_shard, loss, samples, samples_lost, samples_repeated };
+        let (loss, weight, samples) = (1.0, 1.0, vec![0]);
+        let (samples_lost, samples_repeated) = (0, 0);
+        let contribution = Contribution {
+            data_shard,
+            loss,
+            weight,
+            samples,
+            samples_lost,
+            samples_repeated,
+            evaluation: None,
+            scalars: Vec::new(),
+        };
         let (seconds, load_seconds) = (0.0, 0.0);
         member.report(NOW, Report::Computed { step, contribution, seconds, load_seconds });
     }

@@ -188,9 +188,12 @@ impl Solo {
             let contribution = Contribution {
                 data_shard,
                 loss: 1.0,
+                weight: 1.0,
                 samples: vec![],
                 samples_lost: 0,
                 samples_repeated: 0,
+                evaluation: None,
+                scalars: Vec::new(),
             };
             self.report(Report::Computed {
                 step: Step(step),
@@ -240,6 +243,7 @@ pub fn commit(step: u64) -> Commit {
         norm: 1.0,
         loss: 2.0,
         decision: Decision::Apply,
+        gradient_factor: 1.0,
         updates: step,
         loss_scale: LossScale::default(),
         hold: false,

@@ -65,9 +65,12 @@ pub fn vote_of(rank: u32, step: Step) -> Prepared {
     let part = |data_shard: &DataShard| Contribution {
         data_shard: *data_shard,
         loss: f64::from(data_shard.0),
+        weight: 1.0,
         samples: vec![u64::from(data_shard.0); 2],
         samples_lost: u64::from(data_shard.0 == 1),
         samples_repeated: u64::from(data_shard.0 == 2),
+        evaluation: None,
+        scalars: Vec::new(),
     };
     Prepared {
         generation: GENERATION,

@@ -1,7 +1,8 @@
 //! Which votes count, and what the votes add up to.
 
+use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::{DataShard, Generation, Prepared, Shard, Step};
-use everstep_worker::step::vote_tally::{DigestMismatch, VoteError, VoteTally};
+use everstep_worker::step::vote_tally::{DigestMismatch, StepTotals, VoteError, VoteTally};
 
 use crate::support::{MEMBERS, STRANGER, plan_of, vote_of};
 
@@ -55,12 +56,12 @@ fn votes_that_do_not_count_are_refused_and_change_nothing() {
 fn a_second_vote_is_refused_and_the_first_one_stands() {
     let plan = plan_of(MEMBERS[0]);
     let mut tally = counted(&[0, 1, 2], |_, _| {});
-    let before = tally.totals(MEMBERS[0]);
+    let before = tally.totals(MEMBERS[0], 1);
     let mut again = vote_of(1, STEP);
     again.contributions[0].loss = 99.0;
     let voter = MEMBERS[1];
     assert_eq!(tally.cast(&plan, voter, again), Err(VoteError::Repeated(voter)));
-    assert_eq!(tally.totals(MEMBERS[0]), before);
+    assert_eq!(tally.totals(MEMBERS[0], 1), before);
 }
 
 #[test]
@@ -105,7 +106,7 @@ fn i3_owners_with_different_bits_are_named() {
 
 #[test]
 fn the_tally_is_added_in_index_order_whoever_votes_first() {
-    let totals = counted(&[0, 1, 2], |_, _| {}).totals(MEMBERS[0]);
+    let totals = counted(&[0, 1, 2], |_, _| {}).totals(MEMBERS[0], 1);
     assert_eq!(totals.norm, (100.0f64 + 121.0 + 144.0).sqrt());
     assert_eq!(totals.loss, 3.5);
     assert_eq!(totals.compute_seconds, 2.0, "of the slowest");
@@ -120,12 +121,63 @@ fn the_tally_is_added_in_index_order_whoever_votes_first() {
             *squares = [1.0, 1e16, 1.0][shard.0 as usize];
         }
     };
-    let expected = counted(&[0, 1, 2], rounding).totals(MEMBERS[0]);
+    let expected = counted(&[0, 1, 2], rounding).totals(MEMBERS[0], 1);
     for order in [[0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-        let found = counted(&order, rounding).totals(MEMBERS[0]);
+        let found = counted(&order, rounding).totals(MEMBERS[0], 1);
         assert_eq!((found.loss.to_bits(), found.norm.to_bits()), {
             (expected.loss.to_bits(), expected.norm.to_bits())
         });
+    }
+}
+
+/// The loss of data shard `d` is `d` times its weight, as a device reports it.
+fn weighed(weights: [f64; 8]) -> StepTotals {
+    let tally = counted(&[0, 1, 2], |_, vote| {
+        for part in &mut vote.contributions {
+            part.weight = weights[part.data_shard.0 as usize];
+            part.loss *= part.weight / 3.0;
+        }
+    });
+    tally.totals(MEMBERS[0], 3)
+}
+
+#[test]
+fn micro_batches_count_by_their_weights() {
+    let totals = weighed([6.0, 0.0, 3.0, 0.0, 0.0, 0.0, 0.0, 39.0]);
+    assert_eq!(totals.gradient_factor, 0.5, "24 micro-batches weigh 48");
+    assert_eq!(totals.norm, (100.0f64 + 121.0 + 144.0).sqrt() / 2.0);
+    assert_eq!(totals.loss, (2.0 * 3.0 + 7.0 * 39.0) / 48.0);
+    assert!(totals.is_finite());
+    assert_eq!(weighed([3.0; 8]).gradient_factor, 1.0, "as without weights");
+}
+
+#[test]
+fn held_out_samples_are_added_in_the_order_of_the_data_shards() {
+    let part = |part: DataShard| {
+        let loss = [1e16, 1.0, 1.0, -1e16, 3.0, 1e-9, 7.0, 0.1][part.0 as usize];
+        PartEvaluation { part, samples: u64::from(part.0 + 1), loss, metric: Some(loss) }
+    };
+    let evaluated = |order: [u32; 3]| {
+        let tally = counted(&order, |_, vote| {
+            for it in &mut vote.contributions {
+                it.evaluation = Some(part(it.data_shard));
+            }
+        });
+        let StepTotals { validation_loss, metric, .. } = tally.totals(MEMBERS[0], 1);
+        [validation_loss, metric].map(|mean| mean.expect("it is due").to_bits())
+    };
+    let parts: Vec<_> = (0..8).map(|shard| part(DataShard(shard))).collect();
+    let sum = parts.iter().fold(0.0, |sum, part| sum + part.loss * part.samples as f64);
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        assert_eq!(evaluated(order), [(sum / 36.0).to_bits(); 2]);
+    }
+    assert_eq!(counted(&[0, 1, 2], |_, _| {}).totals(MEMBERS[0], 1).validation_loss, None);
+}
+
+#[test]
+fn a_step_whose_micro_batches_weigh_nothing_is_not_finite() {
+    for odd in [0.0, -1.0, f64::NAN, f64::INFINITY, 1e300] {
+        assert!(!weighed([odd; 8]).is_finite(), "{odd}");
     }
 }
 
@@ -136,5 +188,5 @@ fn a_gradient_that_is_not_finite_shows_in_the_norm() {
             vote.squares[0].1 = f64::NAN;
         }
     });
-    assert!(tally.totals(MEMBERS[0]).norm.is_nan());
+    assert!(tally.totals(MEMBERS[0], 1).norm.is_nan());
 }

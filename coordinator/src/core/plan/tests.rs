@@ -194,8 +194,19 @@ fn status(commit: Option<Commit>) -> Status {
 fn commit(generation: Generation, step: u64) -> Commit {
     let line = MetricsLine::default();
     let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step, false);
-    let (step, loss_scale) = (Step(step), LossScale::default());
-    Commit { generation, step, norm, loss, decision, updates, loss_scale, hold, line }
+    let (step, gradient_factor, loss_scale) = (Step(step), 1.0, LossScale::default());
+    Commit {
+        generation,
+        step,
+        norm,
+        loss,
+        decision,
+        gradient_factor,
+        updates,
+        loss_scale,
+        hold,
+        line,
+    }
 }
 
 /// Whether every owner that the record lists shows what it needs (I16), by the words of the design.

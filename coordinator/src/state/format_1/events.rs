@@ -8,11 +8,12 @@ use everstep_transport::protocol::reason::{
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::run::Units;
 use everstep_transport::protocol::{
-    Cause, CoordinatorId, Generation, ModelPlace, NodeName, Record, RunId, Shard, Step, Term,
-    WorkerId, WriteFailure,
+    Cause, CoordinatorId, Generation, ModelPlace, NodeName, RunId, Shard, Step, Term, WorkerId,
+    WriteFailure,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
+use super::record::RecordV1;
 use crate::state::probes::Divergence;
 use crate::state::{Change, Loss, PastRun};
 
@@ -202,7 +203,7 @@ impl From<PastRunV1> for PastRun {
 
 #[derive(Archive, Serialize, Deserialize)]
 pub(super) struct ChangeV1 {
-    record: Record,
+    record: RecordV1,
     lost: Vec<LossV1>,
     left: Vec<WorkerId>,
     redone: bool,
@@ -215,6 +216,7 @@ impl From<ChangeV1> for Change {
         let ChangeV1 { record, lost, left, redone, unreachable, rollback } = change;
         let lost = lost.into_iter().map(Into::into).collect();
         let rollback = rollback.map(|(from, reason)| (from, RollbackReason::Words(reason)));
+        let record = record.into();
         Self { record, lost, left, redone, unreachable, rollback }
     }
 }

@@ -124,7 +124,7 @@ impl From<ModelSpecV1> for ModelSpec {
 impl From<DataSpecV1> for DataSpec {
     fn from(data: DataSpecV1) -> Self {
         let DataSpecV1 { kind, path, validation } = data;
-        Self { kind, path, validation, dtype: None }
+        Self { kind, path, validation, dtype: None, validation_every: 0 }
     }
 }
 

@@ -35,7 +35,13 @@ pub fn run() -> RunSpec {
             loss_unit: LossUnit::default(),
             options: OptionMap::default(),
         },
-        data: DataSpec { kind: "text".into(), path: "/text".into(), validation: 0.05, dtype: None },
+        data: DataSpec {
+            kind: "text".into(),
+            path: "/text".into(),
+            validation: 0.05,
+            dtype: None,
+            validation_every: 0,
+        },
         batch: BatchSpec { data_shards: 4, micro_batch: 2, accumulate: 1 },
         optimizer: OptimizerSpec {
             kind: "adamw".into(),

@@ -50,6 +50,7 @@ fn commit(step: u64, generation: u64) -> Commit {
         norm: 0.5,
         loss: f64::INFINITY,
         decision: Decision::Apply,
+        gradient_factor: 1.0,
         updates: step,
         loss_scale: LossScale::default(),
         hold: false,

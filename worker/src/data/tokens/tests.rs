@@ -32,7 +32,8 @@ impl Files {
         vocabulary: u32,
     ) -> Result<Tokens, TokenFileError> {
         let path = self.directory.path().display().to_string();
-        let data = DataSpec { kind: "tokens".into(), path, validation, dtype };
+        let (kind, validation_every) = ("tokens".into(), 0);
+        let data = DataSpec { kind, path, validation, dtype, validation_every };
         Tokens::open(&files(&data.path)?, &data, vocabulary)
     }
 }

@@ -82,6 +82,8 @@ pub enum Job {
         step: Step,
         /// Its global gradient norm.
         norm: f64,
+        /// What multiplies the gradient besides clipping. The norm contains it.
+        factor: f32,
         /// The number of this update in the run's history, from 1.
         update: u64,
         /// The reduced gradient. None if the step was skipped: the shard only gets the new version.
@@ -203,6 +205,9 @@ pub enum Report {
     },
     /// The data set cannot read a sample yet, or can again. The device waits meanwhile.
     LoadStalled(bool),
+    /// The device begins to evaluate held-out samples, or has evaluated them. It computes no data
+    /// shard meanwhile.
+    Evaluating(bool),
     /// A held shard has a new version.
     Updated {
         /// The new version of the shard.

@@ -142,7 +142,8 @@ impl Member {
         if over {
             return;
         }
-        let commit = self.commit_of(now, tally.totals(self.plan.worker()));
+        let totals = tally.totals(self.plan.worker(), self.setup.run.batch.accumulate);
+        let commit = self.commit_of(now, totals);
         self.check_commit(&commit, &tally);
         let joiners = self.serving.feeds.joiners(commit.step);
         let others: Vec<_> = self.plan.others().chain(joiners).collect();
@@ -156,7 +157,7 @@ impl Member {
 
     fn commit_of(&self, now: Time, totals: StepTotals) -> Commit {
         let step = self.step();
-        let finite = totals.norm.is_finite() && totals.loss.is_finite();
+        let finite = totals.is_finite();
         let before = self.commit().map_or(0, |commit| commit.updates);
         let decision = if finite { Decision::Apply } else { Decision::Skip };
         let scale = self.loss_scale();
@@ -176,6 +177,9 @@ impl Member {
             commit_seconds: totals.commit_seconds,
             samples_lost: totals.samples_lost,
             samples_repeated: totals.samples_repeated,
+            validation_loss: totals.validation_loss,
+            metric: totals.metric,
+            scalars: totals.scalars,
         };
         Commit {
             generation: self.plan.generation(),
@@ -183,6 +187,7 @@ impl Member {
             norm: totals.norm,
             loss: totals.loss,
             decision,
+            gradient_factor: totals.gradient_factor,
             updates: before + u64::from(finite),
             loss_scale: self.setup.scaling.next(scale, decision),
             hold: self.control.holds_next(),
@@ -219,8 +224,9 @@ impl Member {
     /// Compares a commit with the known commit of its step (invariant I2).
     fn compare(&mut self, from: WorkerId, commit: &Commit) {
         let verdict = |commit: &Commit| {
-            let Commit { norm, loss, decision, updates, loss_scale, .. } = *commit;
-            (norm.to_bits(), loss.to_bits(), decision, updates, loss_scale)
+            let Commit { norm, loss, decision, gradient_factor, updates, loss_scale, .. } = *commit;
+            let bits = (norm.to_bits(), loss.to_bits(), gradient_factor.to_bits());
+            (bits, decision, updates, loss_scale)
         };
         let known = self.commit().filter(|known| known.step == commit.step);
         if known.is_some_and(|known| verdict(known) != verdict(commit)) {

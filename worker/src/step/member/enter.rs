@@ -140,8 +140,8 @@ impl Member {
                 Some(Report::Entered { generation, owned: Vec::new() })
             }
             // It holds for the device, whatever generation its work is of.
-            Report::LoadStalled(is_stalled) => {
-                self.replica.progress.load_stalled(is_stalled);
+            Report::LoadStalled(is_exempt) | Report::Evaluating(is_exempt) => {
+                self.replica.progress.exempt(is_exempt);
                 None
             }
             _ if device.void_until.is_some() => None,

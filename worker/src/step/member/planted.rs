@@ -78,7 +78,7 @@ impl Member {
         let (step, update) = (self.step(), self.step().0);
         for (shard, reduced) in self.replica.prepared.clone() {
             let gradient = Some(reduced.gradient);
-            self.device(Job::Update { shard, step, norm, update, gradient });
+            self.device(Job::Update { shard, step, norm, factor: 1.0, update, gradient });
         }
     }
 }

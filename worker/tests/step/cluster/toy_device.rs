@@ -258,8 +258,17 @@ impl ToyDevice {
         self.computed.push((step, data_shard));
         let samples = self.sampler.shard_samples(step, data_shard).collect();
         let loss = f64::from(data_shard.0) + step.0 as f64;
-        let contribution =
-            Contribution { data_shard, loss, samples, samples_lost: 0, samples_repeated: 0 };
+        let (weight, samples_lost, samples_repeated) = (1.0, 0, 0);
+        let contribution = Contribution {
+            data_shard,
+            loss,
+            weight,
+            samples,
+            samples_lost,
+            samples_repeated,
+            evaluation: None,
+            scalars: Vec::new(),
+        };
         let mut reports = Vec::new();
         if last {
             for node in &work.subtrees {
