@@ -561,7 +561,7 @@ fn a_token_on_the_command_line_is_warned_of_and_does_not_stay_there() {
     assert!(shows(&address) && !shows("--join"), "the other arguments are the same");
     worker.kill().unwrap();
     let said = String::from_utf8(worker.wait_with_output().unwrap().stderr).unwrap();
-    assert!(said.contains("pass --join @FILE, or --join @-"), "{said}");
+    assert!(said.contains("Pass --join @FILE, or --join @-"), "{said}");
 }
 
 #[test]

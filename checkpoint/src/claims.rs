@@ -354,7 +354,7 @@ mod tests {
             let refused = hold(&store, &store.list_claims().expect("listed"), &other, None);
             let refused = refused.expect_err("it is another run");
             assert_eq!(refused.kind, ErrorKind::Refuse);
-            assert!(refused.why.contains("give each run a folder of its own"), "{refused}");
+            assert!(refused.why.contains("Give each run a folder of its own"), "{refused}");
         }
     }
 

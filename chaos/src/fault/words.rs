@@ -40,9 +40,6 @@ impl fmt::Display for Fault {
             | Self::Remove { .. } => self.tell_of_a_coordinator(f),
             Self::DrainAll { .. } | Self::Rest { .. } | Self::Save => self.tell_of_a_run(f),
             Self::CutStore | Self::TearCheckpoint | Self::LoseCluster => self.tell_of_a_run(f),
-            Self::Drain { .. } | Self::Pause { .. } | Self::Stall { .. } => {
-                self.tell_of_a_machine(f)
-            }
             Self::PauseTogether { side, span } => {
                 write!(f, "{} are paused for {span:?}", all(side))
             }
@@ -64,17 +61,7 @@ impl fmt::Display for Fault {
             Self::Reorder { from, to, lane, extra, span } => {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
-            Self::Refuse { .. }
-            | Self::RefuseProbes { .. }
-            | Self::Isolation { .. }
-            | Self::Deafen { .. }
-            | Self::Misstate { .. }
-            | Self::Drift { .. }
-            | Self::Hang { .. }
-            | Self::FullStore { .. }
-            | Self::Flip { .. }
-            | Self::Garble { .. }
-            | Self::Mistake { .. } => self.tell_of_a_machine(f),
+            _ => self.tell_of_a_machine(f),
         }
     }
 }

@@ -303,7 +303,7 @@ pub enum Event {
     Probe {
         /// The coordinator that probes.
         owner: NodeId,
-        /// The worker.
+        /// The worker that it probes.
         peer: NodeId,
         /// The number of their link. Probes of an earlier link come to nothing.
         link: u64,

@@ -73,7 +73,7 @@ impl fmt::Debug for ScalarName {
 /// A scalar of a data shard, added up over its micro-batches.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
 pub struct ScalarSum {
-    /// Its name.
+    /// What the script calls it.
     pub name: ScalarName,
     /// The values, each times the weight of its micro-batch.
     pub sum: f64,
@@ -84,9 +84,9 @@ pub struct ScalarSum {
 /// A scalar of a step: the mean over its micro-batches.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq)]
 pub struct Scalar {
-    /// Its name.
+    /// What the script calls it.
     pub name: ScalarName,
-    /// The mean.
+    /// The mean of its values over the step, by the weights of the micro-batches.
     pub value: f64,
 }
 

@@ -174,7 +174,7 @@ async fn a_decision_may_take_its_time_but_not_for_ever() {
     enrol(soon.local_address(), &token, Role::Worker).await.unwrap();
     let error = refusal(&decided_after(Duration::from_secs(600)), &token).await;
     assert!(is_refused(&error, &Refusal::Undecided), "{error}");
-    assert!(error.to_string().contains("try again"), "{error}");
+    assert!(error.to_string().contains("Try again"), "{error}");
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use crate::step::event::StreamItem;
 
 /// An entry of a bulk stream.
 pub enum WireItem {
-    /// A message, encoded.
+    /// A message, encoded for all of its receivers.
     Message(Bytes),
     /// A chunk of a tensor.
     Tensor {

@@ -550,7 +550,7 @@ fn a_store_of_another_run_takes_no_part_of_this_one() {
     let thread = TestThread::start(folder.path());
     thread.give(StoreJob::Save(part(3, &commit(5, 2), 0..1)));
     let StoreReport::Failing(Some(reason)) = thread.next() else { panic!("it says so") };
-    assert!(reason.contains("give each run a folder of its own"), "{reason}");
+    assert!(reason.contains("Give each run a folder of its own"), "{reason}");
     assert!(!folder.path().join("step-000005").exists());
 }
 

@@ -12,6 +12,7 @@ use everstep_transport::protocol::{
 /// A job for the thread. It does its jobs in order. While the store fails, a job that writes gives
 /// way to a later one, and a restore to the next restore.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // a few move for each checkpoint
 pub enum StoreJob {
     /// Write this worker's part of a checkpoint. The answer is [`StoreReport::Saved`] or
     /// [`StoreReport::Unsaved`].
@@ -72,6 +73,7 @@ pub struct ShardToSave {
 
 /// What the thread has done.
 #[derive(Debug)]
+#[allow(clippy::large_enum_variant)] // a few move for each checkpoint
 pub enum StoreReport {
     /// The part is durable.
     Saved(SavedPart),
