@@ -37,8 +37,8 @@ use std::time::Duration;
 
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::{
-    CheckpointId, Commit, CoordinatorId, Decision, Generation, Record, RunSpec, Shard, Step,
-    WorkerId,
+    CheckpointId, Commit, CoordinatorId, Decision, Generation, Record, RunOrigin, RunSpec, Shard,
+    Step, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -176,12 +176,12 @@ impl InvariantChecks {
         self.torn.clone_from(&before.torn);
     }
 
-    /// The run goes on after the step that this commit has made.
-    pub fn begin_after(&mut self, commit: &Commit) {
-        self.samples.begin_after(commit.step);
-        self.commits.begin_after(commit.step);
-        self.lines.begin_after(commit.step);
-        self.resumes.begin_after(commit);
+    /// The run goes on from checkpoints of another cluster.
+    pub fn begin_from(&mut self, origin: &RunOrigin) {
+        self.samples.begin_after(origin.step());
+        self.commits.begin_after(origin.step());
+        self.lines.begin_after(origin.step());
+        self.resumes.begin_from(origin);
     }
 
     /// An interceptor changes messages from now on, so a refusal is no fault.

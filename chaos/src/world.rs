@@ -211,8 +211,8 @@ impl World {
     /// begins.
     fn begin(&mut self, from: Option<Continuation>) -> Result<(), Violation> {
         let Scenario { run, reference, .. } = &self.scenario;
-        let commit = from.as_ref().and_then(Continuation::commit);
-        self.checkers.begin_anew(self.now, run, (reference.clone(), commit));
+        let origin = from.as_ref().map(|from| &from.origin);
+        self.checkers.begin_anew(self.now, run, (reference.clone(), origin));
         if self.network.is_intercepted() {
             self.checkers.invariants.expect_refusals();
         }

@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::{Commit, Generation, MetricsLine, Record, Step, WorkerId};
+use everstep_transport::protocol::{
+    Commit, Generation, MetricsLine, Record, RunOrigin, Step, WorkerId,
+};
 
 use super::{Breach, Invariant, Verdict};
 
@@ -18,10 +20,13 @@ pub(super) struct Resumes {
 }
 
 impl Resumes {
-    /// Another cluster has made this commit, and the run goes on after it.
-    pub(super) fn begin_after(&mut self, commit: &Commit) {
-        self.begun_after = commit.step;
-        self.decided.insert((commit.generation, commit.step), commit.clone());
+    /// Another cluster has made the commits of the checkpoints that `origin` lists. The run goes on
+    /// after the last of them, or after an earlier one if the last is damaged.
+    pub(super) fn begin_from(&mut self, origin: &RunOrigin) {
+        self.begun_after = origin.step();
+        let commits = origin.checkpoints.iter().map(|listed| &listed.commit);
+        let decided = commits.map(|commit| ((commit.generation, commit.step), commit.clone()));
+        self.decided.extend(decided);
     }
 
     /// A member commits. All members that commit a step in one generation have the same words of

@@ -551,6 +551,18 @@ fn i17_commits_that_are_shown_and_that_nobody_has_made() {
 }
 
 #[test]
+fn i17_a_cluster_that_goes_on_from_checkpoints_has_made_their_commits() {
+    let mut checks = fresh(None);
+    let (origin, _) = exemplars::resumed_run();
+    checks.begin_from(&origin);
+    for listed in &origin.checkpoints {
+        assert_eq!(see(&mut checks, Observation::Shown(FIRST, &listed.commit)), Ok(()));
+        let other = Commit { generation: Generation(9), ..listed.commit.clone() };
+        assert_eq!(see(&mut checks, Observation::Shown(FIRST, &other)), Err(Invariant::I17));
+    }
+}
+
+#[test]
 fn i18_refusals_where_nobody_meddles() {
     let mut checks = checks(None);
     let refusal = Observation::Refused(format_args!("a piece"));

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use everstep_transport::protocol::{Commit, RunSpec};
+use everstep_transport::protocol::{RunOrigin, RunSpec};
 use everstep_transport::time::Time;
 
 use super::leadership::LeadershipTrace;
@@ -38,19 +38,19 @@ impl Checkers {
         self.samples
     }
 
-    /// Another cluster begins at `now`, perhaps after the step that this commit made. The faults so
+    /// Another cluster begins at `now`, perhaps from checkpoints of the one before. The faults so
     /// far may still explain its losses.
     pub fn begin_anew(
         &mut self,
         now: Time,
         run: &RunSpec,
-        (reference, from): (Option<Arc<RunHistory>>, Option<&Commit>),
+        (reference, from): (Option<Arc<RunHistory>>, Option<&RunOrigin>),
     ) {
         let anew = InvariantChecks::new(run, self.samples, reference);
         let before = std::mem::replace(&mut self.invariants, anew);
-        if let Some(commit) = from {
+        if let Some(origin) = from {
             self.invariants.follow(&before);
-            self.invariants.begin_after(commit);
+            self.invariants.begin_from(origin);
         }
         self.leadership = LeadershipTrace::default();
         self.liveness.begin_anew(now);

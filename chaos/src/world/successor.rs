@@ -11,7 +11,7 @@ use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::origin;
 use everstep_checkpoint::store::Store;
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::{Commit, MetricsLine, RunOrigin};
+use everstep_transport::protocol::{MetricsLine, RunOrigin};
 
 use super::checkers::Checkers;
 use super::endure::CLUSTER_RESTART_DELAY;
@@ -35,13 +35,6 @@ pub(super) struct Continuation {
     pub(super) origin: RunOrigin,
     /// The lines of the steps up to the checkpoint from which the run goes on.
     pub(super) lines: Vec<MetricsLine>,
-}
-
-impl Continuation {
-    /// The commit of the step after which the run goes on.
-    pub(super) fn commit(&self) -> Option<&Commit> {
-        self.origin.checkpoints.last().map(|last| &last.commit)
-    }
 }
 
 impl SimStore {
