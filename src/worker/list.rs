@@ -1,6 +1,8 @@
 //! `everstep worker ls`: the workers, and what the run waits for.
 
-use everstep_transport::protocol::outcome::{IdleWorker, Outcome, Update, WorkerState, WorkerView};
+use everstep_transport::protocol::outcome::{
+    Outcome, UnregisteredWorker, Update, WorkerState, WorkerView,
+};
 use everstep_transport::protocol::{NodeName, Step};
 use serde_json::json;
 
@@ -19,6 +21,7 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
             "workers": update.workers,
             "idle": update.idle.iter().map(|idle| &idle.name).collect::<Vec<_>>(),
             "idle_workers": update.idle,
+            "building_workers": update.building,
             "waiting": update.waiting,
             "bitwise": update.divergence.is_none(),
             "bitwise_reason": update.divergence,
@@ -37,7 +40,12 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
         "device",
         "telemetry",
     ];
-    let rows = update.workers.iter().map(row).chain(update.idle.iter().map(idle_row));
+    let unregistered = |workers: &[UnregisteredWorker], state| -> Vec<_> {
+        workers.iter().map(|worker| unregistered_row(worker, state)).collect()
+    };
+    let building = unregistered(&update.building, "building");
+    let idle = unregistered(&update.idle, "idle");
+    let rows = update.workers.iter().map(row).chain(building).chain(idle);
     let rows = std::iter::once(head.map(str::to_string)).chain(rows);
     let rows: Vec<_> = rows.collect();
     let reason = update.divergence.as_ref();
@@ -73,12 +81,18 @@ fn of_the_run(update: &Update) -> String {
         Some(waiting) => {
             format!("waiting: {} of at least {} workers take part", waiting.members, waiting.wanted)
         }
-        None => format!(
-            "{}, {} brought up to date, {} waiting",
-            doing(count(WorkerState::Training), "trains", "train"),
-            count(WorkerState::Learning),
-            count(WorkerState::Waiting)
-        ),
+        None => {
+            let building = match update.building.len() {
+                0 => String::new(),
+                building => format!(", {building} building the model"),
+            };
+            format!(
+                "{}, {} brought up to date, {} waiting{building}",
+                doing(count(WorkerState::Training), "trains", "train"),
+                count(WorkerState::Learning),
+                count(WorkerState::Waiting)
+            )
+        }
     }
 }
 
@@ -120,10 +134,11 @@ fn doing(count: usize, one: &str, many: &str) -> String {
     if count == 1 { format!("1 worker {one}") } else { format!("{count} workers {many}") }
 }
 
-/// A worker that waits for a run has a name and an address only.
-fn idle_row(IdleWorker { name, address }: &IdleWorker) -> [String; 11] {
+/// A worker that has not registered has a name and an address only.
+fn unregistered_row(worker: &UnregisteredWorker, state: &str) -> [String; 11] {
+    let UnregisteredWorker { name, address } = worker;
     let mut row = std::array::from_fn(|_| "-".to_string());
-    (row[2], row[3]) = (name.to_string(), "idle".into());
+    (row[2], row[3]) = (name.to_string(), state.into());
     row[8] = address.map_or(row[8].clone(), |address| address.to_string());
     row
 }
@@ -180,7 +195,7 @@ mod tests {
     fn a_worker_that_cannot_compute_the_run_waits_for_another_one() {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let unable = vec![(name.clone(), "there is no /nope".to_string())];
-        let idle = vec![IdleWorker { name, address: None }];
+        let idle = vec![UnregisteredWorker { name, address: None }];
         let workers = vec![WorkerView { state: WorkerState::Training, ..view(1, 1) }];
         let update = Update { run: Some(4), workers, idle, unable, ..Update::default() };
         let words = "1 worker trains, 0 brought up to date, 0 waiting; 1 worker waits for another \
@@ -190,12 +205,16 @@ mod tests {
         assert_eq!(cannot_compute(&update.unable[0]), words);
         let over = Update { outcome: Outcome::Complete(Vec::new()), ..update };
         assert_eq!(sentence(&over), "1 worker waits for a run");
+        let begins = Update { run: Some(4), building: over.idle, ..Update::default() };
+        let words = "0 workers train, 0 brought up to date, 0 waiting, 1 building the model";
+        assert_eq!(sentence(&begins), words);
     }
 
     #[test]
     fn a_worker_that_waits_for_a_run_has_a_row_with_its_address() {
         let name = NodeName::parse("worker-7").expect("a valid name");
-        let row = idle_row(&IdleWorker { name, address: Some(([10, 0, 0, 7], 4_000).into()) });
+        let worker = UnregisteredWorker { name, address: Some(([10, 0, 0, 7], 4_000).into()) };
+        let row = unregistered_row(&worker, "idle");
         assert_eq!(row.join(" "), "- - worker-7 idle - - - - 10.0.0.7:4000 - -");
         assert_eq!(doing(1, "trains", "train"), "1 worker trains");
         assert_eq!(doing(2, "trains", "train"), "2 workers train");

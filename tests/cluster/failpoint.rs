@@ -100,7 +100,7 @@ impl<'a> Scene<'a> {
     async fn until(&mut self, there: impl Fn(&Self) -> bool) -> bool {
         while !there(self) {
             if self.cluster.advance().await.expect("it survives") {
-                return false;
+                return there(self);
             }
         }
         true

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{
-    IdleWorker, Outcome, OwnersAwaited, RunPause, Update, Waiting, WorkerState, WorkerView,
+    Outcome, OwnersAwaited, RunPause, UnregisteredWorker, Update, Waiting, WorkerState, WorkerView,
 };
 use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::{Rank, Step, WorkerId, WorkerLabel};
@@ -23,8 +23,8 @@ use super::{Core, EventsAfter, LinkId, ShellEffect, feeds};
 use crate::lines::PAGE;
 use crate::state::{Worker, WorkerPhase};
 
-/// The most idle workers in one answer.
-const MOST_IDLE: usize = 1_000;
+/// The most idle workers in one answer, and as many that build a model.
+const MOST_UNREGISTERED: usize = 1_000;
 
 /// What each watcher was last told of the workers.
 #[derive(Debug, Default)]
@@ -80,6 +80,7 @@ impl Core {
             workers,
             forgotten,
             idle: self.idle(),
+            building: self.building(),
             divergence: self.state.divergence().map(|it| it.to_string()),
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
@@ -115,14 +116,23 @@ impl Core {
 
     /// The workers that wait for a run. While one is under way, these are the workers that cannot
     /// compute it.
-    pub(super) fn idle(&self) -> Vec<IdleWorker> {
+    pub(super) fn idle(&self) -> Vec<UnregisteredWorker> {
         let is_under_way = self.state.run().is_some() && self.running();
         let waiting = if is_under_way { PeerPhase::Unable } else { PeerPhase::Greeted(None) };
-        let idle = self.workers_in(|phase| phase == waiting);
-        let links = idle.into_iter().filter_map(|link| self.links.find(link));
-        let idle =
-            links.map(|it| IdleWorker { name: it.identity.name.clone(), address: it.address });
-        idle.take(MOST_IDLE).collect()
+        self.unregistered(|phase| phase == waiting)
+    }
+
+    /// The workers that read the data and build the model of the run.
+    pub(super) fn building(&self) -> Vec<UnregisteredWorker> {
+        self.unregistered(|phase| matches!(phase, PeerPhase::Welcomed | PeerPhase::Registering(_)))
+    }
+
+    fn unregistered(&self, is_wanted: impl Fn(PeerPhase) -> bool) -> Vec<UnregisteredWorker> {
+        let links = self.workers_in(is_wanted).into_iter().take(MOST_UNREGISTERED);
+        let workers = links
+            .filter_map(|link| self.links.find(link))
+            .map(|it| UnregisteredWorker { name: it.identity.name.clone(), address: it.address });
+        workers.collect()
     }
 
     fn views(&self, now: Time) -> Vec<WorkerView> {

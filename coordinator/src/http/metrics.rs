@@ -123,6 +123,7 @@ fn workers(page: &mut MetricsText, Overview { cluster, .. }: &Overview) {
     let count = |state| cluster.workers.iter().filter(|view| view.state == state).count();
     let idle = |state| if state == WorkerState::Waiting { cluster.idle } else { 0 };
     let states = STATES.map(|(state, name)| ("state", name, (count(state) + idle(state)) as f64));
+    let states = [states.as_slice(), &[("state", "building", cluster.building as f64)]].concat();
     let help = "Workers that are there, by what they do.";
     page.labelled("everstep_workers", "gauge", help, &states);
 }

@@ -66,6 +66,7 @@ pub(crate) fn view() -> ClusterView {
         standstill: None,
         unable: Vec::new(),
         idle: 0,
+        building: 0,
         outage: None,
         now_unix_ms: 90_000,
         unreachable: Vec::new(),

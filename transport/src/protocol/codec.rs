@@ -91,8 +91,8 @@ fn names(message: &Message) -> Vec<&NodeName> {
             };
             let workers = update.workers.iter().map(|view| &view.name);
             let unable = update.unable.iter().map(|(name, _)| name);
-            let idle = update.idle.iter().map(|idle| &idle.name);
-            events.chain(workers).chain(idle).chain(failed).chain(unable).collect()
+            let unregistered = update.idle.iter().chain(&update.building).map(|it| &it.name);
+            events.chain(workers).chain(unregistered).chain(failed).chain(unable).collect()
         }
         Message::WriteManifest(order) => order.events.iter().flat_map(names_in).collect(),
         Message::Coordinators { members, .. } => members.iter().map(|view| &view.name).collect(),

@@ -25,8 +25,8 @@ use super::ids::{
 use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::outcome::{
-    Event, EventKind, IdleWorker, Inability, Outcome, OwnersAwaited, PausedBy, RunPause, Update,
-    Waiting, WorkerResult, WorkerState, WorkerView,
+    Event, EventKind, Inability, Outcome, OwnersAwaited, PausedBy, RunPause, UnregisteredWorker,
+    Update, Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use super::preemption::{Cloud, PreemptionNotice};
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
@@ -340,7 +340,8 @@ fn of_operators() -> Vec<Message> {
             lines: vec![line()],
             events: vec![event()],
             workers: vec![view],
-            idle: vec![IdleWorker { name: name(), address: Some(address()) }],
+            idle: vec![UnregisteredWorker { name: name(), address: Some(address()) }],
+            building: vec![UnregisteredWorker { name: name(), address: None }],
             forgotten: vec![WorkerId(6)],
             divergence: Some("one computes on cpu".into()),
             waiting: Some(Waiting { members: 1, wanted: 2, since_unix_ms: 3 }),

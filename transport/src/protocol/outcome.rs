@@ -46,10 +46,10 @@ pub enum WorkerState {
     Left,
 }
 
-/// A worker that waits for a run that it can compute. It registers, and gets a number, when there
-/// is one.
+/// A worker that waits for a run that it can compute, or builds the model of one. It registers, and
+/// gets a number, when it has built it.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
-pub struct IdleWorker {
+pub struct UnregisteredWorker {
     /// The name of its node.
     pub name: NodeName,
     /// The address from which its packets come.
@@ -189,7 +189,9 @@ pub struct Update {
     pub forgotten: Vec<WorkerId>,
     /// The workers that wait for a run, a thousand at most. While one is under way, these are the
     /// workers that cannot compute it.
-    pub idle: Vec<IdleWorker>,
+    pub idle: Vec<UnregisteredWorker>,
+    /// The workers that read the data and build the model of the run, a thousand at most.
+    pub building: Vec<UnregisteredWorker>,
     /// Why the run's bits differ from those of other such runs, if they do: the workers' first
     /// gradients differ.
     pub divergence: Option<String>,

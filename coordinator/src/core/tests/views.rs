@@ -53,7 +53,10 @@ fn workers_that_wait_for_a_run_are_listed_and_those_of_a_run_that_is_over_train_
     assert_eq!(world.watch(0, 0).idle[1].address, place);
     assert_eq!(world.core.cluster_view(world.now).idle, 2);
     world.request(1, OperatorCommand::Submit(run_of(2).into()));
-    assert_eq!(world.watch(0, 0).idle, []);
+    let Update { idle, building, .. } = world.watch(0, 0);
+    let building: Vec<_> = building.iter().map(|worker| worker.name.as_str()).collect();
+    assert_eq!((idle, &building[..]), (vec![], &["worker-1", "worker-2"][..]));
+    assert_eq!(world.core.cluster_view(world.now).building, 2);
     let (inability, reason) = (Inability::Run, "there is no /nope".into());
     world.say(second, Message::Unable { inability, reason });
     let unable = &world.watch(0, 0).unable[0].1;

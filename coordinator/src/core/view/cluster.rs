@@ -61,6 +61,8 @@ pub struct ClusterView {
     /// How many workers wait for a run, a thousand at most. While one is under way, these are the
     /// workers that cannot compute it.
     pub idle: usize,
+    /// How many workers build the model of the run, a thousand at most.
+    pub building: usize,
     /// How many workers are silent, and for how long, if so many fell silent together that the
     /// coordinator's own network is the likelier cause.
     pub outage: Option<(usize, Duration)>,
@@ -138,6 +140,7 @@ impl Core {
             restores: self.restore_progress(),
             standstill: self.standstill(),
             idle: self.idle().len(),
+            building: self.building().len(),
             unable: self.unable(),
             outage: self.health.detector.outage(now).filter(|_| self.running()),
             now_unix_ms: self.unix_ms(now),
