@@ -15,6 +15,7 @@ fn update(step: u64, event: u64) -> Update {
         workers: Vec::new(),
         forgotten: Vec::new(),
         idle: Vec::new(),
+        building: Vec::new(),
         divergence: None,
         waiting: None,
         owners_awaited: None,
