@@ -113,6 +113,8 @@ struct Tally {
     faults: BTreeMap<&'static str, u64>,
     steps: u64,
     completed: u64,
+    /// Runs that ended since memory had changed, as a fault explains.
+    failed: u64,
     changes: world::Tally,
     events: u64,
     longest: Duration,
@@ -167,6 +169,7 @@ impl Tally {
                 self.simulated += Duration::from_nanos(endured.at.0);
                 self.steps += endured.steps;
                 self.completed += endured.completed;
+                self.failed += endured.failed;
                 self.changes += endured.changes;
                 self.longest = self.longest.max(endured.longest);
                 self.longest_change = self.longest_change.max(endured.longest_change);
@@ -185,7 +188,7 @@ impl Tally {
     }
 
     fn print(&self) -> Result<(), Failure> {
-        let Self { seeds, steps, completed, changes, events, digest, .. } = self;
+        let Self { seeds, steps, completed, failed, changes, events, digest, .. } = self;
         let world::Tally { generations, lost, left, redone, rollbacks, .. } = changes;
         let world::Tally { installed, pages, line_pages, joined, removed, .. } = changes;
         let world::Tally { stopped, full, replaced, .. } = changes;
@@ -195,7 +198,8 @@ impl Tally {
             output::print(format_args!("  {kind:<26}{count}"))?;
         }
         output::print(format_args!(
-            "  runs        {completed} complete with the same hash, none failed\n  \
+            "  runs        {completed} complete with the same hash, {failed} ended by memory that \
+             had changed\n  \
              generations {generations}: {lost} members lost, {left} left, {redone} steps done \
              again, {rollbacks} rollbacks\n  \
              members     {joined} coordinators joined, {removed} ended since they were removed, \
@@ -222,6 +226,7 @@ impl Tally {
             "seeds": self.seeds, "from": flags.from, "workers": flags.workers,
             "minutes": flags.minutes, "virtual_seconds": self.simulated.as_secs_f64(),
             "faults": self.faults, "steps": self.steps, "runs_completed": self.completed,
+            "runs_failed": self.failed,
             "generations": generations, "members_lost": lost, "members_left": left,
             "coordinators_joined": joined, "coordinators_removed": removed,
             "coordinators_stopped": stopped, "full_disks": full, "damaged_logs_replaced": replaced,

@@ -78,9 +78,8 @@ fn i8_a_prober_that_forgets_that_refusals_were_wrong_is_found() {
     let node = NodeId::Worker(1);
     let refuse = at(500, Fault::RefuseProbes { node, span: ms(5_000) });
     let pauses = [50, 120, 300, 450, 90].into_iter().enumerate();
-    let pauses = pauses.map(|(index, span)| {
-        at(2_000 + 600 * index as u64, Fault::Pause { node, span: ms(span) })
-    });
+    let pauses = pauses
+        .map(|(index, span)| at(2_000 + 600 * index as u64, Fault::Pause { node, span: ms(span) }));
     let schedule = Schedule([refuse].into_iter().chain(pauses).collect());
     let sound = simulation(Rates::none(), Prepare::default());
     let endured = sound.endure(OF_COPIES, &schedule).result;

@@ -68,7 +68,7 @@ fn four_hundred_seeds_of_every_fault_that_a_run_survives_keep_every_promise() {
     // A bit may flip in the memory of the last living worker. The world asserts that a run fails
     // for no other reason.
     let failed: Vec<_> = endured.iter().enumerate().filter(|(_, one)| one.failed > 0).collect();
-    assert!(failed.len() <= 2, "more than a few runs fail: {failed:?}");
+    assert!(failed.len() <= 4, "more than one seed in a hundred: {failed:?}");
     let completed: u64 = endured.iter().map(|one| one.completed).sum();
     let changes = changes(endured);
     let Tally { generations, lost, left, redone, rollbacks, checkpoints, restores, .. } = changes;
