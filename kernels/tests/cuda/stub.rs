@@ -78,7 +78,7 @@ fn mlp(stub: Stub) -> Result<OnBackend<Mlp>, ConfigError> {
 fn a_model_that_does_not_fit_says_what_it_asked_for() {
     let error = mlp(Stub { free_bytes: 10, ..Stub::default() }).err().expect("it does not fit");
     let text = error.to_string();
-    let parts = ["out of device memory", "10 of 1000 are free", "lower batch.micro_batch"];
+    let parts = ["out of device memory", "10 of 1000 are free", "Lower batch.micro_batch"];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
 
