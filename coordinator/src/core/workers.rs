@@ -381,7 +381,7 @@ impl Core {
     }
 
     fn heartbeat(&mut self, now: Time, from: LinkId, heartbeat: Heartbeat) {
-        let Heartbeat { worker, generation, promised, lines, unreachable, behind, .. } = heartbeat;
+        let Heartbeat { worker, generation, promised, lines, unreachable, .. } = heartbeat;
         let current = self.state.generation();
         let telemetry = heartbeat.telemetry.filter(|_| self.state.is_present(worker));
         self.health.set_telemetry(worker, telemetry);
@@ -396,20 +396,19 @@ impl Core {
         if heartbeat.ready {
             self.change.synced(now, worker, generation);
         }
-        let reads = self.state.is_member(worker) && self.restores().is_some();
+        let restores = self.state.is_member(worker) && self.restores().is_some();
         if generation == current {
             let Parts { change, roster, .. } = self.parts(now);
             change.cut_from_joiners(roster, worker, &unreachable);
-            // A member is behind by what it has not read of a checkpoint. No step outruns it.
-            if !reads {
-                change.set_behind(now, worker, behind);
+            // No step outruns a member that restores a checkpoint.
+            if !restores {
+                change.set_behind(now, worker, heartbeat.behind);
             }
         }
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {
             self.change.reach(heartbeat.step);
-            let unread = self.restores().map(|_| (generation, behind));
-            self.health.set_unread(worker, unread);
+            self.health.set_unread(worker, generation, heartbeat.unread);
             self.report(now, worker, lines);
             self.cut_off(now, worker, &unreachable);
             if heartbeat.held {

@@ -146,6 +146,7 @@ fn from_worker() -> Vec<Message> {
         held: true,
         ready: true,
         behind: 1 << 20,
+        unread: 1 << 21,
         computing: Some(ShardTime { under_way_ms: 6, usual_ms: 7 }),
         telemetry: Some(telemetry()),
         unwritten: Some("no space left".into()),

@@ -308,6 +308,7 @@ impl Core {
             held: readiness.held,
             ready: readiness.ready,
             behind: self.behind(),
+            unread: self.member().map_or(0, Member::unread),
             computing: self.member().and_then(Member::computing),
             telemetry: None,
             unwritten: self.model.error(),

@@ -29,9 +29,12 @@ pub struct Heartbeat {
     /// Other members fed this worker in this generation, and its copies of all that it learns are
     /// those of its last commit.
     pub ready: bool,
-    /// Bytes that the worker lacks of the shards that it learns, gradients of committed steps too,
-    /// and of those that it restores from a checkpoint. 0 if it lacks nothing.
+    /// Bytes that the worker lacks of the shards that other members feed it, gradients of committed
+    /// steps too. 0 if it lacks nothing.
     pub behind: u64,
+    /// Bytes that the member has yet to read of the checkpoint that it restores. 0 if it restores
+    /// none.
+    pub unread: u64,
     /// The data shard that the device computes, if the device has all that it needs for one.
     pub computing: Option<ShardTime>,
     /// How the GPU did a moment ago, if the device is a GPU that tells. The log never holds this.
