@@ -150,7 +150,7 @@ fn disk(dir: &Path, id: ReplicaId, kept: &DurableState, tell: Sender<Arrival>) -
     let open = || {
         let mut options = fs::OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path);
-        FileBackend::new(file.expect("a file")).expect("nobody else has it")
+        FileBackend::new(file.expect("a file")).expect("no other process has it")
     };
     ReplicaStore::create(open(), owner, kept).expect("created");
     let (mut store, _) = ReplicaStore::open(open(), owner).expect("opened");

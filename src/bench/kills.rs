@@ -150,7 +150,7 @@ fn print(flags: &KillsFlags, outcome: &KillsResult) -> Result<(), Failure> {
             "rollbacks": losses.rollbacks,
         }));
     }
-    let whose = if by_hand { "nobody tells the cluster" } else { "the launcher tells of it" };
+    let whose = if by_hand { "no launcher tells of it" } else { "the launcher tells of it" };
     output::print(format_args!(
         "{count} kills, one of {workers} workers each, a step takes {step_ms:.1} ms\n  \
            calm    {}  (how much longer steps take to which nothing happens)\n  \

@@ -192,7 +192,7 @@ fn print(
         [format!("  {stage}"), format!("{took:8.2} ms"), share, what.to_string()]
     };
     let mut rows: Vec<_> = named().map(|((stage, what), took)| row(stage, took, what)).collect();
-    rows.push(row("rest", rest, "nobody's"));
+    rows.push(row("rest", rest, "of no stage"));
     rows.push(row("step", step_ms, ""));
     rows.push(row("exposed", exposed_ms, "of the step: all_gather, reduce_scatter, commit"));
     let StagesFlags { workers, steps, .. } = flags;

@@ -160,7 +160,7 @@ impl<'a> Show<'a> {
                 let Some(row) = model.row() else { return };
                 match (action, row.pid, row.worker) {
                     (Action::Kill, ..) if self.cluster.progress().registered().is_some() => {
-                        self.tell("nobody is killed before the run has begun".into());
+                        self.tell("no process is killed before the run has begun".into());
                     }
                     (Action::Kill, ..) => self.kill(row, "you kill"),
                     (Action::Pause, Some(pid), _) => self.pause(pid, &row.label),

@@ -48,7 +48,7 @@ pub(super) async fn run(
                 backoff.reset();
                 listen(link, address, &events).await
             }
-            Err(ConnectError::NoAnswer { .. }) => "nobody answers there".into(),
+            Err(ConnectError::NoAnswer { .. }) => "no coordinator answers there".into(),
             Err(error) => error.to_string(),
         };
         if events.send(LinkEvent { address, what: LinkChange::Lost(why) }).await.is_err() {
@@ -63,7 +63,7 @@ async fn listen(link: Link, address: SocketAddr, events: &mpsc::Sender<LinkEvent
     let mut what = LinkChange::Up(link.clone());
     loop {
         if events.send(LinkEvent { address, what }).await.is_err() {
-            return "nobody listens".into();
+            return "the operator reads no more events".into();
         }
         match link.receive().await {
             Ok(message) => what = LinkChange::Received(message),

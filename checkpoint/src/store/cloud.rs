@@ -279,7 +279,7 @@ impl Io {
 }
 
 impl Drop for Io {
-    /// Leaves requests that nobody waits for to themselves, so that this never blocks.
+    /// Abandons the requests under way, so that this never blocks.
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();

@@ -392,7 +392,7 @@ impl World {
     /// The worker's host refuses packets for the worker, which may live.
     fn refuse(&mut self, link: LinkId) {
         self.workers.remove(&link);
-        let (end, reason) = (LinkEnd::Refused, "nobody listens".into());
+        let (end, reason) = (LinkEnd::Refused, "no process listens".into());
         self.give(ShellInput::Disconnected { link, end, reason });
     }
 

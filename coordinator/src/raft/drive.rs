@@ -8,7 +8,7 @@ use ::raft::eraftpb;
 use everstep_transport::protocol::Term;
 
 use super::batch::{Batch, EntryKind, HardState, LogPosition, RaftEntry, Snapshot};
-use super::members::{NOBODY, ReplicaId};
+use super::members::{NO_REPLICA, ReplicaId};
 use super::message::Message;
 use super::writes::WaitingEffects;
 use super::{CommittedEntry, RaftEffect, Replica};
@@ -164,7 +164,7 @@ impl Replica {
             return; // this replica might be elected a second time in this term, without knowing it
         }
         let leader = ReplicaId(raft.leader_id);
-        let leadership = ((leader != NOBODY).then_some(leader), Term(raft.term));
+        let leadership = ((leader != NO_REPLICA).then_some(leader), Term(raft.term));
         if self.told == Some(leadership) {
             return;
         }

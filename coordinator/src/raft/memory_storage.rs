@@ -10,7 +10,7 @@ use ::raft::{Error, GetEntriesContext, RaftState, StorageError};
 use everstep_transport::protocol::Term;
 
 use super::batch::{Batch, DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot};
-use super::members::{Members, NOBODY, ReplicaId};
+use super::members::{Members, NO_REPLICA, ReplicaId};
 
 pub(super) struct MemoryStorage {
     kept: DurableState,
@@ -99,7 +99,7 @@ impl HardState {
     fn to_raft(self) -> eraftpb::HardState {
         eraftpb::HardState {
             term: self.term.0,
-            vote: self.vote.unwrap_or(NOBODY).0,
+            vote: self.vote.unwrap_or(NO_REPLICA).0,
             commit: self.commit,
         }
     }
@@ -108,7 +108,7 @@ impl HardState {
         let vote = ReplicaId(state.vote);
         Self {
             term: Term(state.term),
-            vote: (vote != NOBODY).then_some(vote),
+            vote: (vote != NO_REPLICA).then_some(vote),
             commit: state.commit,
         }
     }

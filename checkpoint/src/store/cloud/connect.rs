@@ -37,7 +37,7 @@ pub(super) fn connect(
     })
 }
 
-/// What a person may do if a service lets nobody in. None if the environment has credentials.
+/// What a person may do if a service refuses access. None if the environment has credentials.
 pub(in crate::store) fn hint(service: Service, environment: &Environment) -> Option<&'static str> {
     let credentials: &[&str] = match service {
         Service::S3 => &[

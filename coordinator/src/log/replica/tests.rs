@@ -172,7 +172,7 @@ impl Room {
 /// A real file. Makes it if it does not exist.
 fn file(path: &Path) -> FileBackend {
     let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-    FileBackend::new(options.expect("a file")).expect("nobody else has it")
+    FileBackend::new(options.expect("a file")).expect("no other process has it")
 }
 
 fn snapshot(position: LogPosition) -> Snapshot {
