@@ -19,7 +19,7 @@ use everstep_coordinator::daemon::{
     self, Addresses, CoordinatorError, CoordinatorOptions, Ended, Start,
 };
 use everstep_coordinator::http::{ApiPort, HttpError};
-use everstep_coordinator::log::{LogError, StoreError};
+use everstep_coordinator::log::{LogError, ReplicaStoreError};
 
 use self::directory_wait::{DirectoryWait, WaitLog};
 use crate::cli::{CoordinatorFlags, CoordinatorTask};
@@ -198,7 +198,7 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
             (Exit::Usage, "name a directory that this user may read and write with --dir")
         }
         CoordinatorError::InUse(_)
-        | CoordinatorError::Log(LogError::Store { source: StoreError::InUse, .. }) => {
+        | CoordinatorError::Log(LogError::Store { source: ReplicaStoreError::InUse, .. }) => {
             (Exit::Usage, "end the other coordinator, or name another directory")
         }
         CoordinatorError::Log(_)

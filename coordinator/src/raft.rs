@@ -46,7 +46,7 @@ use everstep_transport::protocol::Term;
 use everstep_transport::time::Time;
 
 pub use self::batch::{
-    Batch, CorruptState, DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot,
+    CorruptState, DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot, WriteBatch,
 };
 use self::change::parse_change;
 use self::members::NO_REPLICA;
@@ -109,7 +109,7 @@ pub enum RaftEffect {
     },
     /// Write this, make it durable, then call [`Replica::persisted`]. An error ends the process:
     /// only the next start can tell what the disk holds then.
-    Persist(Batch),
+    Persist(WriteBatch),
     /// Apply these entries, in order.
     Apply(Vec<CommittedEntry>),
     /// Replace the state machine by this snapshot.

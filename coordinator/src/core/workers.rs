@@ -27,7 +27,7 @@ pub(super) fn bounded(words: &str) -> String {
 }
 
 /// The reason of a worker that cannot go on.
-struct Failure {
+struct WorkerFailure {
     at_fault: Option<WorkerId>,
     fatal: bool,
     words: String,
@@ -136,7 +136,7 @@ impl Core {
                 Message::Failed { at_fault, fatal: true, reason },
             ) => {
                 self.links.enter(from, PeerPhase::Released);
-                let failure = Failure { at_fault, fatal: true, words: bounded(&reason) };
+                let failure = WorkerFailure { at_fault, fatal: true, words: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
             _ => self.links.ignore(),
@@ -373,7 +373,7 @@ impl Core {
             Message::Failed { at_fault, fatal, reason } => {
                 self.links.enter(from, PeerPhase::Released);
                 let fatal = fatal && self.state.is_member(worker);
-                let failure = Failure { at_fault, fatal, words: bounded(&reason) };
+                let failure = WorkerFailure { at_fault, fatal, words: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
             _ => self.links.ignore(),
@@ -421,8 +421,8 @@ impl Core {
     /// A worker has failed. The run ends if the worker had a part in a history and says that it is
     /// broken. It also ends with the loss of the last worker, since the user has to mend the
     /// reason. Else the others go on without the worker.
-    fn failed(&mut self, now: Time, worker: WorkerId, failure: Failure) {
-        let Failure { at_fault, fatal, words } = failure;
+    fn failed(&mut self, now: Time, worker: WorkerId, failure: WorkerFailure) {
+        let WorkerFailure { at_fault, fatal, words } = failure;
         let lives = |other| other != worker && !self.health.detector.is_dead(other);
         let last = !self.state.present().any(|(other, _)| lives(other));
         if !fatal && !last {

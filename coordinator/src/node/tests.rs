@@ -24,7 +24,7 @@ const LINK_LATENCY: Duration = Duration::from_micros(500);
 #[derive(Debug)]
 enum SimEvent {
     /// A batch is durable on the disk of a node that was started the nth time.
-    Written(u64, u64, Batch),
+    Written(u64, u64, WriteBatch),
     Arrives(u64, Box<NodeInput>),
     /// The disk of this node stands still from now on.
     Stalls(u64),
@@ -303,7 +303,7 @@ impl World {
     }
 
     /// The history has every event that a snapshot of the log replaces.
-    fn assert_told(&mut self, id: u64, batch: &Batch) {
+    fn assert_told(&mut self, id: u64, batch: &WriteBatch) {
         let Some(snapshot) = batch.snapshot.as_ref().filter(|it| !it.bytes.is_empty()) else {
             return;
         };

@@ -9,7 +9,9 @@ use ::raft::eraftpb::{self, EntryType};
 use ::raft::{Error, GetEntriesContext, RaftState, StorageError};
 use everstep_transport::protocol::Term;
 
-use super::batch::{Batch, DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot};
+use super::batch::{
+    DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot, WriteBatch,
+};
 use super::members::{Members, NO_REPLICA, ReplicaId};
 
 pub(super) struct MemoryStorage {
@@ -23,7 +25,7 @@ impl MemoryStorage {
         Self { kept, is_stale: Cell::new(false) }
     }
 
-    pub(super) fn absorb(&mut self, batch: &Batch) {
+    pub(super) fn absorb(&mut self, batch: &WriteBatch) {
         self.kept.absorb(batch);
     }
 
