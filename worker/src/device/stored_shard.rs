@@ -19,12 +19,12 @@ pub(super) struct StoredShard {
     /// The digest that the version was made with.
     pub digest: u64,
     /// Why the device holds it.
-    pub role: Role,
+    pub role: ShardRole,
 }
 
 /// Why the device holds a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ShardRole {
     Primary,
     Backup,
     Syncing,
@@ -32,7 +32,7 @@ pub(super) enum Role {
 
 impl StoredShard {
     /// A state of this version.
-    pub fn new(state: ShardState, version: Step, role: Role) -> Self {
+    pub fn new(state: ShardState, version: Step, role: ShardRole) -> Self {
         let digest = state.digest(version.0);
         Self { state: Arc::new(state), version, digest, role }
     }
@@ -78,7 +78,7 @@ impl StoredShard {
     }
 }
 
-impl Role {
+impl ShardRole {
     /// The role of an owner.
     pub fn of_owner(primary: bool) -> Self {
         if primary { Self::Primary } else { Self::Backup }
