@@ -16,7 +16,7 @@ use everstep_kernels::compute::STAGES;
 use everstep_kernels::layout::Layout;
 use everstep_kernels::optimizer::{Optimizer, ShardState, UpdateInputs, clip_factor};
 use everstep_kernels::reduce;
-use everstep_kernels::schedule::Rates;
+use everstep_kernels::schedule::LearningRates;
 use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use tracing::trace_span;
 
@@ -38,7 +38,7 @@ pub struct ShardStore {
     clip_norm: Option<f64>,
     layout: Layout,
     optimizer: Optimizer,
-    rates: Rates,
+    rates: LearningRates,
     pool: Pool,
     copies: BTreeMap<Shard, StoredShard>,
     /// The shards to hold that a checkpoint has not brought yet.
