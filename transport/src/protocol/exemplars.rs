@@ -14,7 +14,8 @@ use super::checkpoint::{
 };
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
-    CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand, RequestId, Secret,
+    ClusterKeys, CoordinatorView, HistoryEntry, HistoryEvent, Lineage, OperatorCommand, RequestId,
+    Secret,
 };
 use super::device::{Accelerator, Device, DeviceKind, DeviceName, Telemetry};
 use super::format::LogFormat;
@@ -252,7 +253,7 @@ fn of_coordinators() -> Vec<Message> {
     vec![
         Message::Coordinators { revision: 8, term: TERM, leader: Some(id), members: vec![view] },
         Message::FetchKeys,
-        Message::Keys(Keys {
+        Message::Keys(ClusterKeys {
             authority: Secret(vec![1]),
             workers: Secret(vec![2]),
             coordinators: Secret(vec![3]),

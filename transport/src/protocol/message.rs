@@ -13,7 +13,8 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub use self::heartbeat::{Heartbeat, ShardTime};
 use super::checkpoint::{CheckpointId, ManifestToWrite, SavedPart, Verification, WrittenManifest};
 use super::cluster::{
-    CoordinatorId, CoordinatorView, HistoryEntry, Keys, Lineage, OperatorCommand, RequestId, RunId,
+    ClusterKeys, CoordinatorId, CoordinatorView, HistoryEntry, Lineage, OperatorCommand, RequestId,
+    RunId,
 };
 use super::device::Device;
 use super::format::LogFormat;
@@ -243,7 +244,7 @@ pub enum Message {
     /// The sender asks for the cluster's keys: it is admitted, and is to become a coordinator.
     FetchKeys,
     /// The answer to FetchKeys.
-    Keys(Keys),
+    Keys(ClusterKeys),
     /// What replicas of the log say to each other. Only the replica reads it.
     Raft(Vec<u8>),
     /// The sender asks to be a coordinator, or has a new address.
