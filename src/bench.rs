@@ -21,7 +21,7 @@ use everstep_worker::registry::Registry;
 use crate::cli::Bench;
 use crate::cluster::{self, ClusterOptions, Directory, Report};
 use crate::failure::Failure;
-use crate::progress::Waiting;
+use crate::progress::WaitReports;
 use crate::{logging, output};
 
 pub(crate) use vector::register;
@@ -54,7 +54,7 @@ fn train_in(
     run: &RunSpec,
     options: &ClusterOptions,
 ) -> Result<(Report, Vec<MetricsLine>), Failure> {
-    let mut waiting = Waiting::new(run, options.workers);
+    let mut waiting = WaitReports::new(run, options.workers);
     let mut lines = Vec::new();
     let options = ClusterOptions { keeps_history: true, ..options.clone() };
     let report = cluster::train(run, directory, &options, |progress| {

@@ -169,7 +169,7 @@ impl Store for CloudStore {
         let path = self.path(name);
         let id = self.io.wait(self.objects.create_multipart(&path));
         let id = id.map_err(|error| self.bucket_error(name, &error))?;
-        let target = upload::Target {
+        let target = upload::UploadTarget {
             objects: self.objects.clone(),
             path,
             id,
