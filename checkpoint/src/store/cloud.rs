@@ -205,14 +205,6 @@ impl Store for CloudStore {
         }
     }
 
-    fn read_whole(&self, name: &ObjectName, most: u64) -> Result<Vec<u8>, StoreError> {
-        let bytes = self.size(name)?;
-        if bytes > most {
-            return Err(super::too_large(&self.place, name, bytes, most));
-        }
-        self.read(name, 0..bytes)
-    }
-
     fn size(&self, name: &ObjectName) -> Result<u64, StoreError> {
         let path = self.path(name);
         let meta = self.io.wait(self.objects.head(&path));
