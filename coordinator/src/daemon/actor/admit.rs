@@ -115,7 +115,7 @@ impl CoordinatorActor {
         let state = self.node.core().state();
         let shut_out: Vec<_> = self.node.shut_out().cloned().collect();
         let revoked = state.revocations_revision();
-        if self.peers.admits_others(&shut_out, revoked) {
+        if self.peers.is_allow_list_old(&shut_out, revoked) {
             let nodes: BTreeSet<_> = state.revoked().cloned().collect();
             self.admissions.operator.replace_if(|node| nodes.contains(node));
             self.peers.admit_only_others(shut_out, (revoked, nodes));

@@ -26,7 +26,7 @@ const SNAPSHOT_ENTRIES: u64 = 10_000;
 /// behind.
 const ENTRIES_KEPT_BEFORE_SNAPSHOT: u64 = 1_000;
 
-/// The parts of a new actor. See the module.
+/// The parts of a new actor.
 pub(in crate::daemon) struct RestoredNode {
     /// The id of the coordinator.
     pub(in crate::daemon) id: CoordinatorId,

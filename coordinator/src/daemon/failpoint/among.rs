@@ -5,7 +5,7 @@
 use super::find;
 use crate::raft::{self, WriteBatch};
 
-/// The points of a coordinator among several. See the module.
+/// The points of a coordinator among several.
 pub const AMONG: &[&str] = &[
     // The steps of a joiner. It has a certificate, the keys, half of its directory, all of it, its
     // id, an empty log, and the note that it is a coordinator. A founder has half of its directory,
