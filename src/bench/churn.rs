@@ -90,7 +90,6 @@ impl Churn {
         self.cluster.progress()
     }
 
-    /// The cluster.
     pub(super) fn cluster(&mut self) -> &mut Cluster {
         &mut self.cluster
     }
@@ -219,7 +218,6 @@ fn is_whole(progress: &Progress, workers: usize) -> bool {
         && settled
 }
 
-/// The current generation.
 fn current(progress: &Progress) -> Option<Generation> {
     progress.events.iter().rev().find_map(|event| match event.kind {
         EventKind::Generation { generation, .. } => Some(generation),

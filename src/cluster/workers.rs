@@ -53,7 +53,6 @@ struct WorkerSettings {
 /// A process that has ended.
 #[derive(Clone, Debug)]
 pub(super) struct EndedProcess {
-    /// Its names.
     pub(super) naming: Naming,
     /// Where it listened, if that is known.
     pub(super) address: Option<SocketAddr>,

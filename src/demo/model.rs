@@ -41,7 +41,6 @@ pub(super) struct ViewContent {
     pub(super) story: Vec<String>,
 }
 
-/// One worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WorkerRow {
     /// The user's name for it.

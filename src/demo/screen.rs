@@ -35,7 +35,6 @@ impl Screen {
         ratatui::try_init().map(Self::Terminal).map_err(unusable)
     }
 
-    /// Shows the model.
     pub(super) fn show(&mut self, model: &ViewContent) -> Result<(), Failure> {
         match self {
             Self::Terminal(terminal) => {

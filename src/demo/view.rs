@@ -18,7 +18,6 @@ const LEAST_LOSSES: u16 = 6;
 /// The width of the labels beside the losses, columns.
 const AXIS: u16 = 8;
 
-/// Draws the model.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &ViewContent) {
     let area = frame.area();
     let warnings = model.warnings.join("   ");

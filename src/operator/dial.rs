@@ -18,9 +18,7 @@ const OPERATOR_DIALS: DialSettings =
 
 /// An event of a link or a dial.
 pub(super) struct LinkEvent {
-    /// The dialled address.
     pub(super) address: SocketAddr,
-    /// The event.
     pub(super) what: LinkChange,
 }
 

@@ -189,7 +189,6 @@ async fn ask_all(
     }
 }
 
-/// A coordinator's answer.
 struct JoinAnswer {
     revision: u64,
     members: Vec<CoordinatorView>,

@@ -14,7 +14,6 @@ use super::saved_states::SavedStates;
 pub(super) struct StoredShard {
     /// The state. It is shared while a checkpoint of it is being written.
     pub state: Arc<ShardState>,
-    /// Its version.
     pub version: Step,
     /// The digest that the version was made with.
     pub digest: u64,
