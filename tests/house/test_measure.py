@@ -102,7 +102,8 @@ class Rust(unittest.TestCase):
 MOST_SHORT_DOCS = 202
 
 # Type names that more than one crate defines: one idea seen from two sides, such as the link of an
-# endpoint and the link of a core, or names that only one module sees. The number may only fall.
+# endpoint and the link of a core, general words, or names that only one module knows. The number
+# may only fall.
 MOST_SHARED_NAMES = 78
 
 # Semicolons in a thousand words. Those of messages are in commands for a shell and in media types.
