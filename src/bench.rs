@@ -17,12 +17,14 @@ use std::path::Path;
 
 use everstep_transport::protocol::{MetricsLine, RunSpec};
 use everstep_worker::registry::Registry;
+use tempfile::TempDir;
 
-use crate::cli::Bench;
+use crate::cli::{Bench, Overrides};
 use crate::cluster::{self, ClusterOptions, Directory, Report};
 use crate::failure::Failure;
-use crate::progress::Waiting;
-use crate::{logging, output};
+use crate::progress::WaitReports;
+use crate::text::RunText;
+use crate::{config, logging, output, scratch};
 
 pub(crate) use vector::register;
 
@@ -37,6 +39,21 @@ pub(crate) fn run(bench: &Bench, registry: &Registry) -> Result<(), Failure> {
         Bench::History(flags) => history::run(flags),
         Bench::Joins(flags) => joins::run(flags, registry),
     }
+}
+
+/// The run of a configuration with these values, and a folder for its directories and for the list
+/// of its files.
+fn configured_run(
+    config: Option<&Path>,
+    overrides: &Overrides,
+    registry: &Registry,
+) -> Result<(RunSpec, TempDir), Failure> {
+    let mut resolved = config::read(config, overrides, registry)?;
+    resolved.keep_checkpoints_by_the_run();
+    let folder = scratch::folder()?;
+    let text = RunText::find(&resolved)?;
+    resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
+    Ok((resolved.run, folder))
 }
 
 /// Trains `run` in a new directory below `folder`.
@@ -54,7 +71,7 @@ fn train_in(
     run: &RunSpec,
     options: &ClusterOptions,
 ) -> Result<(Report, Vec<MetricsLine>), Failure> {
-    let mut waiting = Waiting::new(run, options.workers);
+    let mut waiting = WaitReports::new(run, options.workers);
     let mut lines = Vec::new();
     let options = ClusterOptions { keeps_history: true, ..options.clone() };
     let report = cluster::train(run, directory, &options, |progress| {

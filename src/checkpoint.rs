@@ -47,7 +47,7 @@ pub(crate) fn store_failure(error: StoreError) -> Failure {
         ErrorKind::Retry => (Exit::Failed, "see that the store can be reached, and try again"),
         ErrorKind::Refuse => (Exit::Usage, "change what it names, and try again"),
         ErrorKind::Damaged | ErrorKind::Missing => {
-            (Exit::Failed, "`everstep checkpoint ls` lists what is there")
+            (Exit::Failed, "`everstep checkpoint ls` lists the checkpoints")
         }
     };
     let place = format!("{}: {}", error.place, error.object);
@@ -64,7 +64,7 @@ pub(crate) fn choose_failure(error: ChooseError) -> Failure {
         ChooseError::Store(error) => store_failure(error),
         ChooseError::Missing { .. } => Failure::new(Exit::Usage, "there is no such checkpoint")
             .because(error)
-            .next("`everstep checkpoint ls` lists what is there"),
+            .next("`everstep checkpoint ls` lists the checkpoints"),
         ChooseError::Refused { .. } => unusable
             .because(error)
             .next("or name an older checkpoint with --step, if the steps since may be done again"),

@@ -40,7 +40,7 @@ use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, Waiting,
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 
 pub(crate) use conclusion::{add_bigram, ended};
-pub use continuation::{StoredHistory, resume_stored};
+pub use continuation::{ContinuedHistory, resume_stored};
 pub(crate) use coordinators::has_coordinators;
 pub use directory::Directory;
 pub(crate) use earlier::Earlier;

@@ -19,9 +19,9 @@ use everstep_coordinator::daemon::{
     self, Addresses, CoordinatorError, CoordinatorOptions, Ended, Start,
 };
 use everstep_coordinator::http::{ApiPort, HttpError};
-use everstep_coordinator::log::{LogError, StoreError};
+use everstep_coordinator::log::{LogError, ReplicaStoreError};
 
-use self::directory_wait::DirectoryWait;
+use self::directory_wait::{DirectoryWait, WaitLog};
 use crate::cli::{CoordinatorFlags, CoordinatorTask};
 use crate::failure::{Exit, Failure, disk_advice, shortage_advice};
 use crate::{announce, logging, supervision, worker};
@@ -87,10 +87,11 @@ fn serve(
 ) -> Result<Ended, CoordinatorError> {
     let (mut options, mut deadline) = (first.clone(), None);
     let mut api_port = ApiPort::default();
-    let log = Cell::new(None);
+    let (log, waits) = (Cell::new(None), WaitLog::default());
     loop {
         let began = Instant::now();
         let ended = daemon::run(options, &mut api_port, |addresses| {
+            waits.end();
             let Addresses { links, api } = addresses;
             let api = api.map(|api: SocketAddr| format!("http://{api}"));
             let shown = api.as_deref().unwrap_or("none");
@@ -107,7 +108,7 @@ fn serve(
         }
         let by = *deadline
             .get_or_insert_with(|| Instant::now() + directory_wait::DIRECTORY_WAIT_TIMEOUT);
-        match directory_wait::await_directory((&first.dir, log.get()), error, by) {
+        match directory_wait::await_directory((&first.dir, log.get()), error, by, &waits) {
             DirectoryWait::Usable => {}
             DirectoryWait::InVain => return ended,
             DirectoryWait::Signalled(ended) => return Ok(ended),
@@ -197,7 +198,7 @@ fn advice(error: &CoordinatorError) -> (Exit, &'static str) {
             (Exit::Usage, "name a directory that this user may read and write with --dir")
         }
         CoordinatorError::InUse(_)
-        | CoordinatorError::Log(LogError::Store { source: StoreError::InUse, .. }) => {
+        | CoordinatorError::Log(LogError::Store { source: ReplicaStoreError::InUse, .. }) => {
             (Exit::Usage, "end the other coordinator, or name another directory")
         }
         CoordinatorError::Log(_)

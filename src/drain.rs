@@ -114,5 +114,5 @@ fn refused(cluster: &ClusterHandle, worker: &WorkerView, reason: &str) -> Failur
 }
 
 fn over(dir: &Path) -> Failure {
-    Failure::new(Exit::Failed, "the run is over: nobody needs to leave it").at(dir.display())
+    Failure::new(Exit::Failed, "the run is over: no worker needs to leave it").at(dir.display())
 }

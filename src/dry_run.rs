@@ -6,7 +6,7 @@ use everstep_kernels::reduce;
 use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
 use everstep_worker::builtin;
 use everstep_worker::free_memory::free_bytes;
-use everstep_worker::memory::Memory;
+use everstep_worker::memory::WorkerMemory;
 use everstep_worker::registry::Registry;
 
 use crate::config::{self, Resolved};
@@ -31,7 +31,7 @@ pub(crate) fn run(
     let parameters = model.layout.count();
     let tensors = model.layout.tensors().len();
     let optimizer = registry.build_optimizer(run).map_err(|error| failed(&error))?;
-    let memory = Memory::of_worker(run, &model, &optimizer, resolved.workers);
+    let memory = WorkerMemory::of_worker(run, &model, &optimizer, resolved.workers);
     let mut lines = vec![
         format!("run             {}", output::plain(&run.name)),
         format!("model           {} ({tensors} tensors)", output::plain(&run.model.kind)),

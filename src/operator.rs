@@ -166,56 +166,11 @@ impl Operator {
         .await
     }
 
-    /// The tokens that admit nodes.
-    pub(crate) async fn tokens(&mut self) -> Result<Vec<TokenView>, OperatorError> {
-        self.ask(Message::Ask(Question::Tokens), |said| match said {
-            Message::Reply(Reply::Tokens(tokens)) => Some(tokens),
-            _ => None,
-        })
-        .await
-    }
-
-    /// The newest finished runs, and last the one under way.
-    pub(crate) async fn runs(&mut self) -> Result<Vec<RunView>, OperatorError> {
-        self.ask(Message::Ask(Question::Runs), |said| match said {
-            Message::Reply(Reply::Runs(runs)) => Some(runs),
-            _ => None,
-        })
-        .await
-    }
-
-    /// The checkpoints of the current run.
-    pub(crate) async fn checkpoints(&mut self) -> Result<Vec<CheckpointView>, OperatorError> {
-        self.ask(Message::Ask(Question::Checkpoints), |said| match said {
-            Message::Reply(Reply::Checkpoints(checkpoints)) => Some(checkpoints),
-            _ => None,
-        })
-        .await
-    }
-
     /// What is known of the checkpoint of a step, which a worker reads for operators. The reading
     /// begins with the first question.
     pub(crate) async fn verification(&mut self, step: Step) -> Result<Verification, OperatorError> {
         self.ask(Message::AskVerification { step }, |said| match said {
             Message::Verification { id, state } if id.step == step => Some(state),
-            _ => None,
-        })
-        .await
-    }
-
-    /// The revoked workers and operators.
-    pub(crate) async fn revoked(&mut self) -> Result<Vec<RevokedView>, OperatorError> {
-        self.ask(Message::Ask(Question::Revoked), |said| match said {
-            Message::Reply(Reply::Revoked(revoked)) => Some(revoked),
-            _ => None,
-        })
-        .await
-    }
-
-    /// The operators that the leader knows, by name.
-    pub(crate) async fn operators(&mut self) -> Result<Vec<NodeName>, OperatorError> {
-        self.ask(Message::Ask(Question::Operators), |said| match said {
-            Message::Reply(Reply::Operators(operators)) => Some(operators),
             _ => None,
         })
         .await
@@ -330,6 +285,35 @@ impl Operator {
         let event = timeout_at(until, self.events.recv()).await.ok()??;
         self.pool.take(event)
     }
+}
+
+/// Methods that ask the leader a question, and return what the reply of the same name holds.
+macro_rules! questions {
+    ($($(#[$doc:meta])* $method:ident: $question:ident -> $answer:ty;)*) => {
+        impl Operator {
+            $($(#[$doc])*
+            pub(crate) async fn $method(&mut self) -> Result<$answer, OperatorError> {
+                let wanted = |said| match said {
+                    Message::Reply(Reply::$question(answer)) => Some(answer),
+                    _ => None,
+                };
+                self.ask(Message::Ask(Question::$question), wanted).await
+            })*
+        }
+    };
+}
+
+questions! {
+    /// The tokens that admit nodes.
+    tokens: Tokens -> Vec<TokenView>;
+    /// The newest finished runs, and last the one under way.
+    runs: Runs -> Vec<RunView>;
+    /// The checkpoints of the current run.
+    checkpoints: Checkpoints -> Vec<CheckpointView>;
+    /// The revoked workers and operators.
+    revoked: Revoked -> Vec<RevokedView>;
+    /// The operators that the leader knows, by name.
+    operators: Operators -> Vec<NodeName>;
 }
 
 /// The local address to listen on, which these coordinators can reach.

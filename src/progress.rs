@@ -16,12 +16,12 @@ mod waiting;
 
 pub(crate) use story::{apart, lacking, sentence};
 use waiting::restoring;
-pub(crate) use waiting::{Waiting, paused};
+pub(crate) use waiting::{WaitReports, paused};
 
 /// Shows a run's progress: a bar on a terminal, plain lines elsewhere.
 pub(crate) struct Display {
     bar: Option<ProgressBar>,
-    waiting: Waiting,
+    waiting: WaitReports,
     steps: u64,
     units: Units,
     shown: u64,
@@ -57,7 +57,7 @@ impl Display {
             bar
         });
         let (waiting, shown_at) =
-            (Waiting::new(run, workers), Instant::now() - PROGRESS_LINE_INTERVAL);
+            (WaitReports::new(run, workers), Instant::now() - PROGRESS_LINE_INTERVAL);
         Self {
             bar,
             waiting,

@@ -8,7 +8,7 @@ use crate::cli::TokenTask;
 use crate::failure::Failure;
 use crate::logging;
 
-pub(crate) use create::until;
+pub(crate) use create::{until, with_addresses};
 
 pub(crate) fn run(task: &TokenTask) -> Result<(), Failure> {
     logging::start("warn")?;

@@ -409,7 +409,7 @@ impl World {
         if self.checkers.liveness.is_leaving(place) {
             return Ok(());
         }
-        let seen = format!("worker {worker} (process {place}) has left, and nobody asked it to");
+        let seen = format!("worker {worker} (process {place}) has left, and was not asked to");
         Err(Violation { invariant: Invariant::I8, at: self.now, seen })
     }
 

@@ -6,10 +6,10 @@ mod dice;
 use std::slice;
 
 use everstep_chaos::disk::{DiskFaults, File, SimDisk};
-use everstep_coordinator::log::StoreError;
+use everstep_coordinator::log::ReplicaStoreError;
 use everstep_coordinator::log::replica::{DiskOwner, ReplicaStore};
 use everstep_coordinator::raft::{
-    Batch, DurableState, EntryKind, HardState, LogPosition, RaftEntry, ReplicaId, Snapshot,
+    DurableState, EntryKind, HardState, LogPosition, RaftEntry, ReplicaId, Snapshot, WriteBatch,
 };
 use everstep_transport::protocol::Term;
 use redb::StorageBackend;
@@ -25,7 +25,7 @@ struct NodeId {
     /// The acknowledged content.
     acknowledged: DurableState,
     /// The batch that was under way when the node stopped.
-    attempted: Option<Batch>,
+    attempted: Option<WriteBatch>,
     /// How many entries were acknowledged, with those that are gone since.
     entries: usize,
 }
@@ -39,7 +39,7 @@ impl NodeId {
     }
 
     /// Writes batches until an operation fails.
-    fn work(&mut self, batches: u64) -> Result<ReplicaStore, StoreError> {
+    fn work(&mut self, batches: u64) -> Result<ReplicaStore, ReplicaStoreError> {
         let (mut store, found) = ReplicaStore::open(self.disk.open(), OWNER)?;
         self.recover(found);
         for _ in 0..batches {
@@ -54,7 +54,7 @@ impl NodeId {
         Ok(store)
     }
 
-    fn acknowledge(&mut self, batch: &Batch) {
+    fn acknowledge(&mut self, batch: &WriteBatch) {
         self.acknowledged.absorb(batch);
         self.entries += batch.entries.len();
         self.attempted = None;
@@ -62,7 +62,7 @@ impl NodeId {
 
     /// Some entries, which may replace the last ones, a vote, and now and then a snapshot, which
     /// removes a part of the log.
-    fn batch(&mut self) -> Batch {
+    fn batch(&mut self) -> WriteBatch {
         let DurableState { hard_state, snapshot, base, entries } = &self.acknowledged;
         let last = self.acknowledged.last();
         let term = Term(hard_state.term.0 + self.dice.below(2));
@@ -83,7 +83,7 @@ impl NodeId {
         };
         let entries = (1..=count).map(entry).collect();
         let hard_state = HardState { term, vote, commit };
-        Batch { number: 1, hard_state, snapshot: taken, base, entries }
+        WriteBatch { number: 1, hard_state, snapshot: taken, base, entries }
     }
 
     /// Checks the content against the promises. The batch that was only attempted may be there too.
@@ -159,7 +159,7 @@ fn a_killed_process_leaves_what_it_has_written() {
 
 /// Opens a copy of the file with one flipped bit, writes to it, and opens it again. Content that
 /// was taken for sound once stays so.
-fn open_flipped(content: &[u8], bit: usize) -> Result<DurableState, StoreError> {
+fn open_flipped(content: &[u8], bit: usize) -> Result<DurableState, ReplicaStoreError> {
     let mut content = content.to_vec();
     content[bit / 8] ^= 1 << (bit % 8);
     let disk = SimDisk::new(0, DiskFaults::default());
@@ -171,7 +171,7 @@ fn open_flipped(content: &[u8], bit: usize) -> Result<DurableState, StoreError> 
     let position = LogPosition { index: index + 1, term };
     let entry = RaftEntry { position, kind: EntryKind::Command, bytes: vec![1; 9_000] };
     let (hard_state, base) = (found.hard_state, found.base);
-    let batch = Batch { number: 1, hard_state, snapshot: None, base, entries: vec![entry] };
+    let batch = WriteBatch { number: 1, hard_state, snapshot: None, base, entries: vec![entry] };
     store.persist(slice::from_ref(&batch)).expect("an honest disk");
     drop(store);
     let (_, again) = ReplicaStore::open(disk.open(), OWNER).expect("a sound file");

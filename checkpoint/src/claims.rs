@@ -256,10 +256,6 @@ mod tests {
             self.0.read(name, range)
         }
 
-        fn read_whole(&self, name: &ObjectName, most: u64) -> Result<Vec<u8>, StoreError> {
-            self.0.read_whole(name, most)
-        }
-
         fn size(&self, name: &ObjectName) -> Result<u64, StoreError> {
             self.0.size(name)
         }

@@ -48,7 +48,13 @@ pub trait Store: Send + Sync {
     fn read(&self, name: &ObjectName, range: Range<u64>) -> Result<Vec<u8>, StoreError>;
 
     /// Reads a whole object of at most `most` bytes.
-    fn read_whole(&self, name: &ObjectName, most: u64) -> Result<Vec<u8>, StoreError>;
+    fn read_whole(&self, name: &ObjectName, most: u64) -> Result<Vec<u8>, StoreError> {
+        let bytes = self.size(name)?;
+        if bytes > most {
+            return Err(too_large(self.place(), name, bytes, most));
+        }
+        self.read(name, 0..bytes)
+    }
 
     /// The bytes of an object.
     fn size(&self, name: &ObjectName) -> Result<u64, StoreError>;

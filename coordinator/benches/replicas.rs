@@ -12,7 +12,7 @@ use std::{fs, thread};
 
 use everstep_coordinator::log::replica::{DiskOwner, ReplicaStore};
 use everstep_coordinator::raft::{
-    Batch, DurableState, Message, RaftEffect, RaftOptions, Replica, ReplicaId,
+    DurableState, Message, RaftEffect, RaftOptions, Replica, ReplicaId, WriteBatch,
 };
 use everstep_transport::time::Time;
 use redb::backends::FileBackend;
@@ -33,7 +33,7 @@ enum Arrival {
 struct Cluster {
     start: Instant,
     replicas: Vec<Replica>,
-    disks: Vec<Sender<Batch>>,
+    disks: Vec<Sender<WriteBatch>>,
     tell: Sender<Arrival>,
     arrivals: Receiver<Arrival>,
     leader: Option<ReplicaId>,
@@ -144,17 +144,22 @@ impl Cluster {
 }
 
 /// A store on a thread of its own.
-fn disk(dir: &Path, id: ReplicaId, kept: &DurableState, tell: Sender<Arrival>) -> Sender<Batch> {
+fn disk(
+    dir: &Path,
+    id: ReplicaId,
+    kept: &DurableState,
+    tell: Sender<Arrival>,
+) -> Sender<WriteBatch> {
     let path = dir.join(format!("{}.redb", id.0));
     let owner = DiskOwner { cluster: [0; 32], replica: id };
     let open = || {
         let mut options = fs::OpenOptions::new();
         let file = options.read(true).write(true).create(true).truncate(false).open(&path);
-        FileBackend::new(file.expect("a file")).expect("nobody else has it")
+        FileBackend::new(file.expect("a file")).expect("no other process has it")
     };
     ReplicaStore::create(open(), owner, kept).expect("created");
     let (mut store, _) = ReplicaStore::open(open(), owner).expect("opened");
-    let (give, batches) = mpsc::channel::<Batch>();
+    let (give, batches) = mpsc::channel::<WriteBatch>();
     thread::spawn(move || {
         while let Ok(first) = batches.recv() {
             let together: Vec<_> = std::iter::once(first).chain(batches.try_iter()).collect();

@@ -7,12 +7,12 @@ use std::fmt;
 
 use everstep_transport::protocol::{DeviceName, WorkerId, WorkerLabel};
 
-use crate::state::{Divergence, MAX_NAMED, ProbeKind, Probes};
+use crate::state::{Divergence, MAX_NAMED, ProbeDigests, ProbeKind};
 
 impl fmt::Display for Divergence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Probes(probes) => f.write_str(&sentence(probes)),
+            Self::ProbeDigests(probes) => f.write_str(&sentence(probes)),
             Self::Words(words) => f.write_str(words),
         }
     }
@@ -26,7 +26,7 @@ struct Group<'a> {
 }
 
 /// Names the workers that got different first gradients, and what may be the cause.
-fn sentence(probes: &Probes) -> String {
+fn sentence(probes: &ProbeDigests) -> String {
     let mut devices: Vec<&DeviceName> = probes.0.iter().map(|kind| &kind.device).collect();
     devices.sort();
     devices.dedup();

@@ -53,7 +53,7 @@ pub struct LineFiles {
 #[derive(Debug)]
 struct OpenLineFile {
     path: PathBuf,
-    records: Records,
+    records: LineRecords,
     lineage: Lineage,
     /// How many steps have their record, or are skipped.
     reach: Step,
@@ -61,7 +61,7 @@ struct OpenLineFile {
 
 /// A file as a sequence of records, the first of them that of step 1.
 #[derive(Debug)]
-struct Records {
+struct LineRecords {
     file: File,
     layout: RecordLayout,
 }
@@ -220,7 +220,7 @@ impl LineFiles {
             file.sync_all()?;
             File::open(&self.folder)?.sync_all()?;
         }
-        let records = Records { file, layout };
+        let records = LineRecords { file, layout };
         let reach = records.cut(history, records.verified(history)?)?;
         records.file.set_len(records.place(reach))?;
         // A predecessor may have been killed before it made the file durable.
@@ -273,7 +273,7 @@ fn set_aside(path: &Path, file: &File) -> io::Result<()> {
     fs::copy(path, aside).map(drop)
 }
 
-impl Records {
+impl LineRecords {
     /// How far the file goes: up to the first of the newest records that differs from what was
     /// written.
     fn verified(&self, history: &LineHistory) -> io::Result<Step> {

@@ -1,8 +1,8 @@
 //! The durable log: a replica's file, and the thread that writes it.
 //!
-//! In: the directory's file, then [batches](Batch). Out: the content of the file, then the number
-//! of each durable batch, in order, until the disk fails. The [replica](crate::raft) knows the
-//! content of a batch and the consequences of its being durable. This module does not.
+//! In: the directory's file, then [batches](WriteBatch). Out: the content of the file, then the
+//! number of each durable batch, in order, until the disk fails. The [replica](crate::raft) knows
+//! the content of a batch and the consequences of its being durable. This module does not.
 //!
 //! A thread of its own writes. An fsync takes milliseconds and, on a bad day, seconds. The network
 //! thread answers heartbeats meanwhile. Batches that come while it writes go together into the next
@@ -19,9 +19,9 @@ use std::{io, iter};
 
 use redb::backends::FileBackend;
 
-pub use self::error::StoreError;
+pub use self::error::ReplicaStoreError;
 use self::replica::{DiskOwner, ReplicaStore};
-use crate::raft::{Batch, DurableState};
+use crate::raft::{DurableState, WriteBatch};
 
 /// Most batches in one transaction.
 const MAX_BATCHES: usize = 1024;
@@ -43,7 +43,7 @@ pub enum LogError {
         /// The path of the file.
         path: PathBuf,
         /// The error of the database, or of the content.
-        source: StoreError,
+        source: ReplicaStoreError,
     },
 }
 
@@ -95,7 +95,7 @@ impl Log {
     pub fn write(
         self,
         history: SyncFile,
-        mut report: impl FnMut(Result<Vec<Batch>, LogError>) + Send + 'static,
+        mut report: impl FnMut(Result<Vec<WriteBatch>, LogError>) + Send + 'static,
     ) -> LogWriter {
         let (persist, batches) = mpsc::channel();
         let mut log = self;
@@ -112,8 +112,8 @@ impl Log {
     fn take(
         &mut self,
         history: &SyncFile,
-        batches: &Receiver<Batch>,
-        mut report: impl FnMut(Vec<Batch>),
+        batches: &Receiver<WriteBatch>,
+        mut report: impl FnMut(Vec<WriteBatch>),
     ) -> Result<(), LogError> {
         let Self { path, store } = self;
         while let Some(first) = next(store, batches).map_err(at(path))? {
@@ -140,13 +140,13 @@ impl SyncFile {
 /// The thread that writes a log. When dropped, it writes all its batches and closes the file.
 pub struct LogWriter {
     /// Unbounded, because [`LogWriter::persist`] never waits. The giver of the batches counts them.
-    persist: Option<Sender<Batch>>,
+    persist: Option<Sender<WriteBatch>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl LogWriter {
     /// Asks the thread to write a batch. Never waits.
-    pub fn persist(&self, batch: Batch) {
+    pub fn persist(&self, batch: WriteBatch) {
         if let Some(persist) = &self.persist {
             let _ = persist.send(batch); // an error means that the thread has reported why it ended
         }
@@ -163,7 +163,10 @@ impl Drop for LogWriter {
 }
 
 /// Waits for a batch. Confirms the newest commit if there is time.
-fn next(store: &mut ReplicaStore, batches: &Receiver<Batch>) -> Result<Option<Batch>, StoreError> {
+fn next(
+    store: &mut ReplicaStore,
+    batches: &Receiver<WriteBatch>,
+) -> Result<Option<WriteBatch>, ReplicaStoreError> {
     match batches.try_recv() {
         Ok(batch) => Ok(Some(batch)),
         Err(TryRecvError::Empty | TryRecvError::Disconnected) => {
@@ -179,7 +182,7 @@ fn open(path: &Path, options: &mut OpenOptions) -> Result<FileBackend, LogError>
     FileBackend::new(file).map_err(|error| at(path)(error.into()))
 }
 
-fn at(path: &Path) -> impl FnOnce(StoreError) -> LogError {
+fn at(path: &Path) -> impl FnOnce(ReplicaStoreError) -> LogError {
     let path = path.to_path_buf();
     |source| LogError::Store { path, source }
 }

@@ -44,7 +44,7 @@ use self::transfer::Handover;
 use self::worker_reach::WorkerReach;
 use self::writes::DiskWrites;
 use crate::core::{self, Core, CoreInput, HistoryCache, LinkId, ShellEffect, ShellInput};
-use crate::raft::{self, Batch, DurableState, RaftOptions, Replica, ReplicaId};
+use crate::raft::{self, DurableState, RaftOptions, Replica, ReplicaId, WriteBatch};
 use crate::state::CoordinatorInfo;
 
 /// How often the driver gives a [`NodeInput::Tick`], unless the node is [quiet](Node::quiet).
@@ -101,7 +101,7 @@ pub enum NodeEffect {
     Shell(ShellEffect),
     /// Write this, make it durable, then give [`NodeInput::Persisted`]. The history has to be
     /// durable before a batch with a snapshot, which drops its entries. An error ends the process.
-    Persist(Batch),
+    Persist(WriteBatch),
     /// Another coordinator lacks the history from this entry on: send it [`Message::History`].
     Recall {
         /// The link to that coordinator.

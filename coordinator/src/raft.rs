@@ -46,10 +46,10 @@ use everstep_transport::protocol::Term;
 use everstep_transport::time::Time;
 
 pub use self::batch::{
-    Batch, CorruptState, DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot,
+    CorruptState, DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot, WriteBatch,
 };
 use self::change::parse_change;
-use self::members::NOBODY;
+use self::members::NO_REPLICA;
 pub use self::members::{MAX_MEMBERS, Members, ReplicaId};
 use self::memory_storage::MemoryStorage;
 pub use self::message::{MalformedMessage, Message};
@@ -109,7 +109,7 @@ pub enum RaftEffect {
     },
     /// Write this, make it durable, then call [`Replica::persisted`]. An error ends the process:
     /// only the next start can tell what the disk holds then.
-    Persist(Batch),
+    Persist(WriteBatch),
     /// Apply these entries, in order.
     Apply(Vec<CommittedEntry>),
     /// Replace the state machine by this snapshot.
@@ -480,9 +480,9 @@ impl Replica {
     /// in an older term, and a PreVote alone takes no replica to a newer one.
     fn follow_into_term(&mut self, message: &Message) {
         let raft = &mut self.node.raft;
-        let hears = raft.leader_id != NOBODY.0 && raft.election_elapsed < LEASE_TICKS;
+        let hears = raft.leader_id != NO_REPLICA.0 && raft.election_elapsed < LEASE_TICKS;
         if let Some(term) = message.term_of_asker().filter(|term| *term > raft.term && !hears) {
-            raft.become_follower(term, NOBODY.0);
+            raft.become_follower(term, NO_REPLICA.0);
         }
     }
 

@@ -50,7 +50,7 @@ pub use self::format::{EntryError, LOG_FORMATS};
 use self::generation::CurrentGeneration;
 pub use self::lines::{Gap, LineHistory, Undone};
 pub(crate) use self::probes::MAX_NAMED;
-pub use self::probes::{Divergence, ProbeKind, Probes};
+pub use self::probes::{Divergence, ProbeDigests, ProbeKind};
 use self::requests::RequestOutcomes;
 pub(crate) use self::requests::command_digest;
 pub use self::runs::PastRun;

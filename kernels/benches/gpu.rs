@@ -62,7 +62,7 @@ impl Timed {
         let outcome = work(&mut self.gpu);
         // A failure stays, and shows when the loss is read.
         let _ = self.gpu.read(self.place, &mut [0; 4]);
-        let mut times = self.times.lock().expect("nobody panics");
+        let mut times = self.times.lock().expect("no thread panics");
         *times.entry((self.direction, kind)).or_default() += began.elapsed();
         outcome
     }
@@ -170,8 +170,8 @@ fn main() -> ExitCode {
 fn print(config: GptConfig) -> Result<(), String> {
     let times = Times::default();
     let timed = Timed::new(open()?, times.clone()).map_err(|error| error.to_string())?;
-    passes(config, timed, || times.lock().expect("nobody panics").clear())?;
-    for ((direction, kind), time) in times.lock().expect("nobody panics").iter() {
+    passes(config, timed, || times.lock().expect("no thread panics").clear())?;
+    for ((direction, kind), time) in times.lock().expect("no thread panics").iter() {
         line(&format!("{direction}, {kind}"), *time / COUNTED);
     }
     let whole = passes(config, open()?, || ())?;

@@ -98,7 +98,7 @@ pub trait GradientSink: ParameterSource {
 
     /// The micro-batch of this pass has this weight in the mean over its step, finite and at least
     /// 0. Without a call it is 1. The model multiplies loss and gradient by the weight, and the
-    /// owners divide by the mean weight of the step, which nobody knows before its last pass.
+    /// owners divide by the mean weight of the step, which is known only after its last pass.
     fn publish_weight(&mut self, _weight: f64) {}
 
     /// The micro-batch of this pass has this value of a scalar. The step's line has the mean, in

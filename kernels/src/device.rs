@@ -14,7 +14,7 @@ use tracing::warn;
 
 use crate::backend::{Backend, Cpu, DeviceError, Sizes};
 use crate::compute::Compute;
-use crate::models::{ConfigError, Model, OnBackend};
+use crate::models::{Model, ModelConfigError, OnBackend};
 use crate::precision::Precision;
 
 mod choice;
@@ -128,7 +128,7 @@ impl PeakFlops {
 pub enum OpenError {
     /// The model's configuration is not valid.
     #[error(transparent)]
-    Model(#[from] ConfigError),
+    Model(#[from] ModelConfigError),
     /// The CPU computes in f32 alone.
     #[error("the CPU computes in f32, not in {0}: choose a GPU, or model.precision = \"f32\"")]
     Precision(Precision),
@@ -321,7 +321,7 @@ fn on_device<M: Model + 'static>(
     };
     match OnBackend::<M>::on(config, open) {
         Ok(model) => Ok(Box::new(model)),
-        Err(ConfigError::Device(error)) => Err(OpenError::Device(error.to_string())),
+        Err(ModelConfigError::Device(error)) => Err(OpenError::Device(error.to_string())),
         Err(error) => Err(OpenError::Model(error)),
     }
 }

@@ -29,7 +29,7 @@ pub trait Model: Send + Sized {
     type Config;
 
     /// Plans parameters and activations.
-    fn new(plan: &mut MemoryPlan, config: Self::Config) -> Result<Self, ConfigError>;
+    fn new(plan: &mut MemoryPlan, config: Self::Config) -> Result<Self, ModelConfigError>;
 
     /// The shape of a batch.
     fn shape(&self) -> BatchShape;
@@ -106,7 +106,7 @@ pub struct BatchShape {
 
 /// A model cannot be built as configured.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum ConfigError {
+pub enum ModelConfigError {
     /// A count that must be at least 1 is zero.
     #[error("a model needs at least one of: {0}")]
     Zero(&'static str),
@@ -124,7 +124,7 @@ pub enum ConfigError {
 }
 
 /// The first of several named counts that is zero is an error.
-fn all_positive(counts: &[(&'static str, usize)]) -> Result<(), ConfigError> {
+fn all_positive(counts: &[(&'static str, usize)]) -> Result<(), ModelConfigError> {
     let zero = counts.iter().find(|(_, count)| *count == 0);
-    zero.map_or(Ok(()), |(name, _)| Err(ConfigError::Zero(name)))
+    zero.map_or(Ok(()), |(name, _)| Err(ModelConfigError::Zero(name)))
 }

@@ -20,14 +20,14 @@ pub enum Kind {
 
 /// The source of a run's learning rates.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Rates {
+pub enum LearningRates {
     /// A curve that the run's specification states.
-    Curve(Schedule),
+    Curve(LearningRateSchedule),
     /// One rate for each step, from the first. The run's optimizer has brought it.
     Table(Arc<[f32]>),
 }
 
-impl Rates {
+impl LearningRates {
     /// The learning rate of `step`, counted from 1. Beyond the end of a table it stays the last.
     ///
     /// # Panics
@@ -42,7 +42,7 @@ impl Rates {
 
 /// The learning rate as a function of the step.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Schedule {
+pub struct LearningRateSchedule {
     /// The curve after the warm-up.
     pub kind: Kind,
     /// The rate rises in this many equal steps from 0. The last of them has the full rate.
@@ -55,7 +55,7 @@ pub struct Schedule {
     pub floor: f32,
 }
 
-impl Schedule {
+impl LearningRateSchedule {
     /// The learning rate of `step`, counted from 1. Beyond the last step it stays that of the last
     /// step.
     pub fn rate(&self, step: u64) -> f32 {
@@ -99,8 +99,8 @@ fn cos_pi(x: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn schedule(kind: Kind) -> Schedule {
-        Schedule { kind, warmup_steps: 4, steps: 12, learning_rate: 1.0, floor: 0.2 }
+    fn schedule(kind: Kind) -> LearningRateSchedule {
+        LearningRateSchedule { kind, warmup_steps: 4, steps: 12, learning_rate: 1.0, floor: 0.2 }
     }
 
     #[test]
@@ -121,23 +121,27 @@ mod tests {
 
     #[test]
     fn a_table_has_a_rate_for_each_step_and_keeps_the_last() {
-        let rates = Rates::Table([0.5, 0.25, 2.0].into());
+        let rates = LearningRates::Table([0.5, 0.25, 2.0].into());
         let found = [0, 1, 2, 3, 4, u64::MAX].map(|step| rates.rate(step));
         assert_eq!(found, [0.5, 0.5, 0.25, 2.0, 2.0, 2.0]);
         let curve = schedule(Kind::Linear);
-        assert_eq!(Rates::Curve(curve).rate(6), curve.rate(6));
+        assert_eq!(LearningRates::Curve(curve).rate(6), curve.rate(6));
     }
 
     #[test]
     fn without_a_warm_up_the_curve_begins_below_the_full_rate() {
-        let schedule = Schedule { warmup_steps: 0, steps: 2, ..schedule(Kind::Linear) };
+        let schedule = LearningRateSchedule { warmup_steps: 0, steps: 2, ..schedule(Kind::Linear) };
         assert_eq!([1, 2].map(|step| schedule.rate(step)), [0.6, 0.2]);
     }
 
     #[test]
     fn the_last_step_never_has_a_negative_rate() {
-        let schedule =
-            Schedule { warmup_steps: 20, steps: 400, floor: 0.0, ..schedule(Kind::Cosine) };
+        let schedule = LearningRateSchedule {
+            warmup_steps: 20,
+            steps: 400,
+            floor: 0.0,
+            ..schedule(Kind::Cosine)
+        };
         assert_eq!(schedule.rate(400), 0.0);
         assert!((1..=401).all(|step| schedule.rate(step) >= 0.0));
     }
@@ -145,7 +149,7 @@ mod tests {
     #[test]
     fn a_run_may_end_within_its_warm_up() {
         for steps in [0, 3, 4] {
-            let schedule = Schedule { steps, ..schedule(Kind::Cosine) };
+            let schedule = LearningRateSchedule { steps, ..schedule(Kind::Cosine) };
             assert_eq!([3, 4, 5].map(|step| schedule.rate(step)), [0.75, 1.0, 0.2]);
         }
     }

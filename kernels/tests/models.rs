@@ -6,7 +6,9 @@ use everstep_kernels::backend::{Arena, Backend, Cpu, Fetched, Reference, Sizes, 
 use everstep_kernels::compute::{
     Batch, Compute, ComputeError, GradientCollector, GradientSink, ParameterSource, Pass, PassPlace,
 };
-use everstep_kernels::models::{ConfigError, Gpt, GptConfig, Mlp, MlpConfig, Model, OnBackend};
+use everstep_kernels::models::{
+    Gpt, GptConfig, Mlp, MlpConfig, Model, ModelConfigError, OnBackend,
+};
 use everstep_kernels::random::Philox;
 
 mod models {
@@ -389,10 +391,10 @@ fn a_batch_of_another_shape_is_refused() {
 fn impossible_models_are_refused() {
     let heads = GptConfig { heads: 3, ..TINY_GPT };
     let error = OnBackend::<Gpt>::new(heads, Cpu::new).err();
-    assert_eq!(error, Some(ConfigError::Heads { width: 8, heads: 3 }));
+    assert_eq!(error, Some(ModelConfigError::Heads { width: 8, heads: 3 }));
     let none = MlpConfig { layers: 0, ..TINY_MLP };
     let error = OnBackend::<Mlp>::new(none, Cpu::new).err();
-    assert_eq!(error, Some(ConfigError::Zero("layers")));
+    assert_eq!(error, Some(ModelConfigError::Zero("layers")));
 }
 
 /// All results of a model for a step with two micro-batches, the first of which is smaller, and for

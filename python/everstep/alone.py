@@ -50,7 +50,7 @@ class Launcher:
             "EVERSTEP_JOIN": f"@{self.directory / 'join.token'}",
             "EVERSTEP_DIR": str(self.directory),
         }
-        # Nobody may be there to take over, and the terminal is the user's.
+        # Perhaps no other worker can take over, and the terminal is the user's.
         others = {"EVERSTEP_GRACE": "10", "EVERSTEP_LOG": "warn"}
         return {**{name: it for name, it in others.items() if name not in os.environ}, **variables}
 

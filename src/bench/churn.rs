@@ -9,13 +9,11 @@ use everstep_worker::registry::Registry;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 
-use super::{quantile, sorted};
+use super::{configured_run, quantile, sorted};
 use crate::cli::{ChurnFlags, Overrides};
 use crate::cluster::{self, Cluster, ClusterOptions, Directory, Progress, Report};
-use crate::config;
 use crate::failure::{Exit, Failure};
-use crate::text::RunText;
-use crate::{output, scratch};
+use crate::output;
 
 /// More steps than any benchmark waits for.
 const ENDLESS: u64 = 1 << 40;
@@ -68,23 +66,18 @@ pub(super) fn run_for<T>(
         seed: Some(flags.seed),
         ..Overrides::default()
     };
-    let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
-    resolved.keep_checkpoints_by_the_run();
+    let (mut run, folder) = configured_run(flags.config.as_deref(), &overrides, registry)?;
     // A run must not wait for more copies than there can be.
-    resolved.run.copies = resolved.run.copies.min(flags.workers);
-    let folder = scratch::folder()?;
-    let text = RunText::find(&resolved)?;
-    resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
+    run.copies = run.copies.min(flags.workers);
     let patience = Duration::from_secs(flags.wait.into());
     let (workers, wait) = (flags.workers, patience);
     let options = ClusterOptions { workers, wait, keeps_history: true, ..options };
-    let directory = Directory::claim_new(folder.path(), &resolved.run)?;
+    let directory = Directory::claim_new(folder.path(), &run)?;
     cluster::block_on(async {
         let mut cluster = Cluster::start(directory, &options).await?;
-        cluster.submit(&resolved.run).await?;
+        cluster.submit(&run).await?;
         let (random, said_at) = (Philox::new(flags.seed, CHURN, 0), Instant::now());
-        let workers = flags.workers as usize;
-        let (run, is_over) = (resolved.run, false);
+        let (workers, is_over) = (flags.workers as usize, false);
         let mut churn =
             Churn { cluster, workers, patience, random, drawn: 0, said_at, run, is_over };
         work(&mut churn).await
@@ -97,7 +90,6 @@ impl Churn {
         self.cluster.progress()
     }
 
-    /// The cluster.
     pub(super) fn cluster(&mut self) -> &mut Cluster {
         &mut self.cluster
     }
@@ -226,7 +218,6 @@ fn is_whole(progress: &Progress, workers: usize) -> bool {
         && settled
 }
 
-/// The current generation.
 fn current(progress: &Progress) -> Option<Generation> {
     progress.events.iter().rev().find_map(|event| match event.kind {
         EventKind::Generation { generation, .. } => Some(generation),

@@ -39,7 +39,6 @@ struct Coordinator {
     started: Duration,
 }
 
-/// The measurements.
 struct HistoryFigures {
     file_bytes: u64,
     restart_ms: f64,

@@ -150,12 +150,12 @@ fn print(flags: &KillsFlags, outcome: &KillsResult) -> Result<(), Failure> {
             "rollbacks": losses.rollbacks,
         }));
     }
-    let whose = if by_hand { "nobody tells the cluster" } else { "the launcher tells of it" };
+    let teller = if by_hand { "no launcher tells of it" } else { "the launcher tells of it" };
     output::print(format_args!(
         "{count} kills, one of {workers} workers each, a step takes {step_ms:.1} ms\n  \
            calm    {}  (how much longer steps take to which nothing happens)\n  \
            stall   {}  (kill to next commit, less a step)\n  \
-           detect  {}  (kill to the coordinator's notice, {whose})\n  \
+           detect  {}  (kill to the coordinator's notice, {teller})\n  \
            record  {}  (kill to new generation)\n  \
            resume  {}  (new generation to its first commit)\n  \
            {}",

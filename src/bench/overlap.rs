@@ -7,12 +7,11 @@ use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 use serde_json::json;
 
-use super::{quantile, sorted, train};
+use super::{configured_run, quantile, sorted, train};
 use crate::cli::{OverlapFlags, Overrides};
 use crate::cluster::{ClusterOptions, Report};
 use crate::failure::Failure;
-use crate::text::RunText;
-use crate::{config, output, scratch};
+use crate::output;
 
 /// Steps of a run before the measured ones.
 const WARM_UP: usize = 3;
@@ -31,19 +30,15 @@ pub(super) fn run(flags: &OverlapFlags, registry: &Registry) -> Result<(), Failu
         copies: Some(1),
         ..Overrides::default()
     };
-    let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
-    resolved.keep_checkpoints_by_the_run();
-    let folder = scratch::folder()?;
-    let text = RunText::find(&resolved)?;
-    resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
+    let (run, folder) = configured_run(flags.config.as_deref(), &overrides, registry)?;
     let wait = Duration::from_secs(flags.wait.into());
     let options = |overlap| ClusterOptions { wait, overlap, ..ClusterOptions::new(flags.workers) };
     let mut pairs = Vec::new();
     for pair in 0..flags.pairs {
         // The order alternates, so that a drift of the machine favours neither.
         let first = pair % 2 == 0;
-        let one = measure(folder.path(), &resolved.run, &options(first))?;
-        let other = measure(folder.path(), &resolved.run, &options(!first))?;
+        let one = measure(folder.path(), &run, &options(first))?;
+        let other = measure(folder.path(), &run, &options(!first))?;
         pairs.push(if first { (one, other) } else { (other, one) });
     }
     print(flags, &pairs)

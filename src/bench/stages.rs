@@ -14,12 +14,11 @@ use everstep_worker::registry::Registry;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::{quantile, sorted, train_in};
+use super::{configured_run, quantile, sorted, train_in};
 use crate::cli::{Overrides, StagesFlags};
 use crate::cluster::{ClusterOptions, Directory, Report};
 use crate::failure::{Exit, Failure};
-use crate::text::RunText;
-use crate::{config, output, scratch};
+use crate::output;
 
 /// Steps before the measured ones.
 const WARM_UP: u64 = 3;
@@ -67,20 +66,16 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
         steps: Some(u64::from(flags.steps) + WARM_UP),
         ..Overrides::default()
     };
-    let mut resolved = config::read(flags.config.as_deref(), &overrides, registry)?;
-    resolved.keep_checkpoints_by_the_run();
-    let folder = scratch::folder()?;
-    let text = RunText::find(&resolved)?;
-    resolved.run.data = text.listed_in(folder.path(), &resolved.run.data)?;
+    let (run, folder) = configured_run(flags.config.as_deref(), &overrides, registry)?;
     let wait = Duration::from_secs(flags.wait.into());
     let options = ClusterOptions { wait, ..ClusterOptions::new(flags.workers) };
-    let (_, lines, workers) = train_traced(folder.path(), &resolved.run, options)?;
+    let (_, lines, workers) = train_traced(folder.path(), &run, options)?;
 
     let counted = WARM_UP + 1..=WARM_UP + u64::from(flags.steps);
     let stages = STAGES.map(|(stage, _)| median(&workers, &counted, stage));
     let rest = rest(&workers, &lines, &counted);
     let steps = sorted(lines[WARM_UP as usize..].iter().map(|line| line.seconds * 1e3));
-    let model = registry.build_model_on_host(&resolved.run).expect("the workers have built it");
+    let model = registry.build_model_on_host(&run).expect("the workers have built it");
     print(flags, model.layout().count(), (quantile(&steps, 0.5), rest), stages)
 }
 
@@ -192,7 +187,7 @@ fn print(
         [format!("  {stage}"), format!("{took:8.2} ms"), share, what.to_string()]
     };
     let mut rows: Vec<_> = named().map(|((stage, what), took)| row(stage, took, what)).collect();
-    rows.push(row("rest", rest, "nobody's"));
+    rows.push(row("rest", rest, "of no stage"));
     rows.push(row("step", step_ms, ""));
     rows.push(row("exposed", exposed_ms, "of the step: all_gather, reduce_scatter, commit"));
     let StagesFlags { workers, steps, .. } = flags;

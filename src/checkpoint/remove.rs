@@ -21,7 +21,7 @@ pub(super) fn run(flags: &RemoveCheckpointFlags) -> Result<(), Failure> {
     if !choose::steps(&listing).contains(&step) {
         return Err(Failure::new(Exit::Usage, format!("there is no checkpoint of step {step}"))
             .at(store.place())
-            .next("`everstep checkpoint ls` lists what is there"));
+            .next("`everstep checkpoint ls` lists the checkpoints"));
     }
     if !flags.force {
         let newest = choose::newest(&*store, Wanted::default()).map_err(choose_failure)?;

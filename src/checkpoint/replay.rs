@@ -26,7 +26,7 @@ use super::source::CheckpointSource;
 use super::{choose_failure, store_failure};
 use crate::cli::{LocalFlags, StartFlags, VerifyFlags};
 use crate::cluster::{
-    self, Cluster, ClusterError, ClusterOptions, Directory, Progress, StoredHistory,
+    self, Cluster, ClusterError, ClusterOptions, ContinuedHistory, Directory, Progress,
 };
 use crate::failure::{Exit, Failure};
 use crate::resume::{check_stored, read_stored};
@@ -132,7 +132,7 @@ fn replay(
     let options = train::options(&flags(), 1, registry);
     let options = ClusterOptions { keeps_history: true, ..options };
     let directory = Directory::claim(&folder.path().join("run"), &run)?;
-    let history = StoredHistory { origin: stored.origin, lines: Vec::new() };
+    let history = ContinuedHistory { origin: stored.origin, lines: Vec::new() };
     let mut progress =
         ReadProgress::new(format!("replay from step {}", manifest.step), last.0 - manifest.step.0);
     let trained = cluster::block_on(async {

@@ -15,11 +15,9 @@ use crate::cli::{ClusterFlags, StoreFlags};
 use crate::failure::{Exit, Failure};
 use crate::operator::ClusterHandle;
 
-/// Where checkpoints are.
 pub(super) enum CheckpointSource {
     /// In a store at this place. A run's directory has the events of its run.
     Store {
-        /// The store.
         place: Place,
         /// The run's directory, if the user named that.
         run: Option<PathBuf>,

@@ -24,7 +24,7 @@ pub enum TokenTask {
 pub struct CreateFlags {
     /// The role of the nodes that join with the token
     #[arg(long, value_name = "ROLE", env = "EVERSTEP_ROLE")]
-    pub role: Joiner,
+    pub role: TokenRole,
     /// How many nodes the token admits
     #[arg(long, value_name = "N", env = "EVERSTEP_USES", default_value_t = 1,
         value_parser = clap::value_parser!(u32).range(1..))]
@@ -51,18 +51,18 @@ pub struct RevokeFlags {
 
 /// What a token may make of a node.
 #[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Joiner {
+pub enum TokenRole {
     /// A node that computes for runs.
     Worker,
     /// A node that decides which workers take part.
     Coordinator,
 }
 
-impl From<Joiner> for Role {
-    fn from(joiner: Joiner) -> Self {
-        match joiner {
-            Joiner::Worker => Self::Worker,
-            Joiner::Coordinator => Self::Coordinator,
+impl From<TokenRole> for Role {
+    fn from(role: TokenRole) -> Self {
+        match role {
+            TokenRole::Worker => Self::Worker,
+            TokenRole::Coordinator => Self::Coordinator,
         }
     }
 }

@@ -17,7 +17,7 @@ use crate::failure::Failure;
 
 /// What the store of a run's checkpoints tells.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct StoredHistory {
+pub struct ContinuedHistory {
     /// The checkpoints, and the generations that the store names.
     pub origin: RunOrigin,
     /// The lines of the steps up to the checkpoint from which the run goes on, as far as the store
@@ -33,7 +33,7 @@ pub struct StoredHistory {
 /// [`ClusterError`], in words for the user.
 pub fn resume_stored(
     run: &RunSpec,
-    read: impl FnOnce(&ClusterIdentity) -> Result<StoredHistory, Failure> + Send + 'static,
+    read: impl FnOnce(&ClusterIdentity) -> Result<ContinuedHistory, Failure> + Send + 'static,
     directory: Directory,
     options: &ClusterOptions,
     watch: impl FnMut(&Progress),
@@ -51,8 +51,8 @@ impl Cluster {
     /// Reads a store on a thread of its own, since stores block.
     async fn read_store(
         &self,
-        read: impl FnOnce(&ClusterIdentity) -> Result<StoredHistory, Failure> + Send + 'static,
-    ) -> Result<StoredHistory, ClusterError> {
+        read: impl FnOnce(&ClusterIdentity) -> Result<ContinuedHistory, Failure> + Send + 'static,
+    ) -> Result<ContinuedHistory, ClusterError> {
         let credentials = Credentials::load(&self.coordinators.credentials());
         let credentials =
             credentials.map_err(|error| ClusterError::Coordinator(error.to_string()))?;
@@ -70,7 +70,7 @@ impl Cluster {
     pub async fn resume_stored(
         &mut self,
         run: &RunSpec,
-        history: StoredHistory,
+        history: ContinuedHistory,
     ) -> Result<(), ClusterError> {
         let run = self.attach(run)?;
         for line in history.lines {

@@ -20,7 +20,7 @@ use everstep_transport::protocol::{
 
 use super::Directory;
 use super::error::ClusterError;
-use super::process::{Daemons, Origin};
+use super::process::{CoordinatorOrigin, Daemons};
 use crate::operator::{Operator, OperatorError};
 pub(super) use coordinator_process::CoordinatorProcess;
 pub(crate) use coordinator_process::has_coordinators;
@@ -54,10 +54,11 @@ impl Coordinators {
         count: u32,
         wait: Duration,
     ) -> Result<Self, ClusterError> {
-        let (home, first) = CoordinatorProcess::start(directory, &daemons, 1, Origin::Bootstrap)?;
+        let (home, first) =
+            CoordinatorProcess::start(directory, &daemons, 1, CoordinatorOrigin::Bootstrap)?;
         let founder = CoordinatorProcess::of(1, count, home, first.listening().await?);
         let token = founder.home().join("coordinator.token");
-        let join = Origin::Join { token: &token, founder: founder.address() };
+        let join = CoordinatorOrigin::Join { token: &token, founder: founder.address() };
         let joining: Result<Vec<_>, _> = (2..=count)
             .map(|number| CoordinatorProcess::start(directory, &daemons, number, join.clone()))
             .collect();

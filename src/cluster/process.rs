@@ -85,14 +85,14 @@ pub struct CoordinatorStart<'a> {
     /// The directory for its files.
     pub home: &'a Path,
     /// The origin of its state.
-    pub origin: Origin<'a>,
+    pub origin: CoordinatorOrigin<'a>,
     /// The settings of all daemons.
     pub daemons: &'a Daemons,
 }
 
 /// The origin of a coordinator's state.
 #[derive(Clone, Debug)]
-pub enum Origin<'a> {
+pub enum CoordinatorOrigin<'a> {
     /// It founds a cluster, and listens at any address.
     Bootstrap,
     /// It joins the founder's cluster, and listens at any address.
@@ -186,12 +186,12 @@ impl Process {
         let mut command = coordinator.daemons.command("coordinator");
         command.arg("--dir").arg(coordinator.home);
         match &coordinator.origin {
-            Origin::Bootstrap => command.args(["--bootstrap", "--ephemeral"]),
-            Origin::Join { token, founder } => {
+            CoordinatorOrigin::Bootstrap => command.args(["--bootstrap", "--ephemeral"]),
+            CoordinatorOrigin::Join { token, founder } => {
                 command.arg("--join").arg(token_at(token));
                 command.args(["--coordinators", &founder.to_string()])
             }
-            Origin::Again { address, api } => {
+            CoordinatorOrigin::Again { address, api } => {
                 command.args(["--listen", &address.to_string()]);
                 let api = api.map(|api| api.trim_start_matches("http://"));
                 // Another process may have the default port by now. Then the coordinator takes any

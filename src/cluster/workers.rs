@@ -25,7 +25,7 @@ pub(super) struct Workers {
     gone: Vec<EndedProcess>,
     /// When to start the successors of workers that died.
     due: Vec<Instant>,
-    settings: Settings,
+    settings: WorkerSettings,
     /// The run that scripts must state: that of the first one, unless the settings name it. None
     /// if workers are no scripts.
     statement: Option<RunSpec>,
@@ -39,7 +39,7 @@ pub(super) struct Workers {
 }
 
 /// The settings of all workers.
-struct Settings {
+struct WorkerSettings {
     daemons: Daemons,
     coordinators: Vec<SocketAddr>,
     device: DeviceChoice,
@@ -53,7 +53,6 @@ struct Settings {
 /// A process that has ended.
 #[derive(Clone, Debug)]
 pub(super) struct EndedProcess {
-    /// Its names.
     pub(super) naming: Naming,
     /// Where it listened, if that is known.
     pub(super) address: Option<SocketAddr>,
@@ -79,7 +78,8 @@ impl Workers {
         let ClusterOptions { overlap, trace, respawn, .. } = *options;
         let device = options.device.clone();
         let indices = options.devices.usable(&device);
-        let settings = Settings { daemons, coordinators, device, indices, overlap, trace, respawn };
+        let settings =
+            WorkerSettings { daemons, coordinators, device, indices, overlap, trace, respawn };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (earlier, started, respawned, young_deaths) = (0, 0, 0, 0);
         let script = options.script.as_ref();

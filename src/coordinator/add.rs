@@ -5,7 +5,6 @@ use serde_json::json;
 
 use crate::cli::AddFlags;
 use crate::failure::Failure;
-use crate::operator::ClusterHandle;
 use crate::{output, token};
 
 pub(super) fn run(flags: &AddFlags) -> Result<(), Failure> {
@@ -15,12 +14,7 @@ pub(super) fn run(flags: &AddFlags) -> Result<(), Failure> {
         uses: Some(1),
         expires_unix_s: Some(expires_unix_s),
     };
-    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
-    let (token, addresses) = cluster.ask(async |operator| {
-        let token = operator.create_token(limits).await?;
-        let there = operator.coordinators().iter().map(|view| view.address.to_string());
-        Ok((token, there.collect::<Vec<_>>()))
-    })?;
+    let (token, addresses) = token::with_addresses(&flags.ask, limits)?;
     let coordinators = addresses.join(",");
     if flags.ask.json {
         return output::print(json!({

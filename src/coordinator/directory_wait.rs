@@ -8,6 +8,7 @@
 //! would break its word. The process does not wait out an input/output error: the system may show
 //! what that disk never took.
 
+use std::cell::Cell;
 use std::error::Error;
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -41,23 +42,67 @@ pub(super) enum DirectoryWait {
     Signalled(Ended),
 }
 
-/// Waits until the coordinator's directory, with this log, takes files again.
+/// What a coordinator lacks that it waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lacking {
+    /// Its directory takes no files, or is not the one that it wrote.
+    Directory,
+    /// Another process listens at its port.
+    Port,
+}
+
+impl Lacking {
+    /// What a coordinator with this error lacks. None if no wait helps.
+    fn of(error: &CoordinatorError) -> Option<Self> {
+        is_of_a_place(error).then_some(match error {
+            CoordinatorError::Bind(_) => Self::Port,
+            _ => Self::Directory,
+        })
+    }
+}
+
+/// What the log says of a coordinator's waits. A wait lasts from the error that ended the
+/// coordinator until it listens again. The tries in between are not logged.
+#[derive(Debug, Default)]
+pub(super) struct WaitLog(Cell<Option<Lacking>>);
+
+impl WaitLog {
+    fn begin(&self, lacking: Lacking, error: &CoordinatorError) {
+        if self.0.get() == Some(lacking) {
+            return;
+        }
+        self.end();
+        self.0.set(Some(lacking));
+        let within = DIRECTORY_WAIT_TIMEOUT;
+        let missing = match lacking {
+            Lacking::Directory => "directory cannot be used",
+            Lacking::Port => "port is taken",
+        };
+        tracing::warn!(%error, ?within, "{missing}: the coordinator waits for it");
+    }
+
+    /// The coordinator listens, or lacks something else.
+    pub(super) fn end(&self) {
+        match self.0.take() {
+            Some(Lacking::Directory) => tracing::warn!("directory can be used again"),
+            Some(Lacking::Port) => tracing::warn!("port is free again"),
+            None => {}
+        }
+    }
+}
+
+/// Waits until the coordinator's directory, with this log, takes files again. For a port it waits a
+/// moment: only a restart shows whether the port is free.
 pub(super) fn await_directory(
     place: (&Path, Option<u64>),
     error: &CoordinatorError,
     deadline: Instant,
+    log: &WaitLog,
 ) -> DirectoryWait {
-    if !is_of_a_place(error) {
-        return DirectoryWait::InVain;
-    }
-    let within = DIRECTORY_WAIT_TIMEOUT;
-    let (missing, there) = words(error);
-    tracing::warn!(%error, ?within, "{missing}: the coordinator waits for it");
+    let Some(lacking) = Lacking::of(error) else { return DirectoryWait::InVain };
+    log.begin(lacking, error);
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let waited = runtime.and_then(|runtime| runtime.block_on(watch(place, deadline)));
-    if let Ok(DirectoryWait::Usable) = waited {
-        tracing::warn!("{there}: the coordinator restarts");
-    }
     waited.unwrap_or_else(|error| {
         tracing::warn!(%error, "signals cannot be received: the coordinator does not wait");
         DirectoryWait::InVain
@@ -104,14 +149,6 @@ pub(crate) fn probe(dir: &Path) -> io::Result<()> {
     written
 }
 
-/// What a coordinator with this error lacks, and that it has it again, in words.
-fn words(error: &CoordinatorError) -> (&'static str, &'static str) {
-    match error {
-        CoordinatorError::Bind(_) => ("port is taken", "port may be free again"),
-        _ => ("directory cannot be used", "directory can be used again"),
-    }
-}
-
 fn is_of_a_place(error: &(dyn Error + 'static)) -> bool {
     use io::ErrorKind::{AddrInUse, NotFound, QuotaExceeded, ReadOnlyFilesystem, StorageFull};
     let kinds = [StorageFull, QuotaExceeded, ReadOnlyFilesystem, NotFound, AddrInUse];
@@ -129,6 +166,7 @@ fn cause(error: &(dyn Error + 'static)) -> Option<io::ErrorKind> {
 #[cfg(test)]
 mod tests {
     use std::fs;
+    use std::sync::Arc;
 
     use everstep_transport::quic::BindError;
 
@@ -139,26 +177,48 @@ mod tests {
         CoordinatorError::File { path: "coordinators".into(), source: kind.into() }
     }
 
+    fn taken() -> CoordinatorError {
+        let (address, source) = (([127, 0, 0, 1], 7070).into(), io::ErrorKind::AddrInUse.into());
+        CoordinatorError::Bind(BindError::Socket { address, source })
+    }
+
     #[test]
     fn a_directory_that_takes_nothing_is_waited_for_and_not_for_ever() {
         let dir = tempfile::tempdir().expect("a directory");
         let log = daemon::log_file(dir.path());
         fs::write(&log, "entries").expect("written");
         let place = (dir.path(), log_inode(dir.path()));
+        let log_lines = WaitLog::default();
+        let await_directory = |error: &_, by| await_directory(place, error, by, &log_lines);
         let soon = Instant::now() + Duration::from_secs(20);
         for kind in [io::ErrorKind::StorageFull, io::ErrorKind::ReadOnlyFilesystem] {
-            assert_eq!(await_directory(place, &error(kind), soon), Usable, "{kind}");
+            assert_eq!(await_directory(&error(kind), soon), Usable, "{kind}");
         }
-        assert_eq!(await_directory(place, &error(io::ErrorKind::PermissionDenied), soon), InVain);
+        assert_eq!(await_directory(&error(io::ErrorKind::PermissionDenied), soon), InVain);
         let broken = io::Error::from_raw_os_error(5);
         let broken = CoordinatorError::File { path: log, source: broken };
-        assert_eq!(await_directory(place, &broken, soon), InVain, "an input/output error");
-        let (address, source) = (([127, 0, 0, 1], 7070).into(), io::ErrorKind::AddrInUse.into());
-        let taken = CoordinatorError::Bind(BindError::Socket { address, source });
-        assert_eq!(await_directory(place, &taken, soon), Usable, "its port may be free again");
-        let late = await_directory(place, &error(io::ErrorKind::QuotaExceeded), Instant::now());
+        assert_eq!(await_directory(&broken, soon), InVain, "an input/output error");
+        assert_eq!(await_directory(&taken(), soon), Usable, "its port may be free again");
+        let late = await_directory(&error(io::ErrorKind::QuotaExceeded), Instant::now());
         assert_eq!(late, InVain);
         assert_eq!(dir.path().read_dir().expect("read").count(), 1, "nothing is left");
+    }
+
+    #[test]
+    fn a_wait_is_logged_at_its_begin_and_at_its_end() {
+        let file = tempfile::NamedTempFile::new().expect("a file");
+        let writer = Arc::new(file.reopen().expect("opened"));
+        let subscriber = tracing_subscriber::fmt().with_writer(writer).finish();
+        tracing::subscriber::with_default(subscriber, || {
+            let log = WaitLog::default();
+            (0..3).for_each(|_| log.begin(Lacking::Directory, &error(io::ErrorKind::NotFound)));
+            (0..3).for_each(|_| log.begin(Lacking::Port, &taken()));
+            (0..2).for_each(|_| log.end());
+        });
+        let text = fs::read_to_string(file.path()).expect("read");
+        let says = ["cannot be used", "can be used again", "is taken", "is free again"];
+        assert!(says.iter().zip(text.lines()).all(|(words, line)| line.contains(words)), "{text}");
+        assert_eq!(text.lines().count(), says.len(), "{text}");
     }
 
     #[test]
@@ -169,16 +229,16 @@ mod tests {
         fs::write(daemon::log_file(&dir), "entries").expect("written");
         let log = log_inode(&dir);
         fs::rename(&dir, &away).expect("moved away");
-        let gone = error(io::ErrorKind::NotFound);
+        let (gone, log_lines) = (error(io::ErrorKind::NotFound), WaitLog::default());
+        let await_directory = |by| await_directory((&dir, log), &gone, by, &log_lines);
         let at_once = || Instant::now() + Duration::from_millis(100);
-        assert_eq!(await_directory((&dir, log), &gone, at_once()), InVain, "it is gone");
+        assert_eq!(await_directory(at_once()), InVain, "it is gone");
         fs::create_dir(&dir).expect("made");
-        assert_eq!(await_directory((&dir, log), &gone, at_once()), InVain, "it is empty");
+        assert_eq!(await_directory(at_once()), InVain, "it is empty");
         fs::copy(daemon::log_file(&away), daemon::log_file(&dir)).expect("copied");
-        let copied = await_directory((&dir, log), &gone, at_once());
-        assert_eq!(copied, InVain, "it has a copy, perhaps an old one");
+        assert_eq!(await_directory(at_once()), InVain, "it has a copy, perhaps an old one");
         fs::remove_dir_all(&dir).expect("removed");
         fs::rename(&away, &dir).expect("moved back");
-        assert_eq!(await_directory((&dir, log), &gone, at_once()), Usable);
+        assert_eq!(await_directory(at_once()), Usable);
     }
 }

@@ -27,7 +27,7 @@ fn sentence(status: &CoordinatorsStatus) -> String {
     let voters: Vec<_> = coordinators.iter().filter(|coordinator| coordinator.votes).collect();
     let there = voters.iter().filter(|voter| voter.silent_since_unix_ms.is_none()).count();
     let leader = coordinators.iter().find(|coordinator| coordinator.leads);
-    let leads = leader.map_or("nobody leads".into(), |leader| {
+    let leads = leader.map_or("no coordinator leads".into(), |leader| {
         format!("coordinator {} leads in term {term}", leader.view.id)
     });
     let (all, needed) = (voters.len(), voters.len() / 2 + 1);

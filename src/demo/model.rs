@@ -1,7 +1,7 @@
 //! The content of the demo's view, gathered from a cluster under way.
 //!
-//! In: the launcher's processes and the coordinator's answers. Out: a [`Model`], plain data. This
-//! module does not know how it looks.
+//! In: the launcher's processes and the coordinator's answers. Out: a [`ViewContent`], plain data.
+//! This module does not know how it looks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::progress::{apart, lacking, paused};
 
 /// The content of the view.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Model {
+pub(super) struct ViewContent {
     /// The name of the run, as the header shows it.
     pub(super) run: String,
     /// The number of steps of the whole run.
@@ -41,7 +41,6 @@ pub(super) struct Model {
     pub(super) story: Vec<String>,
 }
 
-/// One worker.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct WorkerRow {
     /// The user's name for it.
@@ -74,7 +73,7 @@ pub(super) enum RowState {
 /// Steps over which the throughput is averaged.
 const RECENT: usize = 20;
 
-impl Model {
+impl ViewContent {
     /// The model of a cluster. The user has stopped the processes in `paused`, and the keys act on
     /// `chosen`.
     pub(super) fn of(

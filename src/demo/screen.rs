@@ -7,7 +7,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 
 use super::keys::{Action, action};
-use super::model::Model;
+use super::model::ViewContent;
 use super::view;
 use crate::failure::{Exit, Failure};
 use crate::output::say;
@@ -35,8 +35,7 @@ impl Screen {
         ratatui::try_init().map(Self::Terminal).map_err(unusable)
     }
 
-    /// Shows the model.
-    pub(super) fn show(&mut self, model: &Model) -> Result<(), Failure> {
+    pub(super) fn show(&mut self, model: &ViewContent) -> Result<(), Failure> {
         match self {
             Self::Terminal(terminal) => {
                 terminal.draw(|frame| view::draw(frame, model)).map(drop).map_err(unusable)

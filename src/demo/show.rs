@@ -7,12 +7,12 @@ use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::keys::Action;
-use super::model::{Model, WorkerRow};
+use super::model::{ViewContent, WorkerRow};
 use super::screen::Screen;
 use super::strikes::Strikes;
 use crate::cluster::{Cluster, Report};
 use crate::failure::Failure;
-use crate::progress::{Waiting, sentence};
+use crate::progress::{WaitReports, sentence};
 
 /// How the demo ended.
 pub(super) enum DemoEnd {
@@ -28,7 +28,7 @@ pub(super) struct Show<'a> {
     cluster: Cluster,
     screen: Screen,
     chaos: Option<Strikes>,
-    waiting: Waiting,
+    waiting: WaitReports,
     /// The processes that the user has stopped.
     paused: BTreeSet<u32>,
     /// The worker that the keys act on.
@@ -56,7 +56,7 @@ impl<'a> Show<'a> {
             cluster,
             screen,
             chaos,
-            waiting: Waiting::new(run, workers),
+            waiting: WaitReports::new(run, workers),
             paused: BTreeSet::new(),
             chosen: None,
             story: Vec::new(),
@@ -91,16 +91,16 @@ impl<'a> Show<'a> {
         Ok(DemoEnd::Complete(report))
     }
 
-    fn show(&mut self) -> Result<Model, Failure> {
+    fn show(&mut self) -> Result<ViewContent, Failure> {
         let model = self.model();
         self.chosen = model.row().map(|row| row.name.clone());
         self.screen.show(&model)?;
         Ok(model)
     }
 
-    fn model(&self) -> Model {
-        let model = Model::of(self.run, &self.cluster, &self.paused, self.chosen.as_ref());
-        Model { elapsed: self.began.elapsed(), story: self.story.clone(), ..model }
+    fn model(&self) -> ViewContent {
+        let model = ViewContent::of(self.run, &self.cluster, &self.paused, self.chosen.as_ref());
+        ViewContent { elapsed: self.began.elapsed(), story: self.story.clone(), ..model }
     }
 
     fn tell_news(&mut self) {
@@ -122,7 +122,7 @@ impl<'a> Show<'a> {
     }
 
     /// Lets chance kill a member.
-    fn strike(&mut self, model: &Model) {
+    fn strike(&mut self, model: &ViewContent) {
         let member = |row: &&WorkerRow| row.rank.is_some() && !self.is_paused(row);
         let members: Vec<WorkerRow> = model.rows.iter().filter(member).cloned().collect();
         let members: Vec<WorkerRow> = members.into_iter().filter(|row| row.pid.is_some()).collect();
@@ -160,7 +160,7 @@ impl<'a> Show<'a> {
                 let Some(row) = model.row() else { return };
                 match (action, row.pid, row.worker) {
                     (Action::Kill, ..) if self.cluster.progress().registered().is_some() => {
-                        self.tell("nobody is killed before the run has begun".into());
+                        self.tell("no process is killed before the run has begun".into());
                     }
                     (Action::Kill, ..) => self.kill(row, "you kill"),
                     (Action::Pause, Some(pid), _) => self.pause(pid, &row.label),

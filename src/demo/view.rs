@@ -7,7 +7,7 @@ use ratatui::text::Line;
 use ratatui::widgets::{Block, Gauge, Paragraph, Row, Sparkline, Table, Wrap};
 
 use super::keys::LEGEND;
-use super::model::{Model, RowState, WorkerRow};
+use super::model::{RowState, ViewContent, WorkerRow};
 use crate::cluster::GenerationReport;
 use crate::progress::{clock, shown_loss};
 use everstep_transport::protocol::Cause;
@@ -18,8 +18,7 @@ const LEAST_LOSSES: u16 = 6;
 /// The width of the labels beside the losses, columns.
 const AXIS: u16 = 8;
 
-/// Draws the model.
-pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
+pub(super) fn draw(frame: &mut Frame<'_>, model: &ViewContent) {
     let area = frame.area();
     let warnings = model.warnings.join("   ");
     let width = usize::from(area.width.max(1));
@@ -59,7 +58,7 @@ pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
 }
 
 /// The model in one plain line.
-pub(super) fn line(model: &Model) -> String {
+pub(super) fn line(model: &ViewContent) -> String {
     let training = model.rows.iter().filter(|row| row.rank.is_some()).count();
     let generation = model.generations.last().map_or(0, |generation| generation.number.0);
     let mut parts = vec![
@@ -73,7 +72,7 @@ pub(super) fn line(model: &Model) -> String {
     parts.join("  ")
 }
 
-fn headline(model: &Model) -> String {
+fn headline(model: &ViewContent) -> String {
     let mut parts = vec![format!("everstep demo: {}", model.run)];
     parts.extend(model.losses.last().map(|loss| format!("loss {} nats", shown_loss(*loss))));
     parts.extend(model.tokens_per_second.map(|rate| format!("{rate:.0} tokens/s")));
@@ -81,7 +80,7 @@ fn headline(model: &Model) -> String {
     parts.join("   ")
 }
 
-fn workers_table(model: &Model) -> Table<'static> {
+fn workers_table(model: &ViewContent) -> Table<'static> {
     let row = |(at, row): (usize, &WorkerRow)| {
         let id = row.worker.map_or("-".into(), |worker| worker.to_string());
         let rank = row.rank.map_or("-".into(), |rank| rank.to_string());
@@ -134,7 +133,7 @@ fn words(row: &WorkerRow) -> (&'static str, &'static str, Color) {
 
 /// The losses over all steps, with the values of the highest and the lowest bar, and the range of
 /// steps.
-fn draw_losses(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+fn draw_losses(frame: &mut Frame<'_>, model: &ViewContent, area: Rect) {
     let steps = format!("step 1 to {}", model.step);
     let block = Block::bordered().title("loss, nats");
     let block = block.title_bottom(Line::from(steps).right_aligned());
@@ -178,7 +177,7 @@ fn heights(bars: &[f64]) -> Vec<u64> {
     bars.iter().map(|bar| 1 + ((bar - low) * scale) as u64).collect()
 }
 
-fn generations_table(model: &Model, height: u16) -> Table<'static> {
+fn generations_table(model: &ViewContent, height: u16) -> Table<'static> {
     let row = |generation: &GenerationReport| {
         let cause = cause(model, generation);
         let stall = generation.stall_ms.map_or("-".into(), |ms| format!("{ms:.0} ms"));
@@ -201,7 +200,7 @@ fn generations_table(model: &Model, height: u16) -> Table<'static> {
 }
 
 /// The cause of a generation, and the workers that it is about.
-fn cause(model: &Model, generation: &GenerationReport) -> String {
+fn cause(model: &ViewContent, generation: &GenerationReport) -> String {
     let cause = format!("{:?}", generation.cause).to_lowercase();
     match &generation.workers[..] {
         _ if generation.cause == Cause::Start => cause,
@@ -214,7 +213,7 @@ fn cause(model: &Model, generation: &GenerationReport) -> String {
     }
 }
 
-fn story_lines(model: &Model, height: u16) -> Paragraph<'static> {
+fn story_lines(model: &ViewContent, height: u16) -> Paragraph<'static> {
     let newest = model.story.len().saturating_sub(height.saturating_sub(2) as usize);
     let lines: Vec<Line<'static>> =
         model.story[newest..].iter().rev().map(|sentence| Line::from(sentence.clone())).collect();
@@ -242,7 +241,7 @@ mod tests {
         }
     }
 
-    fn model() -> Model {
+    fn model() -> ViewContent {
         let training = RowState::Seen(WorkerState::Training);
         let generation = GenerationReport {
             number: Generation(2),
@@ -255,7 +254,7 @@ mod tests {
             detect_ms: Some(60.0),
             stall_ms: Some(141.4),
         };
-        Model {
+        ViewContent {
             run: "tiny".into(),
             steps: 200,
             step: 60,
@@ -266,11 +265,11 @@ mod tests {
             generations: vec![generation],
             warnings: vec!["under-protected: 85 parameter shards".into()],
             story: vec!["lost worker 9: closed".into()],
-            ..Model::default()
+            ..ViewContent::default()
         }
     }
 
-    fn screen(model: &Model, width: u16, height: u16) -> String {
+    fn screen(model: &ViewContent, width: u16, height: u16) -> String {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
         terminal.draw(|frame| draw(frame, model)).expect("drawn");
         let buffer = terminal.backend().buffer().clone();
@@ -305,7 +304,7 @@ mod tests {
     fn a_small_screen_and_an_empty_model_are_drawn_too() {
         for (width, height) in [(1, 1), (20, 5), (80, 24), (300, 100)] {
             screen(&model(), width, height);
-            screen(&Model::default(), width, height);
+            screen(&ViewContent::default(), width, height);
         }
     }
 
@@ -319,7 +318,7 @@ mod tests {
     }
 
     /// A demo of four workers under way, with long values in all fields.
-    fn busy() -> Model {
+    fn busy() -> ViewContent {
         let training = RowState::Seen(WorkerState::Training);
         let mut rows = vec![row(1, Some(0), training), row(2, None, RowState::Paused)];
         rows.extend([row(3, Some(1), training), row(4, Some(2), training)]);
@@ -334,7 +333,7 @@ mod tests {
             "0:12 you kill worker-5".into(),
             "0:12 lost worker-5: its process was killed (signal 9)".into(),
         ];
-        Model { rows, generations: vec![start, lost], names, story, ..model() }
+        ViewContent { rows, generations: vec![start, lost], names, story, ..model() }
     }
 
     #[test]

@@ -117,7 +117,7 @@ impl ClusterHandle {
             OperatorError::Refused(why) => {
                 Failure::new(Exit::Failed, "the cluster refuses").because(why).next(
                     "everstep run status says how the run stands, and everstep worker ls and \
-                     everstep coordinator status list what there is",
+                     everstep coordinator status list workers and coordinators",
                 )
             }
             OperatorError::Unusable(why) => {

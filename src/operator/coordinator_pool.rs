@@ -200,7 +200,7 @@ impl CoordinatorPool {
         let (endpoint, events) = (&self.endpoint, &self.events);
         self.connections.entry(address).or_insert_with(|| {
             let dial = tokio::spawn(dial::run(endpoint.clone(), address, events.clone()));
-            let why = "nobody has answered yet".into();
+            let why = "no coordinator has answered yet".into();
             Connection { link: None, why, workers: BTreeMap::new(), dial }
         });
     }

@@ -18,9 +18,7 @@ const OPERATOR_DIALS: DialSettings =
 
 /// An event of a link or a dial.
 pub(super) struct LinkEvent {
-    /// The dialled address.
     pub(super) address: SocketAddr,
-    /// The event.
     pub(super) what: LinkChange,
 }
 
@@ -48,7 +46,7 @@ pub(super) async fn run(
                 backoff.reset();
                 listen(link, address, &events).await
             }
-            Err(ConnectError::NoAnswer { .. }) => "nobody answers there".into(),
+            Err(ConnectError::NoAnswer { .. }) => "no coordinator answers there".into(),
             Err(error) => error.to_string(),
         };
         if events.send(LinkEvent { address, what: LinkChange::Lost(why) }).await.is_err() {
@@ -63,7 +61,7 @@ async fn listen(link: Link, address: SocketAddr, events: &mpsc::Sender<LinkEvent
     let mut what = LinkChange::Up(link.clone());
     loop {
         if events.send(LinkEvent { address, what }).await.is_err() {
-            return "nobody listens".into();
+            return "the operator reads no more events".into();
         }
         match link.receive().await {
             Ok(message) => what = LinkChange::Received(message),

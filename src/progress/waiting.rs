@@ -8,7 +8,7 @@ use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use crate::cluster::Progress;
 
 /// Prints the reason now and then.
-pub(crate) struct Waiting {
+pub(crate) struct WaitReports {
     start_workers: u32,
     /// Whether this launcher starts all workers that the run needs to begin.
     complete: bool,
@@ -22,7 +22,7 @@ const RESTORING_SHOWN: usize = 4;
 /// The time between two reports, at least.
 const WAITING_LINE_INTERVAL: Duration = Duration::from_secs(3);
 
-impl Waiting {
+impl WaitReports {
     /// Reports on a run of which `workers` workers start here.
     pub(crate) fn new(run: &RunSpec, workers: u32) -> Self {
         let start_workers = run.start_workers;
@@ -120,7 +120,7 @@ mod tests {
     fn what_a_run_waits_for_is_said_until_it_begins() {
         let long_ago = Instant::now() - WAITING_LINE_INTERVAL;
         let (start_workers, complete, stands) = (3, false, false);
-        let mut waiting = Waiting { start_workers, complete, said_at: long_ago, stands };
+        let mut waiting = WaitReports { start_workers, complete, said_at: long_ago, stands };
         let mut progress = Progress { join: "join so".into(), ..Progress::default() };
         let sentence = "waiting: 0 of 3 workers have registered";
         assert_eq!(waiting.sentences(&progress), [sentence, "others join with: join so"]);
@@ -162,7 +162,7 @@ mod tests {
     #[test]
     fn a_run_that_stands_still_says_so_at_once_and_how_another_joins() {
         let (said_at, start_workers) = (Instant::now(), 2);
-        let mut waiting = Waiting { start_workers, complete: true, said_at, stands: false };
+        let mut waiting = WaitReports { start_workers, complete: true, said_at, stands: false };
         let mut progress = Progress { join: "join so".into(), ..Progress::default() };
         begun(&mut progress);
         assert_eq!(waiting.sentences(&progress), [""; 0]);

@@ -18,7 +18,7 @@ use super::stored_run::{self, StoredRun};
 use super::{check, notes};
 use crate::checkpoint::{self, ReadProgress, store_failure};
 use crate::cli::ResumeFlags;
-use crate::cluster::{self, ClusterError, ClusterOptions, StoredHistory};
+use crate::cluster::{self, ClusterError, ClusterOptions, ContinuedHistory};
 use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::store_check::{self, StoreUse};
@@ -86,10 +86,10 @@ impl ClaimedRun {
     }
 
     /// The same, with the metrics lines of the steps that the run has trained.
-    fn read(self, cluster: &ClusterIdentity) -> Result<StoredHistory, Failure> {
+    fn read(self, cluster: &ClusterIdentity) -> Result<ContinuedHistory, Failure> {
         let ClaimedStore { store, listing, stored } = self.claim(cluster)?;
         let lines = lines(&*store, &listing, &stored.manifest)?;
-        Ok(StoredHistory { origin: stored.origin, lines })
+        Ok(ContinuedHistory { origin: stored.origin, lines })
     }
 
     fn claim(self, cluster: &ClusterIdentity) -> Result<ClaimedStore, Failure> {

@@ -14,12 +14,12 @@ use crate::output;
 use crate::progress::{clock, shown_loss};
 
 /// A run that has ended, as its `report.json` describes it.
-pub(super) struct Ended {
+pub(super) struct EndedRun {
     dir: PathBuf,
     report: Value,
 }
 
-impl Ended {
+impl EndedRun {
     /// The run in the directory that the flags mean, if it has ended. If the flags name
     /// coordinators, the program asks those instead.
     pub(super) fn find(flags: &ClusterFlags) -> Option<Self> {
@@ -118,7 +118,7 @@ mod tests {
     fn a_run_that_has_ended_is_told_of_without_its_coordinators() {
         let folder = tempfile::tempdir().expect("a folder");
         let flags = ClusterFlags { dir: Some(folder.path().into()), coordinators: Vec::new() };
-        assert!(Ended::find(&flags).is_none(), "it has not ended");
+        assert!(EndedRun::find(&flags).is_none(), "it has not ended");
         let report = json!({
             "name": "small", "state": "complete", "status": "complete: all 9 steps", "step": 9,
             "run": { "steps": 9 }, "loss": { "first": 5.5, "last": 2.5, "validation": 2.75 },
@@ -126,7 +126,7 @@ mod tests {
             "host": "ada", "longest_stall_ms": 57.4, "generations": [{}, {}], "rollbacks": [],
         });
         fs::write(folder.path().join("report.json"), report.to_string()).expect("written");
-        let ended = Ended::find(&flags).expect("it has ended");
+        let ended = EndedRun::find(&flags).expect("it has ended");
         assert!(ended.is_complete());
         let words = ended.words();
         for told in [
@@ -142,7 +142,7 @@ mod tests {
         let told = ended.json();
         assert_eq!((&told["hash"], &told["generations"]), (&json!("abcd"), &json!(2)));
         let elsewhere = ClusterFlags { coordinators: vec!["127.0.0.1:1".into()], ..flags };
-        assert!(Ended::find(&elsewhere).is_none(), "coordinators that are named are asked");
+        assert!(EndedRun::find(&elsewhere).is_none(), "coordinators that are named are asked");
     }
 
     #[test]
@@ -151,10 +151,10 @@ mod tests {
         let flags = ClusterFlags { dir: Some(folder.path().into()), coordinators: Vec::new() };
         for text in ["", "{", "[]", "\u{0}"] {
             fs::write(folder.path().join("report.json"), text).expect("written");
-            assert!(Ended::find(&flags).is_none(), "{text}");
+            assert!(EndedRun::find(&flags).is_none(), "{text}");
         }
         fs::write(folder.path().join("report.json"), "{}").expect("written");
-        let nothing = Ended::find(&flags).expect("an object");
+        let nothing = EndedRun::find(&flags).expect("an object");
         assert!(!nothing.is_complete() && nothing.words().contains("files"), "and no panic");
     }
 }

@@ -6,7 +6,7 @@ use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::question::RunView;
 use serde_json::json;
 
-use super::ended::Ended;
+use super::ended::EndedRun;
 use super::sentence;
 use crate::cli::AskFlags;
 use crate::failure::Failure;
@@ -15,7 +15,7 @@ use crate::output;
 use crate::progress::{clock, shown_loss};
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
-    if let Some(ended) = Ended::find(&flags.cluster) {
+    if let Some(ended) = EndedRun::find(&flags.cluster) {
         return match flags.json {
             true => output::print(ended.json()),
             false => output::print(ended.words()),

@@ -2,10 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use everstep_transport::identity::{TokenLimits, format_token_id};
+use everstep_transport::identity::{JoinToken, TokenLimits, format_token_id};
 use serde_json::json;
 
-use crate::cli::CreateFlags;
+use crate::cli::{AskFlags, CreateFlags};
 use crate::failure::Failure;
 use crate::operator::ClusterHandle;
 use crate::output;
@@ -27,6 +27,18 @@ pub(super) fn run(flags: &CreateFlags) -> Result<(), Failure> {
     let time = flags.ttl.as_secs();
     output::say(format_args!("it admits {nodes} as {role} for {time} s, and is shown this once"));
     output::print(token)
+}
+
+/// Makes the cluster accept a new token. Returns the token, and where the coordinators listen.
+pub(crate) fn with_addresses(
+    flags: &AskFlags,
+    limits: TokenLimits,
+) -> Result<(JoinToken, Vec<String>), Failure> {
+    ClusterHandle::find(&flags.cluster)?.ask(async |operator| {
+        let token = operator.create_token(limits).await?;
+        let addresses = operator.coordinators().iter().map(|view| view.address.to_string());
+        Ok((token, addresses.collect()))
+    })
 }
 
 /// The end of a time that begins now, in seconds since 1970.

@@ -7,7 +7,6 @@ use serde_json::json;
 
 use crate::cli::WorkerAddFlags;
 use crate::failure::Failure;
-use crate::operator::ClusterHandle;
 use crate::{logging, output, token};
 
 pub(crate) fn run(flags: &WorkerAddFlags) -> Result<(), Failure> {
@@ -15,12 +14,7 @@ pub(crate) fn run(flags: &WorkerAddFlags) -> Result<(), Failure> {
     let expires_unix_s = token::until(flags.ttl);
     let (role, uses) = (Role::Worker, Some(flags.uses));
     let limits = TokenLimits { role, uses, expires_unix_s: Some(expires_unix_s) };
-    let cluster = ClusterHandle::find(&flags.ask.cluster)?;
-    let (token, addresses) = cluster.ask(async |operator| {
-        let token = operator.create_token(limits).await?;
-        let there = operator.coordinators().iter().map(|view| view.address.to_string());
-        Ok((token, there.collect::<Vec<_>>()))
-    })?;
+    let (token, addresses) = token::with_addresses(&flags.ask, limits)?;
     let (token, coordinators) = (token.to_string(), addresses.join(","));
     if flags.ask.json {
         return output::print(json!({

@@ -101,7 +101,7 @@ fn a_coordinator_that_joins_where_nobody_answers_ends_when_it_is_told_to() {
         (again, Signal::TERM, 143),
         (late_start, Signal::INT, 130),
     ] {
-        let silent = UdpSocket::bind(address).expect("nobody listens there any more");
+        let silent = UdpSocket::bind(address).expect("no process listens there any more");
         silent.set_nonblocking(true).expect("a socket");
         let program = Program::start(joining);
         until("it asks", || silent.recv(&mut [0; 2_000]).ok());

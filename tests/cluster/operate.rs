@@ -86,7 +86,7 @@ impl ByHand {
 fn by_leadership(coordinators: Vec<Value>) -> (Value, Vec<Value>) {
     let (mut leads, others): (Vec<_>, Vec<_>) =
         coordinators.into_iter().partition(|coordinator| coordinator["leader"] == true);
-    (leads.pop().expect("somebody leads"), others)
+    (leads.pop().expect("a coordinator leads"), others)
 }
 
 fn submit(cluster: &ByHand, file: &Path) -> u64 {

@@ -218,7 +218,7 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     for member in &group.members {
         let run = RunSpec { name: "another".into(), ..training.run.clone() };
         let run = serde_json::to_string(&run).expect("plain data");
-        until("it knows that nobody leads", || {
+        until("it knows that no coordinator leads", || {
             let (status, words) = member.look("POST", "/api/v1/run", &run)?;
             assert_ne!(status, 201, "{words}");
             words.contains("no coordinator leads at the moment").then_some(())

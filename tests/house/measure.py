@@ -141,6 +141,13 @@ def repeated(lines: List[str]) -> int:
     return sum(count > 1 for count in Counter(rust.types(lines)).values())
 
 
+def shared(tree: Tree) -> List[str]:
+    """The type names that more than one crate defines."""
+    found = Counter(name for crate in tree.crates
+                    for name in set(rust.types(tree.of([crate], PARTS[:1]))))
+    return sorted(name for name, count in found.items() if count > 1)
+
+
 def crates(tree: Tree) -> str:
     """A table with a row for each crate."""
     rows = []
@@ -210,7 +217,8 @@ def manners(tree: Tree) -> List[Row]:
     return [(what, f"{sum(map(count, production))}") for what, count in [
         ("doc comments of three words or fewer", rust.short_docs),
         ("signatures with `Result<_, String>`", rust.text_errors),
-        ("unsafe without `SAFETY:`", rust.unsafe_without_reason)]]
+        ("unsafe without `SAFETY:`", rust.unsafe_without_reason)]] + [
+        ("type names of more than one crate", f"{len(shared(tree))}")]
 
 
 def table(heads: List[str], rows: List[List[str]]) -> str:

@@ -2,7 +2,7 @@
 # Refusals that prove nothing: firewalls that reject packets of living processes, and forged ICMP errors. A coordinator and
 # three workers, each on a machine of its own (a network namespace of this one), train while
 #   1. the workers' firewalls reject what comes from the coordinator, for 150 ms, five times;
-#   2. a host of the same network sprays ICMP errors that say of each worker that nobody listens at its port;
+#   2. a host of the same network sprays ICMP errors that say of each worker that no process listens at its port;
 #   3. the workers' firewalls reject, for good, what no flow of theirs expects, probes above all. Meanwhile a worker is
 #      stopped now and then, for 50 ms to 1.5 s.
 # Packets still come from the workers, or come again soon: no link is closed, no worker is lost, nothing is rolled back, and the
@@ -17,7 +17,7 @@ machines_at_a_switch 10.78.0 1 "${workers[@]}" "$attacker"
 
 ask() { on 1 "$everstep" "$@" --dir "$out/1"; }
 # The links that the log of a coordinator or a worker says were lost.
-lost_links() { cat "$out"/*.log | grep -cE 'nobody listens at its port|link to a coordinator is lost' || true; }
+lost_links() { cat "$out"/*.log | grep -cE 'no process listens at its port|link to a coordinator is lost' || true; }
 harmless() { no_event "$1" 1 7080 lost rollback; }
 # unharmed WHAT [LINKS]: nobody was lost, the workers train on, and no more links were lost than before.
 unharmed() {

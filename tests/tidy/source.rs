@@ -29,7 +29,7 @@ const FORBIDDEN: [(&str, &str); 7] = [
     (concat!("TO", "DO"), "finish it, or leave it out"),
     (concat!("FIX", "ME"), "finish it, or leave it out"),
     (concat!("fn g", "et_"), "name it after what it returns"),
-    (concat!("allow(dead_", "code)"), "remove what nobody uses"),
+    (concat!("allow(dead_", "code)"), "remove what has no use"),
 ];
 
 const VAGUE_MODULES: [&str; 7] =

@@ -31,8 +31,8 @@ pub use checkpoint::{
 };
 pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use cluster::{
-    CoordinatorId, CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand,
-    RequestId, RunId, Secret,
+    ClusterKeys, CoordinatorId, CoordinatorView, HistoryEntry, HistoryEvent, Lineage,
+    OperatorCommand, RequestId, RunId, Secret,
 };
 pub use device::{Accelerator, Device, DeviceKind, DeviceName, Telemetry};
 pub use generation::{Cause, Member, Ownership, Record};

@@ -44,7 +44,7 @@ pub use endpoint::{BindError, Endpoint, Expected};
 pub use enrol::{EnrolError, enrol, enrol_as, renew};
 pub use error::{ConnectError, LinkError};
 pub use host_port::{BoundSocket, HostPort, HostPortError};
-pub use link::{Encoded, Link, LinkStats};
+pub use link::{Encoded, Link};
 pub use links::EndpointStats;
 pub use probe::RefusalChecks;
 pub use settings::{MAX_MTU, Settings, SettingsError};

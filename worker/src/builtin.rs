@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use everstep_kernels::compute::Compute;
 use everstep_kernels::device::ChosenDevice;
-use everstep_kernels::models::{ConfigError, Gpt, GptConfig, Mlp, MlpConfig, OnBackend};
+use everstep_kernels::models::{Gpt, GptConfig, Mlp, MlpConfig, ModelConfigError, OnBackend};
 use everstep_kernels::precision;
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::Precision;
@@ -57,7 +57,7 @@ fn of_tokens(error: TokenFileError) -> BuildError {
     }
 }
 
-fn words(error: ConfigError) -> String {
+fn words(error: ModelConfigError) -> String {
     error.to_string()
 }
 

@@ -11,7 +11,7 @@ use crate::step::MAX_STATE_BYTES_UNDER_WAY;
 
 /// The memory of one worker of a run, bytes, part by part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Memory {
+pub struct WorkerMemory {
     device: u64,
     pinned: u64,
     optimizer: u64,
@@ -26,7 +26,7 @@ pub struct Memory {
 /// Measured, with 22 to 97 MB, over many models and numbers of workers.
 pub const CONSTANT_BYTES: u64 = 58 << 20;
 
-impl Memory {
+impl WorkerMemory {
     /// The memory of a worker at the run's start, when `workers` share it. It is that of the worker
     /// that needs most.
     ///
@@ -159,9 +159,9 @@ mod tests {
         subtrees(data_shards, workers).map(|mine| partials_held(&mine)).collect()
     }
 
-    fn of_two(run: &RunSpec, model: &ModelPlan) -> Memory {
+    fn of_two(run: &RunSpec, model: &ModelPlan) -> WorkerMemory {
         let optimizer = builtin::registry().build_optimizer(run).expect("a valid optimizer");
-        Memory::of_worker(run, model, &optimizer, 2)
+        WorkerMemory::of_worker(run, model, &optimizer, 2)
     }
 
     #[test]
@@ -179,7 +179,7 @@ mod tests {
         // For each of the four blocks that, with `recompute`, lie where the fifth does.
         let least = 4 * 4 * rows * (15 * width + 2 * 2 + heads);
         assert!(again.device + least <= kept.device, "{again:?} {kept:?}");
-        assert_eq!(Memory { device: 0, ..again }, Memory { device: 0, ..kept });
+        assert_eq!(WorkerMemory { device: 0, ..again }, WorkerMemory { device: 0, ..kept });
     }
 
     #[test]

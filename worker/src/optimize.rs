@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
-use everstep_kernels::schedule::{Kind, Rates, Schedule};
+use everstep_kernels::schedule::{Kind, LearningRateSchedule, LearningRates};
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::ScheduleKind;
 
 /// The learning rates of the run: those of the `table` that its optimizer brings, or the schedule
 /// of its specification.
-pub fn rates(run: &RunSpec, table: Option<Arc<[f32]>>) -> Rates {
-    table.map_or_else(|| Rates::Curve(schedule(run)), Rates::Table)
+pub fn rates(run: &RunSpec, table: Option<Arc<[f32]>>) -> LearningRates {
+    table.map_or_else(|| LearningRates::Curve(schedule(run)), LearningRates::Table)
 }
 
 /// The learning rate of every step of the run, as its specification states it.
-pub fn schedule(run: &RunSpec) -> Schedule {
+pub fn schedule(run: &RunSpec) -> LearningRateSchedule {
     let kind = match run.optimizer.schedule {
         ScheduleKind::Constant => Kind::Constant,
         ScheduleKind::Cosine => Kind::Cosine,
         ScheduleKind::Linear => Kind::Linear,
     };
-    Schedule {
+    LearningRateSchedule {
         kind,
         warmup_steps: run.optimizer.warmup_steps,
         steps: run.steps,

@@ -49,7 +49,7 @@ impl Resumes {
         if decided.is_some_and(|decided| same(decided, commit)) {
             return Ok(());
         }
-        Err((Invariant::I17, format!("worker {worker} shows {commit:?}, which nobody has made")))
+        Err((Invariant::I17, format!("worker {worker} shows {commit:?}, which no leader has made")))
     }
 
     /// A record follows another one. `settled` is the newest step that any member took for settled.

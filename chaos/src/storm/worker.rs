@@ -340,6 +340,7 @@ impl StormSim {
             held,
             ready,
             behind: 0,
+            unread: 0,
             computing: None,
             telemetry: None,
             store_error: None,

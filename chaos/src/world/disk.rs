@@ -9,7 +9,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use everstep_coordinator::raft::{Batch, DurableState, RaftEntry};
+use everstep_coordinator::raft::{DurableState, RaftEntry, WriteBatch};
 use everstep_transport::time::Time;
 
 use super::history_file::HistoryFile;
@@ -22,7 +22,7 @@ pub struct CoordinatorDisk {
     kept: DurableState,
     history_file: HistoryFile,
     lines: LineFiles,
-    under_way: VecDeque<Batch>,
+    under_way: VecDeque<WriteBatch>,
     /// When the newest batch will be durable.
     last: Time,
     stalled: Time,
@@ -71,7 +71,7 @@ impl CoordinatorDisk {
     }
 
     /// Takes a batch to write. Returns when it will be durable.
-    pub fn write(&mut self, now: Time, takes: Duration, batch: Batch) -> Time {
+    pub fn write(&mut self, now: Time, takes: Duration, batch: WriteBatch) -> Time {
         self.under_way.push_back(batch);
         self.last = (now + takes).max(self.last).max(self.stalled);
         self.last
@@ -145,10 +145,10 @@ mod tests {
 
     use super::*;
 
-    fn batch(number: u64) -> Batch {
+    fn batch(number: u64) -> WriteBatch {
         let kept = DurableState::founded_by(ReplicaId(1));
         let hard_state = HardState { term: Term(number), ..kept.hard_state };
-        Batch { number, hard_state, snapshot: None, base: kept.base, entries: Vec::new() }
+        WriteBatch { number, hard_state, snapshot: None, base: kept.base, entries: Vec::new() }
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use everstep_coordinator::core::{EventRange, HistoryCache, LinkId};
 use everstep_coordinator::history_coverage::{HistoryCoverage, HistoryRecord};
-use everstep_coordinator::raft::{Batch, Snapshot};
+use everstep_coordinator::raft::{Snapshot, WriteBatch};
 use everstep_coordinator::state::State;
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::{HistoryEntry, HistoryEvent, Message};
@@ -203,7 +203,7 @@ impl World {
     }
 
     /// A coordinator will write a batch. If it has a snapshot, the log will begin later.
-    pub(super) fn prepare_journal(&mut self, place: usize, batch: &Batch) {
+    pub(super) fn prepare_journal(&mut self, place: usize, batch: &WriteBatch) {
         let Some(snapshot) = &batch.snapshot else { return };
         let (index, comes) = (reach(snapshot), batch.base == snapshot.position);
         let coordinator = &mut self.coordinators[place];

@@ -453,7 +453,7 @@ impl World {
         let end = match side.filter(|(_, at)| *at == due) {
             None => return Ok(()),
             Some((Silence::Unknown, _)) => End::lost("nothing was heard for too long"),
-            Some((Silence::Refused, _)) => End::refused("nobody listens there any more"),
+            Some((Silence::Refused, _)) => End::refused("no process listens there any more"),
             Some((Silence::Forgotten, _)) => End::lost("the peer does not know this link"),
         };
         self.lose(owner, peer, end)

@@ -155,7 +155,7 @@ impl World {
         if let (NodeId::Coordinator(place), NodeId::Worker(worker), true) = (owner, peer, is_new) {
             self.checkers.liveness.unlinked(self.now, place, worker);
         }
-        self.lose(owner, peer, End::refused("nobody listens at its port"))
+        self.lose(owner, peer, End::refused("no process listens at its port"))
     }
 
     /// Whether this coordinator's process has seen that refusals of the worker's machine are wrong.

@@ -12,7 +12,7 @@ use everstep_transport::protocol::{Generation, LossScale, Shard, Step};
 use everstep_transport::time::Time;
 use everstep_worker::device::{Device, DeviceChannel, DeviceError};
 use everstep_worker::registry::BuildError;
-use everstep_worker::step::event::{Built, Job, Origin, Report};
+use everstep_worker::step::event::{Built, Job, Report, ShardOrigin};
 
 use crate::random::Random;
 
@@ -197,7 +197,7 @@ impl SimDevice {
                 return true;
             }
             match job {
-                Job::Enter { origin, .. } if *origin != Origin::Held => return true,
+                Job::Enter { origin, .. } if *origin != ShardOrigin::Held => return true,
                 Job::Load { version: made, .. }
                 | Job::Update { step: made, .. }
                 | Job::Skip { step: made }
@@ -260,7 +260,7 @@ fn note(versions: &mut [Step], job: &Job) {
             let before = versions.iter_mut().filter(|version| version.next() == *step);
             before.for_each(|version| *version = *step);
         }
-        Job::Enter { origin, .. } if *origin != Origin::Held => versions.fill(Step(0)),
+        Job::Enter { origin, .. } if *origin != ShardOrigin::Held => versions.fill(Step(0)),
         _ => {}
     }
 }

@@ -169,7 +169,7 @@ impl Store for CloudStore {
         let path = self.path(name);
         let id = self.io.wait(self.objects.create_multipart(&path));
         let id = id.map_err(|error| self.bucket_error(name, &error))?;
-        let target = upload::Target {
+        let target = upload::UploadTarget {
             objects: self.objects.clone(),
             path,
             id,
@@ -203,14 +203,6 @@ impl Store for CloudStore {
                 }
             }
         }
-    }
-
-    fn read_whole(&self, name: &ObjectName, most: u64) -> Result<Vec<u8>, StoreError> {
-        let bytes = self.size(name)?;
-        if bytes > most {
-            return Err(super::too_large(&self.place, name, bytes, most));
-        }
-        self.read(name, 0..bytes)
     }
 
     fn size(&self, name: &ObjectName) -> Result<u64, StoreError> {
@@ -279,7 +271,7 @@ impl Io {
 }
 
 impl Drop for Io {
-    /// Leaves requests that nobody waits for to themselves, so that this never blocks.
+    /// Abandons the requests under way, so that this never blocks.
     fn drop(&mut self) {
         if let Some(runtime) = self.0.take() {
             runtime.shutdown_background();

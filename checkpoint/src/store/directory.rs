@@ -232,14 +232,6 @@ impl Store for DirectoryStore {
         filled.map(|()| read).map_err(|error| self.error(Some(name), &error))
     }
 
-    fn read_whole(&self, name: &ObjectName, most: u64) -> Result<Vec<u8>, StoreError> {
-        let bytes = self.size(name)?;
-        if bytes > most {
-            return Err(super::too_large(&self.place, name, bytes, most));
-        }
-        self.read(name, 0..bytes)
-    }
-
     fn size(&self, name: &ObjectName) -> Result<u64, StoreError> {
         self.file(name).map(|(_, bytes)| bytes)
     }

@@ -9,7 +9,7 @@ use super::Candidate;
 /// If the order of ranks serves, it is that order, which a loss or a join hardly changes. Else
 /// members are placed zone after zone, the largest first, on every second slot and then on those
 /// between. Two members of a zone are neighbours only if it has more than half of all members. A
-/// member that stated no zone fits beside everyone.
+/// member that stated no zone fits beside any other.
 pub(super) fn ring(members: &[Candidate]) -> Vec<usize> {
     let ranks: Vec<usize> = (0..members.len()).collect();
     let next = |rank: usize| (rank + 1) % members.len();

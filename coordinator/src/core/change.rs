@@ -2,11 +2,11 @@
 //!
 //! ```text
 //! Steady -- suspicion --> Pausing -- evidence is in --> Proposed -- applied --> Steady
-//! Steady -- joiners ready, somebody free --> Holding -- all hold --> Pausing
+//! Steady -- joiners ready, a worker free --> Holding -- all hold --> Pausing
 //! ```
 //!
-//! A suspicion of a member pauses everyone at once. A planned change first lets the step under way
-//! come to its end. Either way all workers that can do so promise the next number, and say what
+//! A suspicion of a member pauses all workers at once. A planned change first lets the step under
+//! way come to its end. Either way all workers that can do so promise the next number, and say what
 //! they hold. `plan.rs` makes the next generation of that. A Pause always ends in a generation,
 //! even of the same members. This module does not know how a plan is made, nor why a worker is
 //! suspected.
@@ -264,7 +264,7 @@ impl Core {
         }
     }
 
-    /// A worker is suspected. If it is a member, everyone pauses. Any other worker is lost at once.
+    /// A worker is suspected. If it is a member, all workers pause. Any other one is lost at once.
     pub(super) fn suspect(&mut self, now: Time, worker: WorkerId, suspicion: Suspicion) {
         let reason = suspicion.reason.clone();
         let (is_news, outage) = self.health.suspect(now, worker, suspicion);
@@ -446,7 +446,7 @@ impl Core {
         self.consider(now);
     }
 
-    /// A proposal came too late. The change is still to be made, and everyone is paused: pauses
+    /// A proposal came too late. The change is still to be made, and all workers are paused: pauses
     /// again.
     pub(super) fn not_begun(&mut self, now: Time, number: Generation) {
         if self.change.not_begun(number) {

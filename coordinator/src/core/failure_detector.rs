@@ -75,7 +75,7 @@ pub(super) enum Certainty {
     /// clears it.
     Hung,
     /// The worker's host refuses packets for its process: the worker's answer is worth no wait. But
-    /// anyone can forge a refusal, so it proves nothing.
+    /// any host can forge a refusal, so it proves nothing.
     Refused,
     /// The worker's process has ended, or has given up what it held.
     Dead,

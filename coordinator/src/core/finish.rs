@@ -130,8 +130,8 @@ impl Core {
         }
     }
 
-    /// The run is over: everyone may go, or waits for the next run. The leader misses no worker any
-    /// more.
+    /// The run is over: every worker may go, or waits for the next run. The leader misses no worker
+    /// any more.
     pub(super) fn dismiss(&mut self, now: Time) {
         self.begin_anew(now);
         for link in

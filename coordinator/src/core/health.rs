@@ -110,13 +110,9 @@ impl WorkerHealth {
         self.progress.forget(worker);
     }
 
-    /// A member tells how many bytes of a checkpoint it has yet to read in a generation. None if
-    /// the members restore none.
-    pub(super) fn set_unread(&mut self, worker: WorkerId, unread: Option<(Generation, u64)>) {
-        match unread {
-            Some(unread) => drop(self.unread.insert(worker, unread)),
-            None => drop(self.unread.remove(&worker)),
-        }
+    /// A member of a generation tells how many bytes of a checkpoint it has yet to read.
+    pub(super) fn set_unread(&mut self, worker: WorkerId, of: Generation, bytes: u64) {
+        self.unread.insert(worker, (of, bytes));
     }
 
     /// How many bytes a member has yet to read, if it has told that in this generation.

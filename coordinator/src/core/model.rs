@@ -42,9 +42,9 @@ pub(super) struct ModelWriting {
     /// Workers that cannot write their files.
     failing: BTreeMap<WorkerId, Failing>,
     /// Since when the trained run has no worker that could write.
-    nobody_since: Option<Time>,
+    no_writer_since: Option<Time>,
     /// Whether an event has said that no worker has a directory.
-    nobody_is_noted: bool,
+    no_place_is_noted: bool,
     /// The place of a file on a worker's machine.
     durable: Option<ModelPlace>,
     /// The place in the run's store.
@@ -106,7 +106,7 @@ impl ModelWriting {
         let Some(writer) = self.writer(roster, over, failed) else {
             return self.miss_writer(roster, over);
         };
-        self.nobody_since = None;
+        self.no_writer_since = None;
         let is_due = match self.told {
             Some((told, of, at)) => {
                 (told, of) != (writer, generation)
@@ -154,13 +154,13 @@ impl ModelWriting {
     /// No worker can write. If no worker has a directory at all, an event says so once.
     fn miss_writer(&mut self, roster: Roster<'_>, over: bool) -> Option<ModelOrder> {
         if over {
-            self.nobody_since.get_or_insert(roster.now);
+            self.no_writer_since.get_or_insert(roster.now);
         }
         let has_place = |worker: WorkerId| roster.place_of(worker).is_some();
-        let nobody =
+        let no_place =
             !roster.has_store() && !roster.state.present().any(|(worker, _)| has_place(worker));
-        let is_news = nobody && !self.nobody_is_noted;
-        self.nobody_is_noted |= nobody;
+        let is_news = no_place && !self.no_place_is_noted;
+        self.no_place_is_noted |= no_place;
         is_news.then_some(ModelOrder::NoteNoStore)
     }
 
@@ -190,7 +190,7 @@ impl ModelWriting {
         if self.place().is_some() {
             return None;
         }
-        if let Some(since) = self.nobody_since {
+        if let Some(since) = self.no_writer_since {
             return Some((None, since));
         }
         let (writer, ..) = self.told?;

@@ -97,7 +97,7 @@ pub(super) enum Plan {
     Change(Box<Change>),
 }
 
-/// What there is to wait for.
+/// What the leader waits for before it plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Wait {
     /// More workers: this many take part.

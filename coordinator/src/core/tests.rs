@@ -116,6 +116,8 @@ struct Actor {
     ready: bool,
     /// How many bytes the worker says to be behind.
     behind: u64,
+    /// How many bytes of a checkpoint the worker has yet to read.
+    unread: u64,
     /// The worker reads a checkpoint only when the test says so.
     restores_late: bool,
 }
@@ -390,7 +392,7 @@ impl World {
     /// The worker's host refuses packets for the worker, which may live.
     fn refuse(&mut self, link: LinkId) {
         self.workers.remove(&link);
-        let (end, reason) = (LinkEnd::Refused, "nobody listens".into());
+        let (end, reason) = (LinkEnd::Refused, "no process listens".into());
         self.give(ShellInput::Disconnected { link, end, reason });
     }
 
@@ -414,6 +416,7 @@ impl World {
             held: false,
             ready: actor.ready,
             behind: actor.behind,
+            unread: actor.unread,
             computing: None,
             telemetry: None,
             unwritten: None,

@@ -27,7 +27,7 @@ pub(super) fn bounded(words: &str) -> String {
 }
 
 /// The reason of a worker that cannot go on.
-struct Failure {
+struct WorkerFailure {
     at_fault: Option<WorkerId>,
     fatal: bool,
     words: String,
@@ -136,7 +136,7 @@ impl Core {
                 Message::Failed { at_fault, fatal: true, reason },
             ) => {
                 self.links.enter(from, PeerPhase::Released);
-                let failure = Failure { at_fault, fatal: true, words: bounded(&reason) };
+                let failure = WorkerFailure { at_fault, fatal: true, words: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
             _ => self.links.ignore(),
@@ -373,7 +373,7 @@ impl Core {
             Message::Failed { at_fault, fatal, reason } => {
                 self.links.enter(from, PeerPhase::Released);
                 let fatal = fatal && self.state.is_member(worker);
-                let failure = Failure { at_fault, fatal, words: bounded(&reason) };
+                let failure = WorkerFailure { at_fault, fatal, words: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
             _ => self.links.ignore(),
@@ -381,7 +381,7 @@ impl Core {
     }
 
     fn heartbeat(&mut self, now: Time, from: LinkId, heartbeat: Heartbeat) {
-        let Heartbeat { worker, generation, promised, lines, unreachable, behind, .. } = heartbeat;
+        let Heartbeat { worker, generation, promised, lines, unreachable, .. } = heartbeat;
         let current = self.state.generation();
         let telemetry = heartbeat.telemetry.filter(|_| self.state.is_present(worker));
         self.health.set_telemetry(worker, telemetry);
@@ -396,20 +396,19 @@ impl Core {
         if heartbeat.ready {
             self.change.synced(now, worker, generation);
         }
-        let reads = self.state.is_member(worker) && self.restores().is_some();
+        let restores = self.state.is_member(worker) && self.restores().is_some();
         if generation == current {
             let Parts { change, roster, .. } = self.parts(now);
             change.cut_from_joiners(roster, worker, &unreachable);
-            // A member is behind by what it has not read of a checkpoint. No step outruns it.
-            if !reads {
-                change.set_behind(now, worker, behind);
+            // No step outruns a member that restores a checkpoint.
+            if !restores {
+                change.set_behind(now, worker, heartbeat.behind);
             }
         }
         // Nothing that leaves the cluster is taken from outside the current generation.
         if generation == current && self.state.is_member(worker) {
             self.change.reach(heartbeat.step);
-            let unread = self.restores().map(|_| (generation, behind));
-            self.health.set_unread(worker, unread);
+            self.health.set_unread(worker, generation, heartbeat.unread);
             self.report(now, worker, lines);
             self.cut_off(now, worker, &unreachable);
             if heartbeat.held {
@@ -422,8 +421,8 @@ impl Core {
     /// A worker has failed. The run ends if the worker had a part in a history and says that it is
     /// broken. It also ends with the loss of the last worker, since the user has to mend the
     /// reason. Else the others go on without the worker.
-    fn failed(&mut self, now: Time, worker: WorkerId, failure: Failure) {
-        let Failure { at_fault, fatal, words } = failure;
+    fn failed(&mut self, now: Time, worker: WorkerId, failure: WorkerFailure) {
+        let WorkerFailure { at_fault, fatal, words } = failure;
         let lives = |other| other != worker && !self.health.detector.is_dead(other);
         let last = !self.state.present().any(|(other, _)| lives(other));
         if !fatal && !last {

@@ -20,7 +20,7 @@ use crate::node::NodeInput;
 /// death.
 const MAX_BACKLOG: usize = 4096;
 
-/// Carries links and their messages to the actor. See the module.
+/// Carries links and their messages to the actor.
 #[derive(Clone)]
 pub(super) struct Acceptor {
     coordinator: Addr<CoordinatorActor>,

@@ -32,7 +32,7 @@ use super::pending_reads::{LinearizableRead, PendingReads};
 use crate::core::{LinkId, ShellInput};
 use crate::log::LogWriter;
 use crate::node::{Node, NodeInput};
-use crate::raft::Batch;
+use crate::raft::WriteBatch;
 
 /// A link to a peer that has proved its identity.
 #[derive(Message)]
@@ -93,7 +93,7 @@ struct LogWriting {
 }
 
 impl LogWriting {
-    fn persist(&mut self, batch: Batch) {
+    fn persist(&mut self, batch: WriteBatch) {
         self.backlog.send_modify(|waiting| *waiting += batch.entries.len());
         self.writer.persist(batch);
     }

@@ -131,7 +131,7 @@ impl OperatorRequests {
             answer: Some(answer),
         });
         let closed = before.map(|open| {
-            let reason = "it was answered, or nobody waited any more".into();
+            let reason = "it was answered, or its client waits no longer".into();
             NodeInput::Shell(ShellInput::Disconnected {
                 link: open.link,
                 end: LinkEnd::Goodbye,

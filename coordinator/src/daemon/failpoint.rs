@@ -23,7 +23,7 @@ use self::among::{anothers, of_batch, of_raft};
 use super::files::reach;
 use crate::core::{ShellEffect, ShellInput};
 use crate::node::{NodeEffect, NodeInput};
-use crate::raft::{self, Batch};
+use crate::raft::{self, WriteBatch};
 use crate::state::{Command, CommandEntry, LOG_FORMATS, LineHistory};
 
 /// All failpoints. A process passes `.receive` before it takes a message in, and `.send` before it
@@ -135,7 +135,7 @@ pub(super) struct Passing(VecDeque<(u64, &'static str)>);
 
 impl Passing {
     /// A batch is on its way to the disk. The entries that it replaces will not be applied.
-    pub(super) fn written(&mut self, batch: &Batch) {
+    pub(super) fn written(&mut self, batch: &WriteBatch) {
         let first = batch.entries.first().map_or(u64::MAX, |entry| entry.position.index);
         self.0.retain(|(index, _)| *index < first);
         let snapshot = batch.snapshot.as_ref().filter(|_| anothers(batch));
@@ -173,7 +173,7 @@ pub(super) fn on_broadcast(message: &Message) {
 }
 
 /// Batches are durable.
-pub(super) fn on_appended(batches: &[Batch]) {
+pub(super) fn on_appended(batches: &[WriteBatch]) {
     let entries = batches.iter().flat_map(|batch| &batch.entries);
     entries.filter_map(|entry| of_entry("appended", entry)).for_each(pass);
     batches.iter().flat_map(|batch| of_batch(batch, "written")).for_each(pass);
@@ -396,7 +396,7 @@ mod tests {
         ];
         let position = LogPosition { index: 1, term: Term(1) };
         let hard_state = HardState { term: Term(1), vote: None, commit: 1 };
-        let batch = |entry| Batch {
+        let batch = |entry| WriteBatch {
             number: 1,
             hard_state,
             snapshot: None,

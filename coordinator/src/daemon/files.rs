@@ -16,7 +16,7 @@ use std::time::Duration;
 use everstep_transport::identity::{
     AcceptedToken, Authority, Credentials, Identity, JoinToken, NODE_LIFETIME, Role, TokenLimits,
 };
-use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Keys, NodeName, Secret};
+use everstep_transport::protocol::{ClusterKeys, CoordinatorId, CoordinatorView, NodeName, Secret};
 
 use super::CoordinatorError;
 #[cfg(feature = "failpoints")]
@@ -88,10 +88,10 @@ impl Cluster {
     pub(super) fn adopt(
         dir: PathBuf,
         credentials: &Credentials,
-        keys: &Keys,
+        keys: &ClusterKeys,
     ) -> Result<Self, CoordinatorError> {
         refuse_existing(&dir)?;
-        let Keys { authority: Secret(key), workers, coordinators } = keys;
+        let ClusterKeys { authority: Secret(key), workers, coordinators } = keys;
         let authority = Authority::with_key(credentials.authority().clone(), key)?;
         let (workers, coordinators) =
             (parse_token(&dir, workers)?, parse_token(&dir, coordinators)?);
@@ -239,10 +239,14 @@ impl Cluster {
     }
 
     /// The keys that make another node a coordinator like this one.
-    pub(super) fn keys(&self) -> Keys {
+    pub(super) fn keys(&self) -> ClusterKeys {
         let token = |token: &JoinToken| Secret(token.to_string().into_bytes());
         let authority = Secret(self.authority.key().to_vec());
-        Keys { authority, workers: token(&self.workers), coordinators: token(&self.coordinators) }
+        ClusterKeys {
+            authority,
+            workers: token(&self.workers),
+            coordinators: token(&self.coordinators),
+        }
     }
 
     fn owner(&self, id: CoordinatorId) -> DiskOwner {

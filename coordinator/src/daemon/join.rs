@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use everstep_transport::identity::{Credentials, JoinToken, NodeKey, Role};
-use everstep_transport::protocol::{CoordinatorId, CoordinatorView, Keys, Message};
+use everstep_transport::protocol::{ClusterKeys, CoordinatorId, CoordinatorView, Message};
 use everstep_transport::quic::{
     ConnectError, Endpoint, Expected, HostPort, Link, Settings, enrol_as,
 };
@@ -83,7 +83,7 @@ async fn enrol_and_fetch_keys(
     key: &NodeKey,
     coordinators: &[HostPort],
     here: IpAddr,
-) -> Result<(Credentials, Keys), CoordinatorError> {
+) -> Result<(Credentials, ClusterKeys), CoordinatorError> {
     let (began, mut held) = (Instant::now(), None);
     loop {
         let (addresses, mut last) = resolve(coordinators).await;
@@ -134,7 +134,7 @@ async fn resolve(coordinators: &[HostPort]) -> (Vec<SocketAddr>, CoordinatorErro
     (addresses, last.into())
 }
 
-async fn fetch_keys(endpoint: &Endpoint, address: SocketAddr) -> Result<Keys, AnswerError> {
+async fn fetch_keys(endpoint: &Endpoint, address: SocketAddr) -> Result<ClusterKeys, AnswerError> {
     let link = connect(endpoint, address).await?;
     link.send(Message::FetchKeys)?;
     let heard = hear(&link, |message| match message {
@@ -189,7 +189,6 @@ async fn ask_all(
     }
 }
 
-/// A coordinator's answer.
 struct JoinAnswer {
     revision: u64,
     members: Vec<CoordinatorView>,

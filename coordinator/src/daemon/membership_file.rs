@@ -266,7 +266,7 @@ mod tests {
         let membership = MembershipFile::create(&path, sample()).expect("written");
         let (report, reported) = mpsc::channel();
         let mut writer =
-            membership.keep(move |error| report.send(error).expect("somebody listens"));
+            membership.keep(move |error| report.send(error).expect("the test listens"));
         writer.heard(2, Vec::new());
         assert_eq!(writer.revision(), 2, "it is not newer");
         (3..=5).for_each(|revision| writer.heard(revision, Vec::new()));
@@ -275,7 +275,7 @@ mod tests {
         assert_eq!((membership.membership().revision, reported.try_recv().is_err()), (5, true));
         let (report, reported) = mpsc::channel();
         let mut writer =
-            membership.keep(move |error| report.send(error).expect("somebody listens"));
+            membership.keep(move |error| report.send(error).expect("the test listens"));
         drop(dir);
         writer.heard(6, Vec::new());
         let error = reported.recv().expect("it says why not");

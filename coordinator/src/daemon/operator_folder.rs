@@ -19,7 +19,7 @@ use super::files::create_dir;
 /// nothing. And a copy of it on another machine has to be good tomorrow as well.
 const OPERATOR_CREDENTIALS_LIFETIME: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// The folder, its authority and the name in it. See the module.
+/// The folder, its authority and the operator's name.
 pub(super) struct OperatorFolder {
     folder: PathBuf,
     authority: Arc<Authority>,

@@ -42,7 +42,7 @@ impl HttpProblem {
     pub(super) fn rejected(rejection: &Rejection) -> Self {
         let (status, next) = match rejection.kind() {
             RejectionKind::NotFound => {
-                (StatusCode::NOT_FOUND, "look at /api/v1/status and the lists for what there is")
+                (StatusCode::NOT_FOUND, "look at /api/v1/status and the lists for what exists")
             }
             RejectionKind::Conflict => {
                 (StatusCode::CONFLICT, "look at /api/v1/status for how the run stands")

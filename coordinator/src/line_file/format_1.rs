@@ -11,7 +11,7 @@ use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
 use super::record::{CHECKSUM, RecordLayout};
-use super::{BLOCK, FIRST_HEAD, HEAD, Records, rewritten};
+use super::{BLOCK, FIRST_HEAD, HEAD, LineRecords, rewritten};
 use crate::format::LINES_FILE_FORMAT;
 use crate::lines::{LineRecord, LineSums};
 use crate::state::format_1::MetricsLineV1;
@@ -49,7 +49,7 @@ pub(super) fn is_of(file: &File, head: &[u8; HEAD]) -> bool {
 pub(super) fn upgraded(path: &Path, file: &File, head: &[u8; HEAD]) -> io::Result<File> {
     let count = file.metadata()?.len().saturating_sub(FIRST_HEAD as u64) / RECORD as u64;
     rewritten(path, head, |new| {
-        let today = Records { file: new.try_clone()?, layout: RecordLayout::default() };
+        let today = LineRecords { file: new.try_clone()?, layout: RecordLayout::default() };
         for begin in (0..count).step_by(BLOCK as usize) {
             let mut bytes = vec![0; BLOCK.min(count - begin) as usize * RECORD];
             file.read_exact_at(&mut bytes, FIRST_HEAD as u64 + begin * RECORD as u64)?;

@@ -7,7 +7,7 @@ use crate::format::UnknownFormat;
 
 /// Why there is no log, or none any more.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub enum ReplicaStoreError {
     /// Another process has the file open.
     #[error("another process has it open: does a coordinator run in this directory already?")]
     InUse,
@@ -39,7 +39,7 @@ pub enum StoreError {
     },
 }
 
-impl<E: Into<redb::Error>> From<E> for StoreError {
+impl<E: Into<redb::Error>> From<E> for ReplicaStoreError {
     fn from(error: E) -> Self {
         match error.into() {
             redb::Error::DatabaseAlreadyOpen => Self::InUse,
@@ -51,12 +51,12 @@ impl<E: Into<redb::Error>> From<E> for StoreError {
 
 /// redb asserts properties that a damaged file may lack. Turns its panics into errors of the file.
 pub(super) fn guarded<T>(
-    operation: impl FnOnce() -> Result<T, StoreError>,
-) -> Result<T, StoreError> {
+    operation: impl FnOnce() -> Result<T, ReplicaStoreError>,
+) -> Result<T, ReplicaStoreError> {
     let words = |panic: Box<dyn Any + Send>| match panic.downcast::<String>() {
         Ok(words) => *words,
         Err(panic) => panic.downcast_ref::<&str>().copied().unwrap_or("without a word").into(),
     };
     let done = catch_unwind(AssertUnwindSafe(operation));
-    done.unwrap_or_else(|panic| Err(StoreError::Panicked(words(panic))))
+    done.unwrap_or_else(|panic| Err(ReplicaStoreError::Panicked(words(panic))))
 }

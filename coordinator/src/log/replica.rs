@@ -23,10 +23,10 @@ use redb::{StorageBackend, Table, TableDefinition, WriteTransaction};
 use rkyv::rancor;
 use rkyv::util::AlignedVec;
 
-use super::error::{StoreError, guarded};
+use super::error::{ReplicaStoreError, guarded};
 use crate::format::LOG_FILE_FORMAT;
 use crate::raft::{
-    Batch, DurableState, EntryKind, HardState, LogPosition, RaftEntry, ReplicaId, Snapshot,
+    DurableState, EntryKind, HardState, LogPosition, RaftEntry, ReplicaId, Snapshot, WriteBatch,
 };
 use crate::state::format_1::{self, Format1Error};
 
@@ -82,12 +82,12 @@ impl ReplicaStore {
     /// [`DurableState::founded_by`] for the first of a cluster, the default for a joiner.
     ///
     /// # Errors
-    /// [`StoreError::Disk`], [`StoreError::Database`].
+    /// [`ReplicaStoreError::Disk`], [`ReplicaStoreError::Database`].
     pub fn create(
         disk: impl StorageBackend,
         owner: DiskOwner,
         kept: &DurableState,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ReplicaStoreError> {
         guarded(|| {
             let (base, none) = (kept.base, Digest::default());
             let header = Header {
@@ -101,7 +101,7 @@ impl ReplicaStore {
                 snapshot: none,
             };
             let mut store = Self { database: database(disk)?, header, confirmed: false };
-            let content = Batch {
+            let content = WriteBatch {
                 number: 0,
                 hard_state: kept.hard_state,
                 snapshot: Some(kept.snapshot.clone()),
@@ -116,11 +116,11 @@ impl ReplicaStore {
     /// anew first, in one transaction.
     ///
     /// # Errors
-    /// [`StoreError`], also where redb would panic.
+    /// [`ReplicaStoreError`], also where redb would panic.
     pub fn open(
         disk: impl StorageBackend,
         owner: DiskOwner,
-    ) -> Result<(Self, DurableState), StoreError> {
+    ) -> Result<(Self, DurableState), ReplicaStoreError> {
         guarded(|| {
             let mut database = database(disk)?;
             // Also where redb finds no fault: it would overwrite pages that it mistook for free.
@@ -138,11 +138,11 @@ impl ReplicaStore {
     /// Writes batches, in this order and together. They are durable when this returns.
     ///
     /// # Errors
-    /// [`StoreError`]. All of the batches may be on the disk nevertheless.
+    /// [`ReplicaStoreError`]. All of the batches may be on the disk nevertheless.
     ///
     /// # Panics
     /// If a batch's entries leave a gap.
-    pub fn persist(&mut self, batches: &[Batch]) -> Result<(), StoreError> {
+    pub fn persist(&mut self, batches: &[WriteBatch]) -> Result<(), ReplicaStoreError> {
         guarded(|| self.commit(batches))
     }
 
@@ -150,8 +150,8 @@ impl ReplicaStore {
     /// commit takes anything away. The caller does this when no batch waits.
     ///
     /// # Errors
-    /// [`StoreError`] if the disk fails.
-    pub fn confirm(&mut self) -> Result<(), StoreError> {
+    /// [`ReplicaStoreError`] if the disk fails.
+    pub fn confirm(&mut self) -> Result<(), ReplicaStoreError> {
         if self.confirmed {
             return Ok(());
         }
@@ -166,9 +166,9 @@ impl ReplicaStore {
 
     /// Writes the content of a file of format 1 in the format of today, and returns it. Entries of
     /// format 1 do not state their format.
-    fn migrate(&mut self, mut kept: DurableState) -> Result<DurableState, StoreError> {
+    fn migrate(&mut self, mut kept: DurableState) -> Result<DurableState, ReplicaStoreError> {
         let unreadable =
-            |problem: Format1Error| StoreError::Damaged(format!("in format 1, {problem}"));
+            |problem: Format1Error| ReplicaStoreError::Damaged(format!("in format 1, {problem}"));
         for entry in kept.entries.iter_mut().filter(|entry| entry.is_command()) {
             entry.bytes = format_1::entry(&entry.bytes).map_err(unreadable)?;
         }
@@ -176,7 +176,7 @@ impl ReplicaStore {
             kept.snapshot.bytes = format_1::snapshot(&kept.snapshot.bytes).map_err(unreadable)?;
         }
         self.header.format = LOG_FILE_FORMAT.newest;
-        self.commit(&[Batch {
+        self.commit(&[WriteBatch {
             number: 0,
             hard_state: kept.hard_state,
             snapshot: Some(kept.snapshot.clone()),
@@ -187,7 +187,7 @@ impl ReplicaStore {
         Ok(kept)
     }
 
-    fn commit(&mut self, batches: &[Batch]) -> Result<(), StoreError> {
+    fn commit(&mut self, batches: &[WriteBatch]) -> Result<(), ReplicaStoreError> {
         let transaction = self.database.begin_write()?;
         let mut header = self.header;
         {
@@ -221,7 +221,7 @@ impl Header {
         &mut self,
         table: &mut EntriesTable<'_>,
         base: LogPosition,
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ReplicaStoreError> {
         if base == self.base {
             return Ok(());
         }
@@ -246,7 +246,7 @@ impl Header {
         &mut self,
         table: &mut EntriesTable<'_>,
         entries: &[RaftEntry],
-    ) -> Result<(), StoreError> {
+    ) -> Result<(), ReplicaStoreError> {
         let Some(first) = entries.first() else { return Ok(()) };
         if first.position.index <= self.last {
             table.retain_in(first.position.index.., |_, _| false)?;
@@ -276,11 +276,11 @@ impl Header {
     }
 
     /// The number of the file's format.
-    fn number(&self) -> Result<u64, StoreError> {
-        LOG_FILE_FORMAT.number(self.format).map_err(StoreError::OtherFormat)
+    fn number(&self) -> Result<u64, ReplicaStoreError> {
+        LOG_FILE_FORMAT.number(self.format).map_err(ReplicaStoreError::OtherFormat)
     }
 
-    fn write(&self, transaction: &WriteTransaction) -> Result<(), StoreError> {
+    fn write(&self, transaction: &WriteTransaction) -> Result<(), ReplicaStoreError> {
         let mut table = transaction.open_table(HEADER)?;
         let row = (self.numbers(), &self.owner.cluster, self.seals(), &self.digest());
         table.insert((), row)?;
@@ -308,7 +308,7 @@ impl Header {
         half(hasher.update(self.seals().as_flattened()))
     }
 
-    fn read(transaction: &ReadTransaction) -> Result<Self, StoreError> {
+    fn read(transaction: &ReadTransaction) -> Result<Self, ReplicaStoreError> {
         let table = match transaction.open_table(HEADER) {
             Err(redb::TableError::TableDoesNotExist(_)) => return Err(lacks("header")),
             table => table?,
@@ -330,22 +330,22 @@ impl Header {
         };
         match header.digest() == *digest {
             true => Ok(header),
-            false => Err(StoreError::Damaged("its header is not as written".into())),
+            false => Err(ReplicaStoreError::Damaged("its header is not as written".into())),
         }
     }
 
     /// Whether this build reads the file's format, and the file belongs to this owner.
-    fn check(&self, owner: DiskOwner) -> Result<(), StoreError> {
+    fn check(&self, owner: DiskOwner) -> Result<(), ReplicaStoreError> {
         self.number()?;
         if self.owner.cluster != owner.cluster {
-            return Err(StoreError::OtherCluster);
+            return Err(ReplicaStoreError::OtherCluster);
         }
         let (found, ours) = (self.owner.replica.0, owner.replica.0);
-        if found == ours { Ok(()) } else { Err(StoreError::OtherReplica { found, ours }) }
+        if found == ours { Ok(()) } else { Err(ReplicaStoreError::OtherReplica { found, ours }) }
     }
 }
 
-fn database(disk: impl StorageBackend) -> Result<Database, StoreError> {
+fn database(disk: impl StorageBackend) -> Result<Database, ReplicaStoreError> {
     let mut builder = Database::builder();
     builder.set_cache_size(CACHE_BYTES);
     Ok(builder.create_with_backend(disk)?)
@@ -356,7 +356,10 @@ fn half(hasher: &blake3::Hasher) -> Digest {
 }
 
 /// Reads everything, and proves that it is the same as written.
-fn read(database: &Database, owner: DiskOwner) -> Result<(Header, DurableState), StoreError> {
+fn read(
+    database: &Database,
+    owner: DiskOwner,
+) -> Result<(Header, DurableState), ReplicaStoreError> {
     let transaction = database.begin_read()?;
     let header = Header::read(&transaction)?;
     header.check(owner)?;
@@ -374,26 +377,29 @@ fn read(database: &Database, owner: DiskOwner) -> Result<(Header, DurableState),
         let expected = seen.last.checked_add(1);
         seen = seen.followed_by(&entry);
         if Some(position.index) != expected || *seal != seen.seal {
-            return Err(StoreError::Damaged(format!("entry {} is not as written", position.index)));
+            return Err(ReplicaStoreError::Damaged(format!(
+                "entry {} is not as written",
+                position.index
+            )));
         }
         kept.entries.push_back(entry);
     }
     if (seen.last, seen.seal) != (header.last, header.seal) {
         let (last, found) = (header.last, seen.last);
-        return Err(StoreError::Damaged(format!(
+        return Err(ReplicaStoreError::Damaged(format!(
             "of the entries up to {last}, {found} is the last"
         )));
     }
     match kept.validate() {
         Ok(()) => Ok((header, kept)),
-        Err(problem) => Err(StoreError::Damaged(problem.to_string())),
+        Err(problem) => Err(ReplicaStoreError::Damaged(problem.to_string())),
     }
 }
 
-fn snapshot(transaction: &ReadTransaction, header: &Header) -> Result<Snapshot, StoreError> {
+fn snapshot(transaction: &ReadTransaction, header: &Header) -> Result<Snapshot, ReplicaStoreError> {
     let table = transaction.open_table(SNAPSHOT)?;
     let row = table.get(())?.ok_or_else(|| lacks("snapshot"))?;
-    let garbled = || StoreError::Damaged("its snapshot is not as written".into());
+    let garbled = || ReplicaStoreError::Damaged("its snapshot is not as written".into());
     if half(blake3::Hasher::new().update(row.value())) != header.snapshot {
         return Err(garbled());
     }
@@ -411,8 +417,8 @@ fn changes(entry: &RaftEntry) -> bool {
     entry.kind == EntryKind::Members
 }
 
-fn lacks(what: &str) -> StoreError {
-    StoreError::Damaged(format!("it has no {what}"))
+fn lacks(what: &str) -> ReplicaStoreError {
+    ReplicaStoreError::Damaged(format!("it has no {what}"))
 }
 
 #[cfg(test)]

@@ -37,7 +37,7 @@ impl Room {
 
     fn writer(&self) -> (LogWriter, Receiver<Vec<u64>>) {
         let (tell, told) = mpsc::channel();
-        let report = move |report: Result<Vec<Batch>, LogError>| {
+        let report = move |report: Result<Vec<WriteBatch>, LogError>| {
             let numbers = report.expect("durable").iter().map(|batch| batch.number).collect();
             tell.send(numbers).expect("heard");
         };
@@ -46,9 +46,9 @@ impl Room {
 }
 
 /// The nth batch: one entry, behind the founder's snapshot.
-fn batch(number: u64) -> Batch {
+fn batch(number: u64) -> WriteBatch {
     let position = LogPosition { index: 1 + number, term: Term(1) };
-    Batch {
+    WriteBatch {
         number,
         hard_state: HardState { term: Term(1), vote: None, commit: 1 },
         snapshot: None,
@@ -102,7 +102,7 @@ fn a_history_that_cannot_be_made_durable_is_told_by_its_own_name() {
         tell.send(report.map(|batches| batches.len())).expect("heard");
     });
     let DurableState { snapshot, .. } = DurableState::founded_by(ReplicaId(1));
-    writer.persist(Batch { snapshot: Some(snapshot), ..batch(1) });
+    writer.persist(WriteBatch { snapshot: Some(snapshot), ..batch(1) });
     let error = told.recv().expect("a report").expect_err("it is not durable").to_string();
     assert!(error.starts_with("history.log: "), "{error}");
     drop(writer);

@@ -24,7 +24,7 @@ const LINK_LATENCY: Duration = Duration::from_micros(500);
 #[derive(Debug)]
 enum SimEvent {
     /// A batch is durable on the disk of a node that was started the nth time.
-    Written(u64, u64, Batch),
+    Written(u64, u64, WriteBatch),
     Arrives(u64, Box<NodeInput>),
     /// The disk of this node stands still from now on.
     Stalls(u64),
@@ -172,7 +172,7 @@ impl World {
     /// Another coordinator applies to join. Returns the id that the leader gave it.
     fn apply_for(&mut self, number: u64) -> u64 {
         let own = own(number);
-        let leader = self.leader().expect("somebody leads");
+        let leader = self.leader().expect("a coordinator leads");
         let link = self.connect(leader, identity(Role::Coordinator, own.name.as_str()));
         let CoordinatorInfo { incarnation, address, api, .. } = own;
         self.say(
@@ -303,7 +303,7 @@ impl World {
     }
 
     /// The history has every event that a snapshot of the log replaces.
-    fn assert_told(&mut self, id: u64, batch: &Batch) {
+    fn assert_told(&mut self, id: u64, batch: &WriteBatch) {
         let Some(snapshot) = batch.snapshot.as_ref().filter(|it| !it.bytes.is_empty()) else {
             return;
         };
@@ -426,7 +426,7 @@ impl World {
 
     /// An operator asks the leader for a command. Returns the answer.
     fn command(&mut self, number: u64, command: OperatorCommand) -> Option<Option<String>> {
-        let leader = self.leader().expect("somebody leads");
+        let leader = self.leader().expect("a coordinator leads");
         let link = self.operator(leader);
         self.say(link, Message::Request { id: RequestId { client: 7, number }, command });
         self.pass(100);
@@ -552,7 +552,7 @@ fn a_leader_whose_disk_is_no_slower_than_the_others_stays() {
 fn when_the_leader_dies_another_leads_within_half_a_second_and_it_comes_back_as_a_follower() {
     let (mut world, ids) = World::of_three();
     for round in 0..4 {
-        let leader = world.leader().expect("somebody leads");
+        let leader = world.leader().expect("a coordinator leads");
         world.kill(leader);
         world.pass(500);
         let next = world.leader().expect("another leads");
@@ -572,7 +572,7 @@ fn when_the_leader_dies_another_leads_within_half_a_second_and_it_comes_back_as_
 #[test]
 fn who_leaves_hands_leadership_over_at_once() {
     let (mut world, _) = World::of_three();
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     world.give(leader, NodeInput::HandOver);
     world.pass(25);
     assert!(world.leader().is_some_and(|next| next != leader));
@@ -583,7 +583,7 @@ fn who_leaves_hands_leadership_over_at_once() {
 fn who_leaves_asks_the_next_one_where_the_first_does_not_come_to_lead() {
     for deaf in [0, 1] {
         let (mut world, ids) = World::of_three();
-        let leader = world.leader().expect("somebody leads");
+        let leader = world.leader().expect("a coordinator leads");
         let mut heirs: Vec<_> = ids.into_iter().filter(|id| *id != leader).collect();
         world.deaf = Some(heirs.remove(deaf));
         world.give(leader, NodeInput::HandOver);
@@ -660,7 +660,7 @@ fn who_was_away_while_all_others_were_replaced_comes_back() {
     world.replace(ids[1], 300);
     world.start_knowing(ids[2], own(3), membership);
     world.pass(2_000);
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     let [here, there] = [ids[2], leader].map(|id| world.nodes[&id].core.state().index());
     assert_eq!(here, there);
     world.assert_agreed();
@@ -692,7 +692,7 @@ impl World {
 
     /// The leader's answer to a request for another leader.
     fn transfer(&mut self, to: Option<u64>) -> Option<Option<String>> {
-        let leader = self.leader().expect("somebody leads");
+        let leader = self.leader().expect("a coordinator leads");
         let id = RequestId { client: 8, number: 1 };
         let told = self.ask(leader, Message::Transfer { id, to }, 3_000);
         told.into_iter().find_map(|message| match message {
@@ -705,7 +705,7 @@ impl World {
 #[test]
 fn another_coordinator_leads_when_that_is_asked_for() {
     let (mut world, ids) = World::of_three();
-    let first = world.leader().expect("somebody leads");
+    let first = world.leader().expect("a coordinator leads");
     assert_eq!(world.transfer(Some(first)), Some(None), "it does already");
     for to in ids {
         assert_eq!(world.transfer(Some(to)), Some(None));
@@ -726,7 +726,7 @@ fn another_coordinator_leads_when_that_is_asked_for() {
 #[test]
 fn who_asks_again_for_another_leader_is_answered_where_it_asks() {
     let (mut world, ids) = World::of_three();
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     let heir = ids.into_iter().find(|id| *id != leader).expect("a follower");
     let id = RequestId { client: 8, number: 1 };
     let links = [(); 2].map(|()| {
@@ -743,7 +743,7 @@ fn who_asks_again_for_another_leader_is_answered_where_it_asks() {
 #[test]
 fn the_leader_tells_how_the_others_stand_and_who_is_silent() {
     let (mut world, ids) = World::of_three();
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     let dead = ids.into_iter().find(|id| *id != leader).expect("a follower");
     world.kill(dead);
     world.pass(1_000);
@@ -774,7 +774,7 @@ fn the_leader_tells_how_the_others_stand_and_who_is_silent() {
 #[test]
 fn a_leader_that_is_cut_off_answers_nobody_who_reads() {
     let (mut world, ids) = World::of_three();
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     ids.into_iter().filter(|id| *id != leader).for_each(|id| world.kill(id));
     let watch = Message::Watch { run: None, step: everstep_transport::protocol::Step(0), event: 0 };
     let told = world.ask(leader, watch, 1_000);

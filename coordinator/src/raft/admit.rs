@@ -8,7 +8,7 @@
 use everstep_transport::protocol::Term;
 
 use super::batch::{EntryKind, LogPosition, MAX_NUMBER, RaftEntry, Snapshot};
-use super::members::{NOBODY, ReplicaId};
+use super::members::{NO_REPLICA, ReplicaId};
 use super::message::{Message, MessageKind};
 use super::settings::{MAX_CHANGE_BYTES, MAX_ENTRY_BYTES, MAX_MESSAGE_BYTES};
 use super::{Replica, parse_change};
@@ -22,14 +22,14 @@ impl Replica {
     /// The reason to refuse a message. None if Raft may have it.
     pub(super) fn objection(&self, from: ReplicaId, message: &Message) -> Option<&'static str> {
         let numbers = [message.term, message.index, message.commit, message.reject_hint];
-        if from == self.id || from == NOBODY {
-            return Some("it is from nobody else");
+        if from == self.id || from == NO_REPLICA {
+            return Some("it is from no other replica");
         }
         if message.term == 0 || numbers.iter().any(|number| *number > MAX_NUMBER) {
             return Some("a number that cannot be");
         }
         if message.context.len() > MAX_CONTEXT_BYTES {
-            return Some("a context that nobody gives");
+            return Some("a context that no replica gives");
         }
         match message.kind {
             MessageKind::Append => objection_to_entries(message),

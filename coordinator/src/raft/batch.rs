@@ -1,8 +1,8 @@
 //! What a replica keeps on its disk, and the batches that change it.
 //!
 //! [`DurableState`] is a disk's content as the replica sees it. [`DurableState::absorb`] applies a
-//! [`Batch`] to it. The store does the same to a file, the memory storage to memory, and tests to a
-//! disk that fails. The replica validates what it restores from a disk before it relies on it.
+//! [`WriteBatch`] to it. The store does the same to a file, the memory storage to memory, and tests
+//! to a disk that fails. The replica validates what it restores from a disk before it relies on it.
 //!
 //! A log begins behind its *base*, the last entry that the replica dropped. The snapshot stands for
 //! everything up to its own place, which is the base or later. So a replica that is a little behind
@@ -91,7 +91,7 @@ pub struct Snapshot {
 
 /// What has to become durable together, in one transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Batch {
+pub struct WriteBatch {
     /// Counts from 1 since the replica started. The store writes batches in this order.
     pub number: u64,
     /// The new hard state.
@@ -136,7 +136,7 @@ impl DurableState {
     }
 
     /// Applies a batch, as the disk does when the batch is durable.
-    pub fn absorb(&mut self, batch: &Batch) {
+    pub fn absorb(&mut self, batch: &WriteBatch) {
         self.hard_state = batch.hard_state;
         if batch.base != self.base {
             match self.term(batch.base.index) == Some(batch.base.term) {

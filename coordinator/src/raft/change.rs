@@ -10,7 +10,7 @@ use ::raft::StateRole;
 use ::raft::eraftpb::{ConfChangeTransition, ConfChangeType, ConfChangeV2};
 
 use super::batch::{HardState, RaftEntry};
-use super::members::{Members, NOBODY, ReplicaId};
+use super::members::{Members, NO_REPLICA, ReplicaId};
 use super::writes::WaitingEffects;
 use super::{RaftEffect, Replica};
 
@@ -128,7 +128,7 @@ impl Replica {
         if let Some((_, heir)) = voters.iter().filter_map(matched).max() {
             raft.send_timeout_now(heir);
         }
-        raft.become_follower(raft.term, NOBODY.0);
+        raft.become_follower(raft.term, NO_REPLICA.0);
     }
 }
 

@@ -7,8 +7,8 @@
 use ::raft::eraftpb;
 use everstep_transport::protocol::Term;
 
-use super::batch::{Batch, EntryKind, HardState, LogPosition, RaftEntry, Snapshot};
-use super::members::{NOBODY, ReplicaId};
+use super::batch::{EntryKind, HardState, LogPosition, RaftEntry, Snapshot, WriteBatch};
+use super::members::{NO_REPLICA, ReplicaId};
 use super::message::Message;
 use super::writes::WaitingEffects;
 use super::{CommittedEntry, RaftEffect, Replica};
@@ -100,17 +100,17 @@ impl Replica {
         // A snapshot from another replica stands for the whole log.
         let base = snapshot.as_ref().map_or(self.node.store().kept().base, |it| it.position);
         let number = self.writes.next();
-        self.persist(Batch { number, hard_state, snapshot, base, entries });
+        self.persist(WriteBatch { number, hard_state, snapshot, base, entries });
     }
 
     /// Writes this replica's own snapshot, and lets the log begin behind `base`.
     pub(super) fn write_snapshot(&mut self, snapshot: Snapshot, base: LogPosition) {
         let hard_state = HardState::from_raft(&self.node.raft.hard_state());
         let (number, snapshot) = (self.writes.next(), Some(snapshot));
-        self.persist(Batch { number, hard_state, snapshot, base, entries: Vec::new() });
+        self.persist(WriteBatch { number, hard_state, snapshot, base, entries: Vec::new() });
     }
 
-    fn persist(&mut self, batch: Batch) {
+    fn persist(&mut self, batch: WriteBatch) {
         self.check_batch(&batch);
         self.node.mut_store().absorb(&batch);
         self.effects.push_back(RaftEffect::Persist(batch));
@@ -164,7 +164,7 @@ impl Replica {
             return; // this replica might be elected a second time in this term, without knowing it
         }
         let leader = ReplicaId(raft.leader_id);
-        let leadership = ((leader != NOBODY).then_some(leader), Term(raft.term));
+        let leadership = ((leader != NO_REPLICA).then_some(leader), Term(raft.term));
         if self.told == Some(leadership) {
             return;
         }

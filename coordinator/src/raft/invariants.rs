@@ -8,11 +8,11 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use super::Replica;
-use super::batch::{Batch, DurableState, RaftEntry};
+use super::batch::{DurableState, RaftEntry, WriteBatch};
 
 impl Replica {
     /// A batch is about to be written.
-    pub(super) fn check_batch(&self, batch: &Batch) {
+    pub(super) fn check_batch(&self, batch: &WriteBatch) {
         if !self.is_exempt() {
             check_batch(self.node.store().kept(), batch);
         }
@@ -38,7 +38,7 @@ impl Replica {
 }
 
 /// What a batch may change of what is kept.
-fn check_batch(kept: &DurableState, batch: &Batch) {
+fn check_batch(kept: &DurableState, batch: &WriteBatch) {
     let (before, next) = (kept.hard_state, batch.hard_state);
     assert!(next.term >= before.term, "I9: the term falls from {} to {}", before.term, next.term);
     assert!(next.commit >= before.commit, "I9: the agreed index falls");
@@ -84,9 +84,9 @@ mod tests {
         }
     }
 
-    fn batch(hard_state: HardState, first: u64) -> Batch {
+    fn batch(hard_state: HardState, first: u64) -> WriteBatch {
         let base = kept().base;
-        Batch { number: 1, hard_state, snapshot: None, base, entries: vec![entry(first)] }
+        WriteBatch { number: 1, hard_state, snapshot: None, base, entries: vec![entry(first)] }
     }
 
     #[test]

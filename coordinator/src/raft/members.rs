@@ -50,7 +50,7 @@ impl Members {
     pub(crate) fn is_sound(&self) -> bool {
         let Self { voters, learners, outgoing } = self;
         let listed = |ids: &[ReplicaId]| {
-            ids.len() <= MAX_MEMBERS && ids.is_sorted_by(|a, b| a < b) && !ids.contains(&NOBODY)
+            ids.len() <= MAX_MEMBERS && ids.is_sorted_by(|a, b| a < b) && !ids.contains(&NO_REPLICA)
         };
         let votes = |id| voters.contains(id) || outgoing.contains(id);
         !voters.is_empty()
@@ -86,7 +86,7 @@ impl Members {
 }
 
 /// The id that Raft uses for no replica.
-pub(super) const NOBODY: ReplicaId = ReplicaId(::raft::INVALID_ID);
+pub(super) const NO_REPLICA: ReplicaId = ReplicaId(::raft::INVALID_ID);
 
 impl fmt::Display for ReplicaId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

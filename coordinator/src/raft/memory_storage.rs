@@ -9,8 +9,10 @@ use ::raft::eraftpb::{self, EntryType};
 use ::raft::{Error, GetEntriesContext, RaftState, StorageError};
 use everstep_transport::protocol::Term;
 
-use super::batch::{Batch, DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot};
-use super::members::{Members, NOBODY, ReplicaId};
+use super::batch::{
+    DurableState, EntryKind, HardState, LogPosition, RaftEntry, Snapshot, WriteBatch,
+};
+use super::members::{Members, NO_REPLICA, ReplicaId};
 
 pub(super) struct MemoryStorage {
     kept: DurableState,
@@ -23,7 +25,7 @@ impl MemoryStorage {
         Self { kept, is_stale: Cell::new(false) }
     }
 
-    pub(super) fn absorb(&mut self, batch: &Batch) {
+    pub(super) fn absorb(&mut self, batch: &WriteBatch) {
         self.kept.absorb(batch);
     }
 
@@ -99,7 +101,7 @@ impl HardState {
     fn to_raft(self) -> eraftpb::HardState {
         eraftpb::HardState {
             term: self.term.0,
-            vote: self.vote.unwrap_or(NOBODY).0,
+            vote: self.vote.unwrap_or(NO_REPLICA).0,
             commit: self.commit,
         }
     }
@@ -108,7 +110,7 @@ impl HardState {
         let vote = ReplicaId(state.vote);
         Self {
             term: Term(state.term),
-            vote: (vote != NOBODY).then_some(vote),
+            vote: (vote != NO_REPLICA).then_some(vote),
             commit: state.commit,
         }
     }

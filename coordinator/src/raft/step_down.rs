@@ -1,6 +1,6 @@
 //! How a leader stops leading: it hands over to another replica, or leaves no leader for a while.
 
-use super::members::NOBODY;
+use super::members::NO_REPLICA;
 use super::{Refused, Replica, ReplicaId};
 
 impl Replica {
@@ -29,7 +29,7 @@ impl Replica {
     pub fn step_down(&mut self) {
         if self.is_elected() {
             let raft = &mut self.node.raft;
-            raft.become_follower(raft.term, NOBODY.0);
+            raft.become_follower(raft.term, NO_REPLICA.0);
             self.drive();
         }
     }

@@ -22,7 +22,7 @@ use std::time::Duration;
 use everstep_transport::time::Time;
 
 use super::Replica;
-use super::members::{NOBODY, ReplicaId};
+use super::members::{NO_REPLICA, ReplicaId};
 use super::message::{Message, MessageKind};
 use super::settings::{self, LAN_TICK, LEASE_TICKS, REST_TICK};
 
@@ -203,7 +203,7 @@ impl Replica {
 
     /// Notices if a tick has ended the wait for a leader, or this replica's own lease.
     pub(super) fn notice_if_given_up(&mut self, (leader, term): (ReplicaId, u64)) {
-        if leader == NOBODY || self.leader_of_term().0 != NOBODY {
+        if leader == NO_REPLICA || self.leader_of_term().0 != NO_REPLICA {
             return;
         }
         match leader == self.id {

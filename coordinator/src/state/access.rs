@@ -40,7 +40,6 @@ pub(super) struct Access {
     pub(super) revocations: Revocations,
 }
 
-/// The revoked nodes.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub(super) struct Revocations {
     /// Since when each node is revoked, milliseconds of Unix time.

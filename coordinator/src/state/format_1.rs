@@ -39,7 +39,7 @@ use super::events::EventLog;
 use super::fingerprint::RunFingerprint;
 use super::generation::CurrentGeneration;
 use super::lines::{Gap, LineHistory, Undone};
-use super::probes::Probes;
+use super::probes::ProbeDigests;
 use super::requests;
 use super::runs::Runs;
 use super::snapshot::{self, SnapshotError};
@@ -240,7 +240,7 @@ struct StateV1 {
     run_id: RunId,
     run: Option<RunSpecV1>,
     run_fingerprint: Option<RunFingerprint>,
-    probes: Probes,
+    probes: ProbeDigests,
     workers: BTreeMap<WorkerId, WorkerV1>,
     gone: VecDeque<WorkerId>,
     nodes: BTreeMap<NodeName, WorkerId>,

@@ -16,7 +16,7 @@ pub(crate) const MAX_NAMED: usize = 3;
 
 /// The workers of a run, by their device and their first gradient.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-pub struct Probes(pub(crate) Vec<ProbeKind>);
+pub struct ProbeDigests(pub(crate) Vec<ProbeKind>);
 
 /// Workers with the same digest on devices of one name.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
@@ -35,12 +35,12 @@ pub struct ProbeKind {
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub enum Divergence {
     /// Its workers got different first gradients.
-    Probes(Probes),
+    ProbeDigests(ProbeDigests),
     /// A build of log format 1 put it in these words.
     Words(String),
 }
 
-impl Probes {
+impl ProbeDigests {
     /// Takes note of a worker that has registered.
     pub(super) fn note(&mut self, worker: WorkerLabel, stated: &Registration) {
         let (device, probe) = (&stated.device.name, stated.probe);
@@ -67,7 +67,7 @@ impl Probes {
 
     /// Why the bits are not those of any other such run. `None` if they are.
     pub(crate) fn divergence(&self) -> Option<Divergence> {
-        self.differ().then(|| Divergence::Probes(self.clone()))
+        self.differ().then(|| Divergence::ProbeDigests(self.clone()))
     }
 }
 

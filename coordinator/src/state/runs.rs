@@ -19,7 +19,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 use super::checkpoint_progress::CheckpointProgress;
 use super::directives::Directives;
 use super::fingerprint::RunFingerprint;
-use super::probes::{Divergence, Probes};
+use super::probes::{Divergence, ProbeDigests};
 use super::{Checkpoints, EntryOutcome, LineHistory, RunSoFar, State};
 
 /// How many of the newest finished runs the state still tells of.
@@ -61,7 +61,7 @@ pub(super) struct Runs {
     pub(super) id: RunId,
     pub(super) spec: Option<RunSpec>,
     pub(super) fingerprint: Option<RunFingerprint>,
-    pub(super) probes: Probes,
+    pub(super) probes: ProbeDigests,
     /// What the run goes on from, if another cluster has begun it.
     pub(super) origin: Option<Origin>,
     /// The step to which an operator wants the run to go back.

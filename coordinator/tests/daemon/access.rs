@@ -286,7 +286,7 @@ async fn a_founder_is_listed_before_it_says_that_it_listens() {
         std::thread::spawn(move || {
             run(options, &mut ApiPort::default(), |addresses| {
                 let known = daemon::addresses(&home).expect("a membership file");
-                tell.send(known == [addresses.links]).expect("somebody listens");
+                tell.send(known == [addresses.links]).expect("the test listens");
             })
         });
         assert!(told.recv_timeout(ACCESS_TEST_TIMEOUT).expect("it listens"), "it is not listed");

@@ -84,12 +84,12 @@ impl Record {
 
     fn note(&self, key: &str, action: Action<bool>, called: u64, answered: Option<u64>) {
         let operation = Operation { key: key.into(), action, called, answered };
-        self.changes.lock().expect("nobody panics").push(operation);
+        self.changes.lock().expect("no thread panics").push(operation);
         self.answered.fetch_add(1, Ordering::Relaxed);
     }
 
     fn note_list(&self, list: List) {
-        self.lists.lock().expect("nobody panics").push(list);
+        self.lists.lock().expect("no thread panics").push(list);
         self.answered.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -101,7 +101,7 @@ impl Record {
     async fn progresses(&self, by: u64) {
         let (before, start) = (self.answered.load(Ordering::Relaxed), Instant::now());
         while self.answered.load(Ordering::Relaxed) < before + by {
-            assert!(start.elapsed() < LINEAR_TEST_TIMEOUT, "nobody is answered any more");
+            assert!(start.elapsed() < LINEAR_TEST_TIMEOUT, "no client is answered any more");
             sleep(Duration::from_millis(10)).await;
         }
     }
@@ -109,10 +109,10 @@ impl Record {
     /// Everything as operations: a list is a read of each register of its kind. No client made the
     /// tokens that the cluster began with.
     fn history(&self, first: &[String]) -> Vec<Operation<String, bool>> {
-        let mut history = self.changes.lock().expect("nobody panics").clone();
+        let mut history = self.changes.lock().expect("no thread panics").clone();
         let known: BTreeSet<String> = history.iter().map(|it| it.key.clone()).collect();
         for List { of_runs, there, called, answered } in
-            self.lists.lock().expect("nobody panics").iter()
+            self.lists.lock().expect("no thread panics").iter()
         {
             let there: BTreeSet<_> =
                 there.iter().filter(|name| !first.contains(name)).cloned().collect();
@@ -154,7 +154,7 @@ impl Client {
     }
 
     fn place(&self, at: usize) -> Place {
-        self.places.lock().expect("nobody panics")[at].clone()
+        self.places.lock().expect("no thread panics")[at].clone()
     }
 
     /// The answer of the coordinator at a place, if it leads. Otherwise the client drops the link.
@@ -208,7 +208,7 @@ async fn strike(members: &mut [Option<Member>], place: usize, places: &Places, k
     if kill {
         let killed = members[place].take().expect("it is there");
         let restarted = spawn_blocking(|| killed.restarted()).await.expect("it starts");
-        places.lock().expect("nobody panics")[place] = place_of(&restarted);
+        places.lock().expect("no thread panics")[place] = place_of(&restarted);
         members[place] = Some(restarted);
     } else {
         let stopped = members[place].as_ref().expect("it is there");

@@ -48,7 +48,7 @@ impl Operator {
                 }
                 self.node = None;
             }
-            assert!(start.elapsed() < OPERATOR_TEST_TIMEOUT, "nobody answers");
+            assert!(start.elapsed() < OPERATOR_TEST_TIMEOUT, "no coordinator answers");
         }
     }
 

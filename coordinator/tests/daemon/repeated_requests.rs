@@ -136,7 +136,7 @@ async fn make(members: &[&Member], key: &str) -> Value {
                 _ => {}
             }
         }
-        assert!(start.elapsed() < REPEAT_TEST_TIMEOUT, "nobody answers");
+        assert!(start.elapsed() < REPEAT_TEST_TIMEOUT, "no coordinator answers");
     }
 }
 

@@ -39,7 +39,7 @@ pub async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
         }
         assert!(
             start.elapsed() < CLUSTER_TEST_TIMEOUT,
-            "nobody of {} leads {voters} voters",
+            "none of {} leads {voters} voters",
             members.len()
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
@@ -68,7 +68,7 @@ async fn i9_when_the_leader_is_killed_another_goes_on_with_the_run_and_the_worke
     let page = look(next.api, "/api/v1/metrics").await.json();
     assert_eq!(page["metrics"].as_array().expect("lines").len(), 7, "each step has its line");
     let generations = look(next.api, "/api/v1/generations").await.json();
-    assert_eq!(generations["generations"].as_array().expect("a list").len(), 1, "nobody was lost");
+    assert_eq!(generations["generations"].as_array().expect("a list").len(), 1, "none was lost");
     // The present leader admits a worker that comes with the founder's token.
     cluster.address = next.address;
     cluster.enrol().await;

@@ -534,6 +534,7 @@ impl Worker {
             held,
             ready,
             behind: 0,
+            unread: 0,
             computing: None,
             telemetry,
             unwritten: None,

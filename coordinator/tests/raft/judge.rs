@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use everstep_coordinator::raft::{Batch, CommittedEntry, LogPosition, RaftEntry, ReplicaId};
+use everstep_coordinator::raft::{CommittedEntry, LogPosition, RaftEntry, ReplicaId, WriteBatch};
 use everstep_transport::protocol::Term;
 
 use super::machine::{Machine, value};
@@ -67,7 +67,7 @@ impl Judge {
         }
     }
 
-    pub fn writes(&mut self, batch: &Batch, before: LogPosition) -> Verdict {
+    pub fn writes(&mut self, batch: &WriteBatch, before: LogPosition) -> Verdict {
         let mut before = before;
         for entry in &batch.entries {
             let position = entry.position;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use everstep_coordinator::raft::{
-    Batch, CorruptState, DurableState, Members, RaftOptions, Replica, ReplicaId,
+    CorruptState, DurableState, Members, RaftOptions, Replica, ReplicaId, WriteBatch,
 };
 use everstep_transport::protocol::Term;
 use everstep_transport::time::Time;
@@ -32,7 +32,7 @@ pub struct Process {
     pub replica: Replica,
     pub machine: Machine,
     /// Batches that the disk has, but that are not durable.
-    pub unwritten: VecDeque<Batch>,
+    pub unwritten: VecDeque<WriteBatch>,
     /// The content that the disk will have.
     pub view: DurableState,
     pub leads: Option<Term>,

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_coordinator::raft::{
-    Batch, DurableState, LogPosition, Members, Message, RaftEffect, RaftOptions, Refused, Replica,
-    ReplicaId,
+    DurableState, LogPosition, Members, Message, RaftEffect, RaftOptions, Refused, Replica,
+    ReplicaId, WriteBatch,
 };
 use everstep_transport::time::Time;
 
@@ -385,7 +385,7 @@ impl World {
         Ok(())
     }
 
-    fn write(&mut self, id: ReplicaId, batch: Batch) -> Verdict {
+    fn write(&mut self, id: ReplicaId, batch: WriteBatch) -> Verdict {
         let Climate { longest_write, disk_lies, .. } = self.climate;
         let node = self.nodes.get_mut(&id).expect("it is there");
         let mut done = node.time_to_write(self.now, longest_write, &mut self.dice);

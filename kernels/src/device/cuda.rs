@@ -51,7 +51,7 @@ impl DeviceProvider for CudaProvider {
         sizes: Sizes,
     ) -> Result<OpenedDevice, String> {
         let gpu = gpu::CudaDriver::open(index, precision, SOURCES).map_err(words)?;
-        let gpu::Device { name, architecture, .. } = gpu.device();
+        let gpu::DriverDevice { name, architecture, .. } = gpu.device();
         info!(index, name, %architecture, %precision, "computing on a GPU");
         let info = described(gpu.device().clone());
         let backend = Cuda::new(gpu, sizes).map_err(|error| error.to_string())?;
@@ -77,7 +77,7 @@ fn words(error: CudaError) -> String {
     error.to_string()
 }
 
-fn described(device: gpu::Device) -> DeviceInfo {
+fn described(device: gpu::DriverDevice) -> DeviceInfo {
     let gpu::nvrtc::Architecture { major, minor } = device.architecture;
     DeviceInfo {
         kind: KIND.into(),

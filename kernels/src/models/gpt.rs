@@ -8,7 +8,7 @@
 
 use std::ops::Range;
 
-use super::{BatchShape, ConfigError, LayerHook, Model, Sequences, all_positive};
+use super::{BatchShape, LayerHook, Model, ModelConfigError, Sequences, all_positive};
 use crate::backend::{Backend, View};
 use crate::layers::{
     CausalAttention, Embedding, Gelu, LayerNorm, Linear, MemoryPlan, Positions, SharedArea,
@@ -57,7 +57,7 @@ pub struct Gpt {
 impl Model for Gpt {
     type Config = GptConfig;
 
-    fn new(plan: &mut MemoryPlan, config: GptConfig) -> Result<Self, ConfigError> {
+    fn new(plan: &mut MemoryPlan, config: GptConfig) -> Result<Self, ModelConfigError> {
         config.check()?;
         let GptConfig { vocabulary, layers, width, context, .. } = config;
         let rows = config.rows();
@@ -152,7 +152,7 @@ impl Gpt {
 }
 
 impl GptConfig {
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ModelConfigError> {
         let Self { vocabulary, layers, heads, width, context, micro_batch, .. } = *self;
         all_positive(&[
             ("vocabulary", vocabulary),
@@ -162,7 +162,7 @@ impl GptConfig {
             ("context", context),
             ("micro_batch", micro_batch),
         ])?;
-        if width % heads == 0 { Ok(()) } else { Err(ConfigError::Heads { width, heads }) }
+        if width % heads == 0 { Ok(()) } else { Err(ModelConfigError::Heads { width, heads }) }
     }
 
     /// For each token `6 N + 12 L T width` (Chowdhery et al., "PaLM", appendix B). N counts the

@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use super::{BatchShape, ConfigError, LayerHook, Model, Sequences, all_positive};
+use super::{BatchShape, LayerHook, Model, ModelConfigError, Sequences, all_positive};
 use crate::backend::{Backend, View};
 use crate::layers::{Embedding, Gelu, Linear, MemoryPlan};
 
@@ -52,7 +52,7 @@ struct Hidden {
 impl Model for Mlp {
     type Config = MlpConfig;
 
-    fn new(plan: &mut MemoryPlan, config: MlpConfig) -> Result<Self, ConfigError> {
+    fn new(plan: &mut MemoryPlan, config: MlpConfig) -> Result<Self, ModelConfigError> {
         config.check()?;
         let MlpConfig { vocabulary, layers, width, context, micro_batch: rows } = config;
         let shape = [vocabulary, EMBEDDING];
@@ -158,7 +158,7 @@ impl Hidden {
 }
 
 impl MlpConfig {
-    fn check(&self) -> Result<(), ConfigError> {
+    fn check(&self) -> Result<(), ModelConfigError> {
         let Self { vocabulary, layers, width, context, micro_batch } = *self;
         all_positive(&[
             ("vocabulary", vocabulary),

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use tracing::trace_span;
 
-use super::{BatchShape, ConfigError, Model, ModelPlan, Sequences};
+use super::{BatchShape, Model, ModelConfigError, ModelPlan, Sequences};
 use crate::backend::{Arena, Backend, Cpu, DeviceError, Fetched, Indices, Sizes, View};
 use crate::compute::{
     Batch, Compute, ComputeError, ComputeReport, Evaluation, GradientSink, Pass, STAGES,
@@ -28,7 +28,7 @@ pub struct OnBackend<M> {
 
 impl<M: Model> OnBackend<M> {
     /// The model's layout and sizes on the CPU. It does not allocate that memory.
-    pub fn plan(config: M::Config) -> Result<ModelPlan, ConfigError> {
+    pub fn plan(config: M::Config) -> Result<ModelPlan, ModelConfigError> {
         let (_, plan, ..) = Self::planned(config)?;
         let sizes = plan.sizes();
         let device_bytes = Cpu::bytes_of(sizes);
@@ -40,7 +40,7 @@ impl<M: Model> OnBackend<M> {
     pub fn new<B: Backend + 'static>(
         config: M::Config,
         open: impl FnOnce(Sizes) -> B,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, ModelConfigError> {
         Self::open(config, |sizes| Ok(open(sizes)))
     }
 
@@ -48,7 +48,7 @@ impl<M: Model> OnBackend<M> {
     pub fn open<B: Backend + 'static>(
         config: M::Config,
         open: impl FnOnce(Sizes) -> Result<B, DeviceError>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, ModelConfigError> {
         Self::on(config, |sizes| {
             let device: Box<dyn Backend> = Box::new(open(sizes)?);
             Ok((device, None))
@@ -59,7 +59,7 @@ impl<M: Model> OnBackend<M> {
     pub(crate) fn on(
         config: M::Config,
         open: impl FnOnce(Sizes) -> Result<(Box<dyn Backend>, Option<DeviceInfo>), DeviceError>,
-    ) -> Result<Self, ConfigError> {
+    ) -> Result<Self, ModelConfigError> {
         let (model, plan, [tokens, targets], loss) = Self::planned(config)?;
         let (device, info) = open(plan.sizes())?;
         Ok(Self { model, device, plan, tokens, targets, loss, info })
@@ -68,7 +68,7 @@ impl<M: Model> OnBackend<M> {
     /// The model, its plan, the places of tokens and targets, and the loss.
     fn planned(
         config: M::Config,
-    ) -> Result<(M, MemoryPlan, [Indices; 2], CrossEntropy), ConfigError> {
+    ) -> Result<(M, MemoryPlan, [Indices; 2], CrossEntropy), ModelConfigError> {
         let mut plan = MemoryPlan::default();
         let model = M::new(&mut plan, config)?;
         let shape = model.shape();

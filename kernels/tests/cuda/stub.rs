@@ -9,7 +9,7 @@ use everstep_kernels::backend::cuda::{
 };
 use everstep_kernels::backend::{Arena, Backend, DeviceError, Sizes, View};
 use everstep_kernels::compute::{Batch, Compute, ComputeError, GradientCollector, Pass, PassPlace};
-use everstep_kernels::models::{ConfigError, Mlp, MlpConfig, OnBackend};
+use everstep_kernels::models::{Mlp, MlpConfig, ModelConfigError, OnBackend};
 use everstep_kernels::precision::Precision;
 
 /// The behaviour of the driver, shared with the test.
@@ -70,7 +70,7 @@ const PLENTY: usize = 1 << 30;
 const MLP: MlpConfig =
     MlpConfig { vocabulary: 11, layers: 1, width: 7, context: 3, micro_batch: 1 };
 
-fn mlp(stub: Stub) -> Result<OnBackend<Mlp>, ConfigError> {
+fn mlp(stub: Stub) -> Result<OnBackend<Mlp>, ModelConfigError> {
     OnBackend::open(MLP, |sizes| Cuda::new(stub, sizes).map_err(DeviceError::from))
 }
 

@@ -14,7 +14,7 @@ use everstep_transport::protocol::CoordinatorView;
 use crate::cluster::Directory;
 use crate::cluster::error::ClusterError;
 use crate::cluster::files::{is_of_a_place, is_of_missing_file};
-use crate::cluster::process::{CoordinatorStart, Daemons, Origin, Process, Starting};
+use crate::cluster::process::{CoordinatorOrigin, CoordinatorStart, Daemons, Process, Starting};
 use crate::coordinator::directory_wait;
 
 /// A coordinator of this launcher.
@@ -60,7 +60,7 @@ impl CoordinatorProcess {
         directory: &Directory,
         daemons: &Daemons,
         number: u32,
-        origin: Origin<'_>,
+        origin: CoordinatorOrigin<'_>,
     ) -> Result<(PathBuf, Starting), ClusterError> {
         let home = home(directory, number);
         let start = CoordinatorStart { number, home: &home, origin, daemons };
@@ -88,7 +88,7 @@ impl CoordinatorProcess {
         let most_breaks = MAX_CRASHES * left.len();
         let start = |(number, home, view): (u32, PathBuf, CoordinatorView)| {
             let (address, api) = (view.address, view.api.map(|api| format!("http://{api}")));
-            let origin = Origin::Again { address, api: api.as_deref() };
+            let origin = CoordinatorOrigin::Again { address, api: api.as_deref() };
             let start = CoordinatorStart { number, home: &home, origin, daemons };
             let stage = ProcessStage::Starts(Process::coordinator(directory, &start)?);
             let (breaks, restarts, homeless) = (Vec::new(), 0, None);
@@ -223,7 +223,7 @@ impl CoordinatorProcess {
 
     fn restart(&mut self, directory: &Directory, daemons: &Daemons) -> Result<(), ClusterError> {
         self.restarts += 1;
-        let origin = Origin::Again { address: self.address, api: self.api.as_deref() };
+        let origin = CoordinatorOrigin::Again { address: self.address, api: self.api.as_deref() };
         let start = CoordinatorStart { number: self.number, home: &self.home, origin, daemons };
         self.stage = ProcessStage::Starts(Process::coordinator(directory, &start)?);
         Ok(())

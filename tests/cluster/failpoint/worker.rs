@@ -411,7 +411,7 @@ fn members_may_die_where_a_hold_ends_without_a_change() {
         assert!(points(By::Holding).contains(&point));
         let mut scene = Scene::begin(&world, &workers.each_ref().map(|w| &**w)).await;
         assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
-        let coordinator = scene.cluster.leader_pid().expect("somebody leads");
+        let coordinator = scene.cluster.leader_pid().expect("a coordinator leads");
         let coordinator = Pid::from_raw(coordinator as i32).expect("a pid");
         let log = scene.log.clone();
         // The worker is deaf from the moment of the request to the step leader to hold.

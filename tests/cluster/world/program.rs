@@ -301,7 +301,7 @@ impl Cluster {
     /// The coordinator that leads.
     pub fn leader(&self) -> &Node {
         let leader = self.coordinators.iter().find(|coordinator| coordinator.leader);
-        leader.unwrap_or_else(|| panic!("nobody leads: {self:?}"))
+        leader.unwrap_or_else(|| panic!("no coordinator leads: {self:?}"))
     }
 
     /// The coordinators' addresses, as flags have them.

@@ -120,7 +120,7 @@ pub struct Lineage {
 /// What makes a node a coordinator: with these keys a node can certify others. Only coordinators
 /// get them, over their links. They keep them in files that no other user can read.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
-pub struct Keys {
+pub struct ClusterKeys {
     /// The authority's private key, PKCS#8.
     pub authority: Secret,
     /// The token that admits workers, as text.

@@ -14,7 +14,8 @@ use super::checkpoint::{
 };
 use super::chunk::{Chunk, ChunkKind, Encoding};
 use super::cluster::{
-    CoordinatorView, HistoryEntry, HistoryEvent, Keys, Lineage, OperatorCommand, RequestId, Secret,
+    ClusterKeys, CoordinatorView, HistoryEntry, HistoryEvent, Lineage, OperatorCommand, RequestId,
+    Secret,
 };
 use super::device::{Accelerator, Device, DeviceKind, DeviceName, Telemetry};
 use super::format::LogFormat;
@@ -146,6 +147,7 @@ fn from_worker() -> Vec<Message> {
         held: true,
         ready: true,
         behind: 1 << 20,
+        unread: 1 << 21,
         computing: Some(ShardTime { under_way_ms: 6, usual_ms: 7 }),
         telemetry: Some(telemetry()),
         unwritten: Some("no space left".into()),
@@ -251,7 +253,7 @@ fn of_coordinators() -> Vec<Message> {
     vec![
         Message::Coordinators { revision: 8, term: TERM, leader: Some(id), members: vec![view] },
         Message::FetchKeys,
-        Message::Keys(Keys {
+        Message::Keys(ClusterKeys {
             authority: Secret(vec![1]),
             workers: Secret(vec![2]),
             coordinators: Secret(vec![3]),

@@ -3,17 +3,20 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+mod heartbeat;
 mod name;
 
 use std::net::SocketAddr;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::heartbeat::{Heartbeat, ShardTime};
 use super::checkpoint::{CheckpointId, ManifestToWrite, SavedPart, Verification, WrittenManifest};
 use super::cluster::{
-    CoordinatorId, CoordinatorView, HistoryEntry, Keys, Lineage, OperatorCommand, RequestId, RunId,
+    ClusterKeys, CoordinatorId, CoordinatorView, HistoryEntry, Lineage, OperatorCommand, RequestId,
+    RunId,
 };
-use super::device::{Device, Telemetry};
+use super::device::Device;
 use super::format::LogFormat;
 use super::generation::Record;
 use super::ids::{Generation, HostName, MachineId, NodeName, Shard, Step, Term, WorkerId, Zone};
@@ -63,52 +66,6 @@ pub struct Fingerprint {
     pub shards: u32,
     /// Number of training samples.
     pub samples: u64,
-}
-
-/// A worker's sign of life.
-#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub struct Heartbeat {
-    /// The worker that is alive.
-    pub worker: WorkerId,
-    /// The generation in which the worker is.
-    pub generation: Generation,
-    /// The number that the worker has promised, if that is higher than its generation.
-    pub promised: Generation,
-    /// The last step that the worker knows as committed.
-    pub step: Step,
-    /// Lines of settled steps that the previous answer did not call written. The step leader sends
-    /// them, and so does every member after a request for its lines.
-    pub lines: Vec<MetricsLine>,
-    /// Peers that the worker cannot reach, or to which it has lost the connection since it entered
-    /// its generation.
-    pub unreachable: Vec<WorkerId>,
-    /// The worker's last commit carries `hold`, and the worker has done all that follows from it.
-    /// It waits.
-    pub held: bool,
-    /// Other members fed this worker in this generation, and its copies of all that it learns are
-    /// those of its last commit.
-    pub ready: bool,
-    /// Bytes that the worker lacks of the shards that it learns, gradients of committed steps too,
-    /// and of those that it restores from a checkpoint. 0 if it lacks nothing.
-    pub behind: u64,
-    /// The data shard that the device computes, if the device has all that it needs for one.
-    pub computing: Option<ShardTime>,
-    /// How the GPU did a moment ago, if the device is a GPU that tells. The log never holds this.
-    pub telemetry: Option<Telemetry>,
-    /// Why the worker could not write the model's file, while it waits to try again.
-    pub unwritten: Option<String>,
-    /// Why the run's store does not take or give what the worker wants, while it tries again.
-    pub store_error: Option<String>,
-}
-
-/// How long a device has computed a data shard, and how long it usually takes for one.
-#[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ShardTime {
-    /// Time spent on the present data shard, milliseconds.
-    pub under_way_ms: u64,
-    /// Time that a data shard usually takes, milliseconds. 0 for the first after a build: no time
-    /// is usual yet.
-    pub usual_ms: u64,
 }
 
 /// Every control message.
@@ -287,7 +244,7 @@ pub enum Message {
     /// The sender asks for the cluster's keys: it is admitted, and is to become a coordinator.
     FetchKeys,
     /// The answer to FetchKeys.
-    Keys(Keys),
+    Keys(ClusterKeys),
     /// What replicas of the log say to each other. Only the replica reads it.
     Raft(Vec<u8>),
     /// The sender asks to be a coordinator, or has a new address.

@@ -128,7 +128,7 @@ pub enum FailReason {
     #[error("it was cancelled")]
     Cancelled,
     /// A worker says that the run's history is broken, in its own words.
-    #[error("{worker} cannot go on, nor may anyone: {words}")]
+    #[error("{worker} cannot go on, nor may any other worker: {words}")]
     Broken { worker: NamedWorker, words: String },
     /// The last worker has failed, in its own words.
     #[error("{worker} was lost: it failed: {words}")]

@@ -105,26 +105,7 @@ impl Endpoint {
         settings: Settings,
         enrolment: Option<Enrolment>,
     ) -> Result<Self, BindError> {
-        let clock = Arc::new(DefaultTimeProvider);
-        Self::bind_with_clock(listen, credentials, settings, enrolment, clock)
-    }
-
-    /// As [`Endpoint::bind`], with another clock to measure the validity of certificates.
-    ///
-    /// # Errors
-    /// As [`Endpoint::bind`].
-    ///
-    /// # Panics
-    /// As [`Endpoint::bind`].
-    pub fn bind_with_clock(
-        listen: SocketAddr,
-        credentials: &Credentials,
-        settings: Settings,
-        enrolment: Option<Enrolment>,
-        clock: Arc<dyn TimeProvider>,
-    ) -> Result<Self, BindError> {
-        let bound = BoundSocket::bind(listen, &settings)?;
-        Self::open_with_clock(bound, credentials, settings, enrolment, clock)
+        Self::open(BoundSocket::bind(listen, &settings)?, credentials, settings, enrolment)
     }
 
     /// As [`Endpoint::bind`], at a port that the caller has already taken.
@@ -144,7 +125,14 @@ impl Endpoint {
         Self::open_with_clock(bound, credentials, settings, enrolment, clock)
     }
 
-    fn open_with_clock(
+    /// As [`Endpoint::open`], with another clock to measure the validity of certificates.
+    ///
+    /// # Errors
+    /// As [`Endpoint::bind`].
+    ///
+    /// # Panics
+    /// As [`Endpoint::bind`].
+    pub fn open_with_clock(
         bound: BoundSocket,
         credentials: &Credentials,
         settings: Settings,

@@ -126,7 +126,7 @@ impl From<ConnectionError> for LinkError {
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// No node answers. Another try may help.
-    #[error("nobody answers at {address}: is the address right, and is the node running?")]
+    #[error("no node answers at {address}: is the address right, and is the node running?")]
     NoAnswer {
         /// The address that this node dialled.
         address: SocketAddr,

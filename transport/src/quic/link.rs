@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use quinn::{Connection, RecvStream, SendStream};
+use quinn::{RecvStream, SendStream};
 use tokio::sync::{Mutex, Semaphore, mpsc};
 use tokio::time::timeout;
 
@@ -52,25 +52,6 @@ struct Inner {
 pub struct Encoded {
     name: &'static str,
     bytes: Bytes,
-}
-
-/// A link's counters since it began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct LinkStats {
-    /// UDP payload that the path carries now, bytes.
-    pub path_mtu: u16,
-    /// The smoothed round-trip time of the path.
-    pub rtt: Duration,
-    /// Packets that were sent and lost.
-    pub lost_packets: u64,
-    /// All packets that were sent.
-    pub sent_packets: u64,
-    /// Bytes sent, packet headers included.
-    pub sent_bytes: u64,
-    /// Bytes received, packet headers included.
-    pub received_bytes: u64,
-    /// How often the path seemed to swallow large packets, and the MTU fell back.
-    pub black_holes: u64,
 }
 
 impl Link {
@@ -212,32 +193,12 @@ impl Link {
         let wire = &self.inner.wire;
         wire.connection.close_reason().map(|_| wire.failure())
     }
-
-    /// The link's counters since it began.
-    pub fn stats(&self) -> LinkStats {
-        LinkStats::of(&self.inner.wire.connection)
-    }
 }
 
 impl Encoded {
     /// Encodes a message once for any number of links.
     pub fn new(message: &Message) -> Self {
         Self { name: message.name(), bytes: Bytes::from_owner(codec::encode(message)) }
-    }
-}
-
-impl LinkStats {
-    pub(super) fn of(connection: &Connection) -> Self {
-        let stats = connection.stats();
-        Self {
-            path_mtu: stats.path.current_mtu,
-            rtt: stats.path.rtt,
-            lost_packets: stats.path.lost_packets,
-            sent_packets: stats.path.sent_packets,
-            sent_bytes: stats.udp_tx.bytes,
-            received_bytes: stats.udp_rx.bytes,
-            black_holes: stats.path.black_holes_detected,
-        }
     }
 }
 

@@ -6,13 +6,11 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::Duration;
 
 use dashmap::DashMap;
 use quinn::Connection;
 
 use super::error::LinkError;
-use super::link::LinkStats;
 use super::wire;
 use crate::identity::Identity;
 
@@ -28,18 +26,10 @@ pub struct EndpointStats {
     pub links: u64,
     /// The smallest UDP payload that the path of a living link carries, bytes. 0 without links.
     pub path_mtu: u16,
-    /// The largest smoothed round-trip time of a living link. 0 without links.
-    pub rtt: Duration,
-    /// Packets that were sent and lost.
-    pub lost_packets: u64,
     /// All packets that were sent.
     pub sent_packets: u64,
-    /// Bytes sent, packet headers included.
-    pub sent_bytes: u64,
-    /// Bytes received, packet headers included.
-    pub received_bytes: u64,
-    /// How often a path seemed to swallow large packets, and its MTU fell back.
-    pub black_holes: u64,
+    /// Packets that were sent and lost.
+    pub lost_packets: u64,
 }
 
 /// A link that has not ended.
@@ -82,7 +72,7 @@ impl Links {
         tokio::spawn(async move {
             connection.closed().await;
             let mut ended = links.ended.lock().expect(NO_PANIC);
-            ended.add(&LinkStats::of(&connection));
+            ended.add(&connection);
             links.live.remove(&connection.stable_id());
         });
     }
@@ -103,13 +93,11 @@ impl Links {
             ..*ended
         };
         for link in &self.live {
-            let counted = LinkStats::of(&link.connection);
-            stats.add(&counted);
+            stats.add(&link.connection);
             // The table may still hold a link that has just ended.
             if link.connection.close_reason().is_none() {
                 let smallest = if stats.links == 0 { u16::MAX } else { stats.path_mtu };
-                stats.path_mtu = smallest.min(counted.path_mtu);
-                stats.rtt = stats.rtt.max(counted.rtt);
+                stats.path_mtu = smallest.min(link.connection.stats().path.current_mtu);
                 stats.links += 1;
             }
         }
@@ -120,11 +108,9 @@ impl Links {
 const NO_PANIC: &str = "adding numbers up does not panic";
 
 impl EndpointStats {
-    fn add(&mut self, link: &LinkStats) {
-        self.lost_packets += link.lost_packets;
-        self.sent_packets += link.sent_packets;
-        self.sent_bytes += link.sent_bytes;
-        self.received_bytes += link.received_bytes;
-        self.black_holes += link.black_holes;
+    fn add(&mut self, link: &Connection) {
+        let path = link.stats().path;
+        self.sent_packets += path.sent_packets;
+        self.lost_packets += path.lost_packets;
     }
 }

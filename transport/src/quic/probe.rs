@@ -44,7 +44,7 @@ pub(super) async fn watch(wire: Wire, peer: Watcher, interval: Duration) {
     let watched = Watched::new(&wire, &peer);
     tokio::select! {
         _ = wire.connection.closed() => {}
-        () = watched.refused(interval) => wire.unreachable("nobody listens at its port"),
+        () = watched.refused(interval) => wire.unreachable("no process listens at its port"),
     }
 }
 

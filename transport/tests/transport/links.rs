@@ -172,8 +172,6 @@ async fn chunks_of_odd_sizes_arrive_byte_for_byte() {
         expect_chunks(&mut pair.there.accept_bulk().await.unwrap(), &chunks).await;
     };
     tokio::join!(sending, receiving);
-    let stats = pair.there.stats();
-    assert!(stats.received_bytes > 64 << 20, "{stats:?}");
 }
 
 #[tokio::test]
@@ -446,11 +444,8 @@ async fn settings_that_cannot_be_are_refused() {
 }
 
 /// The endpoint's counters of its links, which must never fall.
-fn sums(stats: &EndpointStats) -> [u64; 5] {
-    let EndpointStats {
-        lost_packets, sent_packets, sent_bytes, received_bytes, black_holes, ..
-    } = *stats;
-    [lost_packets, sent_packets, sent_bytes, received_bytes, black_holes]
+fn sums(stats: &EndpointStats) -> [u64; 2] {
+    [stats.sent_packets, stats.lost_packets]
 }
 
 #[tokio::test]
@@ -460,16 +455,12 @@ async fn an_endpoint_knows_its_links_and_keeps_their_numbers_after_their_end() {
     assert_eq!(centre.stats(), EndpointStats::default());
     let (outgoing, _there) = link(&centre, &one).await;
     let (peer, incoming) = link(&two, &centre).await;
-    peer.send(large_record(1 << 20)).unwrap();
-    incoming.receive().await.unwrap();
+    incoming.send(large_record(1 << 20)).unwrap();
+    peer.receive().await.unwrap();
 
     let stats = centre.stats();
-    let each = [outgoing.stats(), incoming.stats()];
-    assert_eq!(stats.links, 2);
-    assert_eq!(stats.path_mtu, MAX_MTU);
-    assert!(stats.rtt > Duration::ZERO && each.iter().any(|link| link.rtt == stats.rtt));
-    assert!(stats.received_bytes > 1 << 20, "{stats:?}");
-    assert_eq!(stats.sent_bytes, each.iter().map(|link| link.sent_bytes).sum::<u64>());
+    assert_eq!((stats.links, stats.path_mtu), (2, MAX_MTU));
+    assert!(stats.sent_packets > (1 << 20) / u64::from(MAX_MTU), "{stats:?}");
     assert_eq!((one.stats().links, two.stats().links), (1, 1));
 
     // This side ends one link, and the peer ends the other.
@@ -478,7 +469,7 @@ async fn an_endpoint_knows_its_links_and_keeps_their_numbers_after_their_end() {
     drop(peer);
     incoming.closed().await;
     let ended = centre.stats();
-    assert_eq!((ended.links, ended.path_mtu, ended.rtt), (0, 0, Duration::ZERO));
+    assert_eq!((ended.links, ended.path_mtu), (0, 0));
     assert!(sums(&ended).iter().zip(sums(&stats)).all(|(after, before)| *after >= before));
 
     // The numbers stay, and count once, after the last handles are dropped and other links follow.
@@ -486,7 +477,7 @@ async fn an_endpoint_knows_its_links_and_keeps_their_numbers_after_their_end() {
     let (_again, _accepted) = link(&centre, &one).await;
     let later = centre.stats();
     assert_eq!(later.links, 1);
-    assert!(later.received_bytes < 2 << 20, "{later:?}");
+    assert!(later.sent_packets < 2 * stats.sent_packets, "{later:?}");
     assert!(sums(&later).iter().zip(sums(&ended)).all(|(after, before)| *after >= before));
 }
 

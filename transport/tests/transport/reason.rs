@@ -70,7 +70,7 @@ fn the_failure_of_a_run_has_its_sentence() {
         (FailReason::Cancelled, "it was cancelled"),
         (
             FailReason::Broken { worker: worker(), words: words() },
-            "worker 2 (id 4) cannot go on, nor may anyone: no such file",
+            "worker 2 (id 4) cannot go on, nor may any other worker: no such file",
         ),
         (
             FailReason::LastWorkerFailed { worker: forgotten(), words: words() },

@@ -10,7 +10,7 @@ use everstep_transport::identity::{
 };
 use everstep_transport::protocol::{Chunk, Generation, Message, Step};
 use everstep_transport::quic::{
-    BindError, ConnectError, Endpoint, EnrolError, Expected, Link, Settings,
+    BindError, BoundSocket, ConnectError, Endpoint, EnrolError, Expected, Link, Settings,
 };
 
 use crate::support::{Clock, RawPeer, World, link, loopback, name, settings};
@@ -30,7 +30,7 @@ struct Strict;
 
 impl Gatekeeper for Strict {
     fn admit(&self, _applicant: Applicant, _now: UnixTime) -> AdmissionDecision {
-        unreachable!("nobody joins here")
+        unreachable!("no node joins here")
     }
 
     fn renew(&self, node: Identity, _now: UnixTime) -> AdmissionDecision {
@@ -55,7 +55,8 @@ impl Scene {
         let year = world.authority.issue(&identity, year).unwrap();
         let bind = |credentials: &Credentials, enrolment| {
             let (settings, clock) = (Settings { renewal_check, ..settings() }, clock.clone());
-            Endpoint::bind_with_clock(loopback(), credentials, settings, enrolment, clock).unwrap()
+            let bound = BoundSocket::bind(loopback(), &settings).unwrap();
+            Endpoint::open_with_clock(bound, credentials, settings, enrolment, clock).unwrap()
         };
         let (worker, coordinator) = (bind(&day, None), bind(&year, Some(enrolment)));
         let link = link(&worker, &coordinator).await;

@@ -82,7 +82,7 @@ struct CoordinatorLinks {
     readers: JoinSet<Result<LinkLost, MailboxError>>,
     /// The number of links that have been up.
     count: u64,
-    outage: Outage,
+    link_loss: LinkLoss,
 }
 
 /// The addresses of the command line.
@@ -106,7 +106,7 @@ struct CoordinatorLink {
 struct LinkLost(LinkId, LinkError);
 
 /// How long there has been no link.
-struct Outage {
+struct LinkLoss {
     since: Instant,
     warned: Instant,
     /// Why the last call failed.
@@ -127,7 +127,7 @@ impl CoordinatorLinks {
             links: BTreeMap::new(),
             readers: JoinSet::new(),
             count: 0,
-            outage: Outage { since: now, warned: now, reason: "none was named".into() },
+            link_loss: LinkLoss { since: now, warned: now, reason: "none was named".into() },
         }
     }
 
@@ -246,7 +246,7 @@ impl CoordinatorLinks {
             }
             Err(error) => {
                 tracing::debug!(%address, %error, "trying again");
-                self.outage.reason = error.to_string();
+                self.link_loss.reason = error.to_string();
                 Ok(())
             }
         }
@@ -271,7 +271,7 @@ impl CoordinatorLinks {
             self.dialer.put_off(&linked.address);
         }
         if self.links.is_empty() {
-            self.outage = Outage { since: now, warned: now, reason: reason.to_string() };
+            self.link_loss = LinkLoss { since: now, warned: now, reason: reason.to_string() };
         }
         self.link_events.event.send(CoreInput(Input::CoordinatorLost { link: id })).await
     }
@@ -281,7 +281,7 @@ impl CoordinatorLinks {
         if !self.links.is_empty() {
             return Ok(());
         }
-        let Outage { since, warned, reason } = &mut self.outage;
+        let LinkLoss { since, warned, reason } = &mut self.link_loss;
         if warned.elapsed() > UNREACHABLE_LOG_INTERVAL {
             *warned = Instant::now();
             tracing::warn!(reason, "no coordinator can be reached, still trying");

@@ -30,12 +30,12 @@ pub struct Tokens {
 /// Parts of files, one after the other.
 #[derive(Default)]
 pub struct TokenRow {
-    parts: Vec<Part>,
+    parts: Vec<FilePart>,
     length: u64,
 }
 
 /// A part of a file.
-struct Part {
+struct FilePart {
     /// The place of the part's first token in the row.
     begin: u64,
     file: Arc<TokenFile>,
@@ -136,13 +136,13 @@ impl TokenRow {
     fn push(&mut self, file: &Arc<TokenFile>, tokens: Range<u64>) {
         let length = tokens.end - tokens.start;
         if length > 0 {
-            self.parts.push(Part { begin: self.length, file: file.clone(), tokens });
+            self.parts.push(FilePart { begin: self.length, file: file.clone(), tokens });
             self.length += length;
         }
     }
 }
 
-impl Part {
+impl FilePart {
     fn end(&self) -> u64 {
         self.begin + self.tokens.end - self.tokens.start
     }

@@ -29,7 +29,7 @@ use crate::data::loader::{LoadError, Loader};
 use crate::data::row::{self, RowError, SampleIndex};
 use crate::data::sampler::Sampler;
 use crate::free_memory::free_bytes;
-use crate::memory::Memory;
+use crate::memory::WorkerMemory;
 use crate::registry::{BuildError, Registry};
 use crate::step::event::Built;
 
@@ -134,7 +134,7 @@ fn check_memory(
     };
     let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
     let plan = plan?;
-    let needed = Memory::of_worker(run, &plan, optimizer, run.start_workers).total();
+    let needed = WorkerMemory::of_worker(run, &plan, optimizer, run.start_workers).total();
     let began = Instant::now();
     loop {
         let Some(free) = free_bytes().filter(|free| *free < needed) else { return Ok(()) };

@@ -22,7 +22,7 @@ use tracing::trace_span;
 use super::accumulate::{Accumulator, SubtreeSum};
 use super::shard_store::{ShardStore, Write};
 use super::{DeviceChannel, DeviceError};
-use crate::step::event::{Job, Origin, Report};
+use crate::step::event::{Job, Report, ShardOrigin};
 
 /// The passes of a data shard: each waits for parameters, and publishes gradients.
 pub struct ShardPass<'a> {
@@ -128,7 +128,7 @@ impl ShardPass<'_> {
 
     /// Does a job that comes while the pass waits, or puts it off.
     fn take(&mut self, job: Job, write: &mut Write<'_>) {
-        if matches!(&job, Job::Enter { origin, .. } if *origin != Origin::Held) {
+        if matches!(&job, Job::Enter { origin, .. } if *origin != ShardOrigin::Held) {
             self.deferred.clear();
             self.end_with(job);
         } else if settles(&job).is_some_and(|version| version >= self.step) {

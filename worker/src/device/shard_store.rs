@@ -16,17 +16,17 @@ use everstep_kernels::compute::STAGES;
 use everstep_kernels::layout::Layout;
 use everstep_kernels::optimizer::{Optimizer, ShardState, UpdateInputs, clip_factor};
 use everstep_kernels::reduce;
-use everstep_kernels::schedule::Rates;
+use everstep_kernels::schedule::LearningRates;
 use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use tracing::trace_span;
 
 use super::initial::InitialParameters;
 use super::rounding::Rounding;
 use super::saved_states::SavedStates;
-use super::stored_shard::{Role, ShardError, StoredShard};
+use super::stored_shard::{ShardError, ShardRole, StoredShard};
 use super::{DeviceChannel, DeviceParts};
 use crate::optimize;
-use crate::step::event::{Gradient, Job, Origin, Report, ShardToSave};
+use crate::step::event::{Gradient, Job, Report, ShardOrigin, ShardToSave};
 
 /// The target of parameters to compute with: `write(offset, values)`.
 pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
@@ -38,11 +38,11 @@ pub struct ShardStore {
     clip_norm: Option<f64>,
     layout: Layout,
     optimizer: Optimizer,
-    rates: Rates,
+    rates: LearningRates,
     pool: Pool,
     copies: BTreeMap<Shard, StoredShard>,
     /// The shards to hold that a checkpoint has not brought yet.
-    awaited: BTreeMap<Shard, Role>,
+    awaited: BTreeMap<Shard, ShardRole>,
     /// States that were handed out to be saved, and that their shards have left.
     saved: SavedStates,
     /// The version of each shard of the parameters to compute with.
@@ -94,9 +94,9 @@ impl ShardStore {
         match job {
             Job::Enter { generation, origin, owned, syncing } => {
                 match origin {
-                    Origin::Seed => self.begin(&owned, write)?,
-                    Origin::Checkpoint => self.begin_to_restore(&owned, write)?,
-                    Origin::Held => self.keep(&owned, &syncing),
+                    ShardOrigin::Seed => self.begin(&owned, write)?,
+                    ShardOrigin::Checkpoint => self.begin_to_restore(&owned, write)?,
+                    ShardOrigin::Held => self.keep(&owned, &syncing),
                 }
                 let owned = self.owned().map(|(shard, copy)| (shard, copy.version, copy.digest));
                 channel.report(Report::Entered { generation, owned: owned.collect() });
@@ -162,7 +162,7 @@ impl ShardStore {
     /// an error if the shard has changed in memory since its last update. No digest goes with these
     /// values, so no receiver could notice later.
     pub fn masters(&self) -> impl Iterator<Item = Result<(Shard, Shared), ShardError>> {
-        let primaries = self.owned().filter(|(_, copy)| copy.role == Role::Primary);
+        let primaries = self.owned().filter(|(_, copy)| copy.role == ShardRole::Primary);
         primaries.map(|(shard, copy)| {
             copy.verify(shard)?;
             Ok((shard, Shared::new(copied(&copy.state.master, &self.pool))))
@@ -192,7 +192,7 @@ impl ShardStore {
         self.awaited.clear();
         let copies = owned.iter().map(|&(shard, primary)| {
             let state = self.optimizer.state(self.initial(shard)?);
-            Ok((shard, StoredShard::new(state, Step(0), Role::of_owner(primary))))
+            Ok((shard, StoredShard::new(state, Step(0), ShardRole::of_owner(primary))))
         });
         self.copies = copies.collect::<Result<_, ShardError>>()?;
         self.compute_with_initial(write)
@@ -206,7 +206,7 @@ impl ShardStore {
         write: &mut Write<'_>,
     ) -> Result<(), ShardError> {
         self.copies.clear();
-        let roles = owned.iter().map(|&(shard, primary)| (shard, Role::of_owner(primary)));
+        let roles = owned.iter().map(|&(shard, primary)| (shard, ShardRole::of_owner(primary)));
         self.awaited = roles.collect();
         self.compute_with_initial(write)
     }
@@ -231,10 +231,11 @@ impl ShardStore {
         self.saved.free();
         for &(shard, primary) in owned {
             let copy = held.remove(&shard).expect("I16: a listed owner holds its shards");
-            self.copies.insert(shard, StoredShard { role: Role::of_owner(primary), ..copy });
+            self.copies.insert(shard, StoredShard { role: ShardRole::of_owner(primary), ..copy });
         }
         for &shard in syncing {
-            let copy = held.remove(&shard).map(|copy| StoredShard { role: Role::Syncing, ..copy });
+            let copy =
+                held.remove(&shard).map(|copy| StoredShard { role: ShardRole::Syncing, ..copy });
             self.copies.extend(copy.map(|copy| (shard, copy)));
         }
     }
@@ -266,7 +267,7 @@ impl ShardStore {
         let learning_rate = self.rates.rate(step.0);
         let computing = &mut self.versions[shard.0 as usize];
         let (follows, rounding) = (step >= *computing, self.rounding);
-        let is_primary = copy.role == Role::Primary;
+        let is_primary = copy.role == ShardRole::Primary;
         // A copy is needed only to hand out, or if the parameters differ from the weights.
         let is_copied = is_primary || rounding != Rounding::None;
         let mut parameters = is_copied.then(|| self.pool.take(range.len()));
@@ -389,7 +390,7 @@ impl ShardStore {
         let [master, moments @ ..] = parts else { return false };
         let moments = moments.iter().map(|moment| moment.to_vec()).collect();
         let state = ShardState { master: master.to_vec(), moments };
-        let role = self.awaited.get(&shard).copied().unwrap_or(Role::Syncing);
+        let role = self.awaited.get(&shard).copied().unwrap_or(ShardRole::Syncing);
         let copy = StoredShard::new(state, version, role);
         let intact = copy.digest == digest;
         if intact {
@@ -400,7 +401,7 @@ impl ShardStore {
     }
 
     fn owned(&self) -> impl Iterator<Item = (Shard, &StoredShard)> {
-        let owned = self.copies.iter().filter(|(_, copy)| copy.role != Role::Syncing);
+        let owned = self.copies.iter().filter(|(_, copy)| copy.role != ShardRole::Syncing);
         owned.map(|(shard, copy)| (*shard, copy))
     }
 
@@ -459,7 +460,7 @@ mod tests {
         let initial = InitialParameters::Seed(run.seed);
         let mut store = ShardStore::new(&run, initial, layout, optimizer, Pool::new(1 << 20));
         let owned = vec![(Shard(0), true), (Shard(1), true)];
-        let (generation, origin, syncing) = (Generation(1), Origin::Seed, Vec::new());
+        let (generation, origin, syncing) = (Generation(1), ShardOrigin::Seed, Vec::new());
         let enter = Job::Enter { generation, origin, owned, syncing };
         store.handle(enter, &mut CollectedReports::default(), &mut |_, _| {}).expect("it enters");
         let copy = store.copies.get_mut(&Shard(1)).expect("owned");

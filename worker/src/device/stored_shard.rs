@@ -14,17 +14,16 @@ use super::saved_states::SavedStates;
 pub(super) struct StoredShard {
     /// The state. It is shared while a checkpoint of it is being written.
     pub state: Arc<ShardState>,
-    /// Its version.
     pub version: Step,
     /// The digest that the version was made with.
     pub digest: u64,
     /// Why the device holds it.
-    pub role: Role,
+    pub role: ShardRole,
 }
 
 /// Why the device holds a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum ShardRole {
     Primary,
     Backup,
     Syncing,
@@ -32,7 +31,7 @@ pub(super) enum Role {
 
 impl StoredShard {
     /// A state of this version.
-    pub fn new(state: ShardState, version: Step, role: Role) -> Self {
+    pub fn new(state: ShardState, version: Step, role: ShardRole) -> Self {
         let digest = state.digest(version.0);
         Self { state: Arc::new(state), version, digest, role }
     }
@@ -78,7 +77,7 @@ impl StoredShard {
     }
 }
 
-impl Role {
+impl ShardRole {
     /// The role of an owner.
     pub fn of_owner(primary: bool) -> Self {
         if primary { Self::Primary } else { Self::Backup }

@@ -44,7 +44,7 @@ use self::membership::Membership;
 use self::peers::PeerInbox;
 use self::settings::CoreSettings;
 use self::unable::{BuildBackoff, Unable};
-use self::writes::Model;
+use self::writes::ModelWrites;
 use super::event::{Built, Effect, Exit, Input, LinkId, Report, Summary};
 use super::joiner::Joiner;
 use super::member::Member;
@@ -92,7 +92,7 @@ pub struct Core {
     departure: Departure,
     heartbeats: Heartbeats,
     peers: PeerInbox,
-    model: Model,
+    model: ModelWrites,
     checkpoints: Checkpoints,
     /// Incarnations of other workers that have ended, as this worker can prove.
     ended: Vec<u64>,
@@ -115,7 +115,7 @@ impl Core {
             departure: Departure::default(),
             heartbeats: Heartbeats::default(),
             peers: PeerInbox::default(),
-            model: Model::default(),
+            model: ModelWrites::default(),
             checkpoints: Checkpoints::default(),
             ended: Vec::new(),
             backoff: BuildBackoff::default(),
@@ -266,7 +266,7 @@ impl Core {
         };
         self.backoff = BuildBackoff::default();
         let setup = Arc::new(self.settings.setup(*run, &built));
-        self.model = Model::of(built.registration.model.clone());
+        self.model = ModelWrites::of(built.registration.model.clone());
         self.send_to_leader(Message::Register(built.registration.clone()));
         self.phase = Phase::Registering(setup, Box::new(built.registration));
     }
@@ -308,6 +308,7 @@ impl Core {
             held: readiness.held,
             ready: readiness.ready,
             behind: self.behind(),
+            unread: self.member().map_or(0, Member::unread),
             computing: self.member().and_then(Member::computing),
             telemetry: None,
             unwritten: self.model.error(),

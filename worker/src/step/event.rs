@@ -13,7 +13,7 @@ use everstep_transport::protocol::{
     Chunk, CoordinatorView, Message, NodeName, PreemptionNotice, Record, RunSpec, Step, WorkerId,
 };
 
-pub use device::{Gradient, Job, Origin, Report, Summary, Work};
+pub use device::{Gradient, Job, Report, ShardOrigin, Summary, Work};
 pub use store::{PartToSave, ShardToSave, StoreJob, StoreReport};
 
 /// A link to a coordinator. The shell uses a number once: a second link to the same coordinator has

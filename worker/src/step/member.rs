@@ -185,12 +185,16 @@ impl Member {
         self.control.is_holding() && self.all_gather.is_complete()
     }
 
-    /// Bytes that it still lacks of the shards that it syncs, and of those that it restores.
+    /// Bytes that it still lacks of the shards that it syncs.
     pub fn behind(&self) -> u64 {
         let (sized_record, parts) = (self.plan.sized_record(), self.setup.state_parts);
         let behind = |catch_up: &CatchUp| catch_up.behind(sized_record, parts, &self.replica);
-        let to_restore = self.restoring.behind(sized_record, parts);
-        to_restore + self.catch_up.as_ref().map_or(0, behind)
+        self.catch_up.as_ref().map_or(0, behind)
+    }
+
+    /// Bytes that it has yet to read of the checkpoint that it restores.
+    pub fn unread(&self) -> u64 {
+        self.restoring.unread(self.plan.sized_record(), self.setup.state_parts)
     }
 
     /// Whether it has synced all that the members feed it.

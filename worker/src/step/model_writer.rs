@@ -47,7 +47,6 @@ enum WriterStage {
     Resting(Time),
 }
 
-/// The next action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriterAction {
     /// The device shall open the file.

@@ -20,7 +20,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 pub use self::error::EnterError;
-use super::event::{Gradient, Job, Origin};
+use super::event::{Gradient, Job, ShardOrigin};
 use super::gradients::Gradients;
 use super::progress::Progress;
 use super::version::Version;
@@ -161,8 +161,8 @@ impl ReplicaState {
         let origin = if self.is_void(record, owned) {
             self.begin_anew(record, owned);
             match record.restores() {
-                Some(_) => Origin::Checkpoint,
-                None => Origin::Seed,
+                Some(_) => ShardOrigin::Checkpoint,
+                None => ShardOrigin::Seed,
             }
         } else {
             if !follows && !self.was_member {
@@ -171,9 +171,9 @@ impl ReplicaState {
             }
             self.roll_forward(record, owned, &mut jobs);
             self.keep(record, owned);
-            Origin::Held
+            ShardOrigin::Held
         };
-        for &shard in owned.keys().filter(|_| origin != Origin::Checkpoint) {
+        for &shard in owned.keys().filter(|_| origin != ShardOrigin::Checkpoint) {
             if self.copies.get(&shard).is_none_or(|copy| copy.version != resume) {
                 let (number, resume) = (record.number, record.resume);
                 return Err(EnterError::OutOfReach { number, shard, resume });

@@ -3,7 +3,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use everstep_kernels::buffer::Pool;
-use everstep_kernels::schedule::Rates;
+use everstep_kernels::schedule::LearningRates;
 use everstep_transport::protocol::{Record, RunSpec, Step};
 
 use super::scaling::Scaling;
@@ -20,7 +20,7 @@ pub struct Setup {
     /// How the loss scale changes.
     pub scaling: Scaling,
     /// The learning rate of each step.
-    pub rates: Rates,
+    pub rates: LearningRates,
     /// Targets that one step trains on.
     pub tokens_per_step: u64,
     /// Wall clock at the core's time zero.

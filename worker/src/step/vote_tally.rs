@@ -29,7 +29,7 @@ pub struct VoteTally {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum VoteError {
     /// The vote is of another step, or its sender is not a member.
-    #[error("a vote of the worker with id {0} that nobody asked for")]
+    #[error("a vote of the worker with id {0} that the step leader does not expect")]
     Stray(WorkerId),
     /// The member has voted already.
     #[error("a second vote of the worker with id {0}")]

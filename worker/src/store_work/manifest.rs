@@ -164,7 +164,7 @@ fn assemble(
 }
 
 /// What a manifest finds at its place.
-enum Place {
+enum ManifestPlace {
     /// Nothing, or the manifest of the same checkpoint: now it is there.
     Taken,
     /// The manifest of this checkpoint, which no log can list any more.
@@ -186,29 +186,29 @@ fn put(
     listing: &[StoredObject],
 ) -> Result<Option<String>, StoreError> {
     let mut place = put_new(store, manifest)?;
-    if let Place::Outdated(id) = place {
+    if let ManifestPlace::Outdated(id) = place {
         remove(store, listing, id)?;
         place = put_new(store, manifest)?;
     }
     let step = manifest.step;
     let taken = || format!("another state of step {step} is in the store already");
-    Ok((!matches!(place, Place::Taken)).then(taken))
+    Ok((!matches!(place, ManifestPlace::Taken)).then(taken))
 }
 
-fn put_new(store: &dyn Store, manifest: &Manifest) -> Result<Place, StoreError> {
+fn put_new(store: &dyn Store, manifest: &Manifest) -> Result<ManifestPlace, StoreError> {
     if store.put_new(&manifest.name(), &manifest.to_bytes())? == Created::Mine {
-        return Ok(Place::Taken);
+        return Ok(ManifestPlace::Taken);
     }
     let bytes = store.read_whole(&manifest.name(), MAX_MANIFEST_BYTES)?;
-    let Ok(there) = Manifest::parse(&bytes) else { return Ok(Place::Occupied) };
+    let Ok(there) = Manifest::parse(&bytes) else { return Ok(ManifestPlace::Occupied) };
     let key = |of: &Manifest| (of.run.clone(), of.step, of.generation, of.state_hash);
     let (step, generation) = (there.step, there.generation);
     let is_older =
         there.run == manifest.run && step == manifest.step && generation < manifest.generation;
     Ok(match () {
-        () if key(&there) == key(manifest) => Place::Taken,
-        () if is_older => Place::Outdated(CheckpointId { step, generation }),
-        () => Place::Occupied,
+        () if key(&there) == key(manifest) => ManifestPlace::Taken,
+        () if is_older => ManifestPlace::Outdated(CheckpointId { step, generation }),
+        () => ManifestPlace::Occupied,
     })
 }
 

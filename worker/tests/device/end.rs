@@ -2,7 +2,7 @@
 
 use everstep_kernels::buffer::Shared;
 use everstep_transport::protocol::{DataShard, Shard, Step, WorkerId};
-use everstep_worker::step::event::{Job, Origin, Report, Summary};
+use everstep_worker::step::event::{Job, Report, ShardOrigin, Summary};
 
 use crate::support::{SHARDS, TestDevice, enter, run};
 
@@ -43,7 +43,7 @@ fn write(test_device: &mut TestDevice, masters: &[(Shard, Shared)]) -> Vec<Repor
 fn the_end_is_done_anew_and_the_counters_go_on() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut test_device = TestDevice::of(&run(), Some(folder.path().to_path_buf()));
-    test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+    test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
     test_device.train(1, 0..SHARDS);
     test_device.train(2, 0..SHARDS);
     let (first, masters) = end(&mut test_device, 0..4);
@@ -52,7 +52,7 @@ fn the_end_is_done_anew_and_the_counters_go_on() {
     assert_eq!(first.data_shards_computed, 16);
     assert!(write(&mut test_device, &masters[..5]).is_empty(), "not all of it has come");
 
-    test_device.give(enter(2, Origin::Held, 0..SHARDS));
+    test_device.give(enter(2, ShardOrigin::Held, 0..SHARDS));
     let (again, masters) = end(&mut test_device, 2..8);
     assert!(
         write(&mut test_device, &masters).is_empty(),
@@ -64,7 +64,7 @@ fn the_end_is_done_anew_and_the_counters_go_on() {
     assert_eq!((&again.digests, again.data_shards_computed), (&first.digests, 16));
     assert!(matches!(write(&mut test_device, &masters).as_slice(), [Report::Written]));
 
-    test_device.give(enter(3, Origin::Held, 0..SHARDS));
+    test_device.give(enter(3, ShardOrigin::Held, 0..SHARDS));
     let (_, masters) = end(&mut test_device, 0..8);
     open(&mut test_device);
     assert!(matches!(write(&mut test_device, &masters).as_slice(), [Report::Written]));
@@ -78,7 +78,7 @@ fn a_directory_that_is_gone_is_told_of_and_the_file_is_begun_anew() {
     let runs = folder.path().join("runs");
     std::fs::create_dir(&runs).expect("made");
     let mut test_device = TestDevice::of(&run(), Some(runs.clone()));
-    test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+    test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
     test_device.train(1, 0..SHARDS);
     test_device.train(2, 0..SHARDS);
     let (_, masters) = end(&mut test_device, 0..4);

@@ -2,7 +2,7 @@
 
 use everstep_transport::protocol::outcome::PartEvaluation;
 use everstep_transport::protocol::{DataShard, Encoding, LossScale, RunSpec, Shard, Step};
-use everstep_worker::step::event::{Job, Origin, Report};
+use everstep_worker::step::event::{Job, Report, ShardOrigin};
 use proptest::prelude::*;
 
 use crate::support::{
@@ -64,7 +64,7 @@ fn a_loss_scale_changes_no_bit_of_partials_and_losses() {
         let mut run = run();
         run.batch.accumulate = accumulate;
         let mut test_device = TestDevice::of(&run, None);
-        test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+        test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         let plain = test_device.give(gradient(1, 0..DATA_SHARDS));
         for exponent in [1, 16, 24] {
             let scale = LossScale { exponent, good: 0 };
@@ -82,7 +82,7 @@ fn a_step_that_is_due_evaluates_the_held_out_samples_with_the_parameters_that_it
     run.data.validation_every = 2;
     let [mut evaluating, mut plain] = [&run, &crate::support::run()].map(|run| {
         let mut test_device = TestDevice::of(run, None);
-        test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+        test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         test_device
     });
     let evaluated = |reports: &[Report]| -> Vec<PartEvaluation> {
@@ -124,15 +124,15 @@ fn in_bf16() -> RunSpec {
 fn after_a_rollback_everything_is_as_the_seed_says() {
     for run in [run(), in_bf16()] {
         let mut test_device = TestDevice::of(&run, None);
-        let first = test_device.give(enter(1, Origin::Seed, 0..SHARDS));
+        let first = test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         let whole = bits(&test_device.reduced(1));
         let trained: Vec<_> = (1..4).map(|step| test_device.train(step, 0..SHARDS)).collect();
         // Fewer shards are owned. The device computes with the parameters of the others all the
         // same.
-        let entered = test_device.give(enter(2, Origin::Seed, 1..3));
+        let entered = test_device.give(enter(2, ShardOrigin::Seed, 1..3));
         assert_eq!(owned(&entered), owned(&first)[1..3]);
         assert_eq!(bits(&test_device.reduced(1)), whole);
-        test_device.give(enter(3, Origin::Seed, 0..SHARDS));
+        test_device.give(enter(3, ShardOrigin::Seed, 0..SHARDS));
         let again: Vec<_> = (1..4).map(|step| test_device.train(step, 0..SHARDS)).collect();
         assert_eq!(again, trained);
     }

@@ -2,7 +2,7 @@
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{Encoding, Rounding, RunSpec, Shard, Step, WorkerId};
-use everstep_worker::step::event::{Gradient, Job, Origin, Report};
+use everstep_worker::step::event::{Gradient, Job, Report, ShardOrigin};
 
 use crate::support::{
     Gradients, SHARDS, TestDevice, bits, enter, load, parameters, relabel, run, sync, update,
@@ -63,7 +63,7 @@ fn a_joiner_goes_on_from_what_an_owner_exports_as_the_owner_does() {
     let rounded = |rounding| RunSpec { all_gather: Encoding::Bf16, rounding, ..run() };
     for run in [run(), rounded(Rounding::Nearest), rounded(Rounding::Stochastic)] {
         let mut owner = TestDevice::of(&run, None);
-        owner.give(enter(1, Origin::Seed, 0..SHARDS));
+        owner.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         owner.train(1, 0..SHARDS);
         owner.train(2, 0..SHARDS);
         let mut joiner = TestDevice::of(&run, None);
@@ -138,7 +138,7 @@ fn entering_keeps_what_is_listed_and_drops_the_rest() {
     let (owned, syncing) = (vec![(Shard(1), false), (Shard(4), true)], vec![Shard(2)]);
     let enter = |owned, syncing| {
         let generation = everstep_transport::protocol::Generation(2);
-        Job::Enter { generation, origin: Origin::Held, owned, syncing }
+        Job::Enter { generation, origin: ShardOrigin::Held, owned, syncing }
     };
     let entered = test_device.give(enter(owned, syncing.clone()));
     let [Report::Entered { owned, .. }] = entered.as_slice() else { panic!("{entered:?}") };
@@ -184,7 +184,7 @@ fn what_is_shared_is_what_the_primary_computes_with() {
     for rounding in [Rounding::Nearest, Rounding::Stochastic] {
         let run = RunSpec { all_gather: Encoding::Bf16, rounding, ..run() };
         let mut owner = TestDevice::of(&run, None);
-        owner.give(enter(1, Origin::Seed, 0..SHARDS));
+        owner.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         let gradients = owner.reduced(1);
         for shard in 0..SHARDS {
             let sent = parameters(&owner.give(update(1, shard, &gradients)));

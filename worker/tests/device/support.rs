@@ -22,7 +22,7 @@ use everstep_worker::builtin;
 use everstep_worker::data::{DataError, Dataset};
 use everstep_worker::device::build::{BuildContext, build};
 use everstep_worker::device::{Device, DeviceChannel};
-use everstep_worker::step::event::{Gradient, Job, Origin, Report, Work};
+use everstep_worker::step::event::{Gradient, Job, Report, ShardOrigin, Work};
 
 /// Data shards of [`run`].
 pub const DATA_SHARDS: u32 = 8;
@@ -181,7 +181,7 @@ impl TestDevice {
     /// A device that has entered from the seed, as primary of these shards.
     pub fn primary_of(shards: Range<u32>) -> Self {
         let mut test_device = Self::new();
-        test_device.give(enter(1, Origin::Seed, shards.clone()));
+        test_device.give(enter(1, ShardOrigin::Seed, shards.clone()));
         test_device
     }
 
@@ -226,7 +226,7 @@ impl TestDevice {
 
     /// The digests of these shards. The device owns them from now on.
     pub fn digests(&mut self, shards: Range<u32>) -> Vec<(Shard, Step, u64)> {
-        match self.give(enter(9, Origin::Held, shards)).as_slice() {
+        match self.give(enter(9, ShardOrigin::Held, shards)).as_slice() {
             [Report::Entered { owned, .. }] => owned.clone(),
             other => panic!("{other:?}"),
         }
@@ -267,7 +267,7 @@ pub fn scaled(step: u64, scale: LossScale, data_shards: impl IntoIterator<Item =
 }
 
 /// The job of entering a generation as primary of these shards, syncing nothing.
-pub fn enter(generation: u64, origin: Origin, primary: Range<u32>) -> Job {
+pub fn enter(generation: u64, origin: ShardOrigin, primary: Range<u32>) -> Job {
     let owned = primary.map(|shard| (Shard(shard), true)).collect();
     Job::Enter { generation: Generation(generation), origin, owned, syncing: Vec::new() }
 }
@@ -275,7 +275,7 @@ pub fn enter(generation: u64, origin: Origin, primary: Range<u32>) -> Job {
 /// The job of entering a generation in which this worker only syncs.
 pub fn sync(generation: u64, syncing: Range<u32>) -> Job {
     let syncing = syncing.map(Shard).collect();
-    let (generation, origin) = (Generation(generation), Origin::Held);
+    let (generation, origin) = (Generation(generation), ShardOrigin::Held);
     Job::Enter { generation, origin, owned: Vec::new(), syncing }
 }
 

@@ -3,7 +3,7 @@
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_transport::protocol::{Shard, Step, WorkerId};
-use everstep_worker::step::event::{Job, Origin, Report};
+use everstep_worker::step::event::{Job, Report, ShardOrigin};
 
 use crate::support::{
     Gradients, SHARDS, TestDevice, bits, computed, enter, gradient, load, parameters, reduce, sync,
@@ -87,7 +87,7 @@ fn others_are_answered_beside_a_pass_that_computes() {
 #[test]
 fn entering_with_what_is_held_waits_for_the_end_of_the_pass() {
     let Lacking { mut test_device, missing, gradients } = lacking();
-    let mut coming = vec![enter(2, Origin::Held, 0..3), gradient(2, 2..4)];
+    let mut coming = vec![enter(2, ShardOrigin::Held, 0..3), gradient(2, 2..4)];
     coming.extend(loads(&missing));
     let reports = test_device.give_while(gradient(2, 0..2), coming);
     assert_eq!(kinds(&reports), ["computed", "computed", "entered", "computed", "computed"]);
@@ -101,9 +101,9 @@ fn a_rollback_ends_a_pass_that_waits_and_what_waits_behind_it() {
     let Lacking { mut test_device, missing, gradients } = lacking();
     let mut coming = loads(&missing[..2]);
     coming.extend([
-        enter(2, Origin::Held, 0..3),
+        enter(2, ShardOrigin::Held, 0..3),
         gradient(2, 0..1),
-        enter(3, Origin::Seed, 0..SHARDS),
+        enter(3, ShardOrigin::Seed, 0..SHARDS),
     ]);
     let reports = test_device.give_while(gradient(2, [3]), coming);
     let entered = [Step(0); SHARDS as usize];
@@ -166,7 +166,7 @@ fn a_pass_ends_when_its_step_has_committed_without_it() {
     ];
     for job in committed {
         let mut lacking = lacking();
-        let coming = vec![enter(2, Origin::Held, 0..3), gradient(2, 4..5), job(&lacking)];
+        let coming = vec![enter(2, ShardOrigin::Held, 0..3), gradient(2, 4..5), job(&lacking)];
         let reports = lacking.test_device.give_while(gradient(2, [3]), coming);
         let computed =
             |report: &Report| matches!(report, Report::Partial { .. } | Report::Computed { .. });
@@ -204,5 +204,5 @@ fn what_a_job_that_waits_will_change_is_asked_for_after_it() {
 fn learn_six() -> Job {
     let generation = everstep_transport::protocol::Generation(2);
     let owned = (0..3).map(|shard| (Shard(shard), true)).collect();
-    Job::Enter { generation, origin: Origin::Held, owned, syncing: vec![Shard(6)] }
+    Job::Enter { generation, origin: ShardOrigin::Held, owned, syncing: vec![Shard(6)] }
 }

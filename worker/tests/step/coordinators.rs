@@ -121,7 +121,7 @@ fn without_any_coordinator_training_goes_on() {
     [LINK, SECOND, THIRD].into_iter().for_each(|link| lose(&mut solo, link));
     take_step(&mut solo, 1);
     (0..100).for_each(|_| beat(&mut solo));
-    solo.give(Input::CoordinatorGone("nobody answers".into()));
+    solo.give(Input::CoordinatorGone("no coordinator answers".into()));
     let quiet =
         |effect: &Effect| !matches!(effect, Effect::SendToCoordinator { .. } | Effect::Exit(_));
     assert!(solo.took().iter().all(quiet));

@@ -16,7 +16,8 @@ use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
 use everstep_worker::step::core::{Core, WorkerIdentity};
 use everstep_worker::step::event::{
-    Built, Effect, Exit, Input, Job, LinkId, Origin, Report, ShardToSave, StoreJob, StoreReport,
+    Built, Effect, Exit, Input, Job, LinkId, Report, ShardOrigin, ShardToSave, StoreJob,
+    StoreReport,
 };
 
 use crate::support::{GENERATION, record_of, registration};
@@ -120,7 +121,7 @@ impl Lone {
             parameters: None,
         };
         let reports = match job {
-            Job::Enter { generation, origin: Origin::Checkpoint, .. } => {
+            Job::Enter { generation, origin: ShardOrigin::Checkpoint, .. } => {
                 vec![Report::Entered { generation, owned: Vec::new() }]
             }
             Job::Enter { generation, .. } => {

@@ -63,7 +63,7 @@ fn a_worker_gives_up_without_a_coordinator_only_if_it_never_met_one() {
             let (revision, term, leader, members) = (1, TERM, None, Vec::new());
             solo.hear(Message::Coordinators { revision, term, leader, members });
         }
-        solo.give(Input::CoordinatorGone("nobody answers".into()));
+        solo.give(Input::CoordinatorGone("no coordinator answers".into()));
         matches!(exit(&mut solo), Some(Exit::Failed(_)))
     };
     assert_eq!([false, true].map(gives_up), [true, false]);
@@ -81,7 +81,7 @@ fn a_member_that_the_cluster_has_removed_ends_in_words() {
 fn a_member_outlives_all_coordinators_until_it_is_told_to_leave() {
     let mut solo = Solo::member(1);
     solo.give(Input::CoordinatorLost { link: LINK });
-    solo.give(Input::CoordinatorGone("nobody answers".into()));
+    solo.give(Input::CoordinatorGone("no coordinator answers".into()));
     solo.give(Input::Drain);
     assert_eq!(exit(&mut solo), None, "somebody may answer yet");
     solo.prepare(1);

@@ -5,7 +5,7 @@ use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::{
     Chunk, ChunkKind, Commit, Decision, Generation, Message, Record, Shard, Step, Term,
 };
-use everstep_worker::step::event::{Admission, Effect, Exit, Job, Origin, Report};
+use everstep_worker::step::event::{Admission, Effect, Exit, Job, Report, ShardOrigin};
 
 use crate::solo::{Solo, TERM, chunk, commit, length, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER, record};
@@ -118,7 +118,7 @@ fn the_recorded_commit_is_applied_before_the_device_enters() {
     let jobs = solo.jobs();
     let updated = |job: &Job| matches!(job, Job::Update { step: Step(1), gradient: Some(_), .. });
     assert!(jobs[..2].iter().all(updated));
-    assert!(matches!(&jobs[2], Job::Enter { origin: Origin::Held, generation: NEXT, .. }));
+    assert!(matches!(&jobs[2], Job::Enter { origin: ShardOrigin::Held, generation: NEXT, .. }));
     assert!(matches!(&jobs[3], Job::Gradient { step: Step(2), .. }));
     assert_eq!(solo.core.member().map(|member| member.settled()), Some(Step(1)));
 }

@@ -1,4 +1,4 @@
-//! How a service is reached: by the environment alone.
+//! The client of a cloud's service. The environment alone configures it.
 
 use std::str::FromStr;
 use std::sync::Arc;
@@ -14,9 +14,10 @@ use super::{Bucket, Environment, Objects, Service, StoreError, words};
 /// How long one request may take, its body included. A request has 8 MiB at most, unless a part
 /// has an unusually long head.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// How long an unanswered or refused request is repeated. The callers of a store go on for longer.
+/// How long the client repeats an unanswered or refused request. The callers of a store go on for
+/// longer.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
-/// How often at most.
+/// How often the client repeats one request, at most.
 const MAX_RETRIES: usize = 8;
 
 /// The client of a bucket.
@@ -25,9 +26,9 @@ pub(super) fn connect(
     environment: &Environment,
     place: &str,
 ) -> Result<Arc<dyn Objects>, StoreError> {
-    let endpoint = plain_endpoint(bucket.service, environment, place)?;
+    let encryption = encryption(bucket.service, environment, place)?;
     let built: Result<Arc<dyn Objects>, Error> = match bucket.service {
-        Service::S3 => s3(bucket, environment, endpoint == Endpoint::Plain),
+        Service::S3 => s3(bucket, environment, encryption == Encryption::Plain),
         Service::Google => google(bucket, environment),
         Service::Azure => azure(bucket, environment),
     };
@@ -37,7 +38,7 @@ pub(super) fn connect(
     })
 }
 
-/// What a person may do if a service lets nobody in. None if the environment has credentials.
+/// What a person may do if a service refuses access. None if the environment has credentials.
 pub(in crate::store) fn hint(service: Service, environment: &Environment) -> Option<&'static str> {
     let credentials: &[&str] = match service {
         Service::S3 => &[
@@ -87,19 +88,19 @@ fn variables(service: Service) -> &'static str {
     }
 }
 
-/// How the bytes travel.
+/// Whether the bytes travel encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Endpoint {
-    Encrypted,
+enum Encryption {
+    Tls,
     Plain,
 }
 
 /// Refuses an endpoint without encryption, unless the environment allows it.
-fn plain_endpoint(
+fn encryption(
     service: Service,
     environment: &Environment,
     place: &str,
-) -> Result<Endpoint, StoreError> {
+) -> Result<Encryption, StoreError> {
     let (names, allow): (&[&str], _) = match service {
         Service::S3 => {
             (&["AWS_ENDPOINT_URL", "AWS_ENDPOINT", "AWS_ENDPOINT_URL_S3"], "AWS_ALLOW_HTTP")
@@ -110,8 +111,8 @@ fn plain_endpoint(
     let is_plain = |value: &str| value.to_ascii_lowercase().starts_with("http://");
     let plain = names.iter().find(|name| environment.value(name).is_some_and(is_plain));
     match (plain, environment.value(allow)) {
-        (None, _) => Ok(Endpoint::Encrypted),
-        (Some(_), Some("true" | "1")) => Ok(Endpoint::Plain),
+        (None, _) => Ok(Encryption::Tls),
+        (Some(_), Some("true" | "1")) => Ok(Encryption::Plain),
         (Some(name), _) => Err(StoreError::refuse(
             place,
             format!(

@@ -19,7 +19,7 @@ use crate::store::{ErrorKind, REQUEST_BYTES, REQUESTS_IN_FLIGHT, StoreError, Upl
 const MAX_PARTS: u64 = 10_000;
 
 /// Where an upload goes.
-pub(super) struct Target {
+pub(super) struct UploadTarget {
     pub(super) objects: Arc<dyn Objects>,
     pub(super) path: Path,
     pub(super) id: MultipartId,
@@ -30,7 +30,7 @@ pub(super) struct Target {
 
 /// An upload in parts.
 pub(super) struct CloudUpload {
-    target: Target,
+    target: UploadTarget,
     size: UploadSize,
     /// The bytes of each part but the last.
     part_bytes: usize,
@@ -47,7 +47,7 @@ pub(super) struct CloudUpload {
 }
 
 impl CloudUpload {
-    pub(super) fn new(target: Target, size: UploadSize) -> Self {
+    pub(super) fn new(target: UploadTarget, size: UploadSize) -> Self {
         Self {
             target,
             size,
@@ -65,7 +65,7 @@ impl CloudUpload {
     /// Sends a part, once fewer than [`REQUESTS_IN_FLIGHT`] are under way.
     fn send(&mut self, number: usize, bytes: Vec<u8>) -> Result<(), StoreError> {
         self.wait_for(REQUESTS_IN_FLIGHT - 1)?;
-        let Target { objects, path, id, io, .. } = &self.target;
+        let UploadTarget { objects, path, id, io, .. } = &self.target;
         let (objects, path, id) = (objects.clone(), path.clone(), id.clone());
         let request =
             async move { (number, objects.put_part(&path, &id, number, bytes.into()).await) };
@@ -116,7 +116,7 @@ impl Upload for CloudUpload {
         self.send(0, first)?;
         self.wait_for(0)?;
         let parts = std::mem::take(&mut self.sent).into_values().collect();
-        let Target { objects, path, id, io, .. } = &self.target;
+        let UploadTarget { objects, path, id, io, .. } = &self.target;
         let complete = io.wait(objects.complete_multipart(path, id, parts));
         complete.map_err(|error| self.target.store_error(&error))?;
         self.is_complete = true;
@@ -131,13 +131,13 @@ impl Drop for CloudUpload {
             return;
         }
         self.sending.abort_all();
-        let Target { objects, path, id, io, .. } = &self.target;
+        let UploadTarget { objects, path, id, io, .. } = &self.target;
         let (objects, path, id) = (objects.clone(), path.clone(), id.clone());
         io.handle().spawn(async move { objects.abort_multipart(&path, &id).await.ok() });
     }
 }
 
-impl Target {
+impl UploadTarget {
     fn store_error(&self, error: &Error) -> StoreError {
         // What is missing is the upload: the service has forgotten it, or the bucket is gone.
         let kind = match kind(error) {

@@ -104,8 +104,8 @@ impl GenerationChange {
         self.feed(roster, feed_targets)
     }
 
-    /// What a worker syncs, as everyone is told of it. The list is empty if the leader has given
-    /// the join up.
+    /// What a worker syncs, as all members are told of it. The list is empty if the leader has
+    /// given the join up.
     fn feed_of(&self, state: &State, term: Term, joiner: WorkerId) -> Option<Message> {
         let known = state.workers().get(&joiner)?;
         Some(Message::Feed {

@@ -10,7 +10,8 @@ use everstep_transport::time::Time;
 
 use crate::state::is_same;
 
-/// See the module. A worker that is gone leaves its part: the file is durable.
+/// A checkpoint of which not all parts are known. A worker that is gone leaves its part: the file
+/// is durable.
 #[derive(Debug)]
 pub(super) struct PendingCheckpoint {
     parts: BTreeMap<WorkerId, SavedPart>,

@@ -18,7 +18,7 @@ fn every_sign_of_a_loss_is_noticed_in_its_time() {
     type Fault = fn(&mut World, LinkId);
     let table: [(Fault, u64, &str); 6] = [
         (|w, link| w.kill(link), 0, "its link closed: it said goodbye"),
-        (|w, link| w.refuse(link), 0, "its link closed: nobody listens"),
+        (|w, link| w.refuse(link), 0, "its link closed: no process listens"),
         (|w, link| w.cut(link), 2_250, "its link closed: timed out"),
         (
             |w, _| {
@@ -225,7 +225,7 @@ fn a_broken_history_ends_the_run_if_a_member_says_so() {
     world.say(joiner, failed());
     assert!(world.running(), "it is no member");
     world.say(links[1], failed());
-    let expected = "worker 2 (id 4) cannot go on, nor may anyone: it diverged";
+    let expected = "worker 2 (id 4) cannot go on, nor may any other worker: it diverged";
     assert_eq!(world.failure(), expected);
     assert_eq!(world.hear(links[0]).pop(), Some(Message::Dismiss));
 }
@@ -240,7 +240,7 @@ fn a_broken_history_ends_the_run_though_who_says_so_is_a_member_no_more() {
     assert_eq!((world.generation(), world.running()), (Generation(2), true));
     let reason = "it diverged".to_string();
     world.say(links[1], Message::Failed { at_fault: None, fatal: true, reason });
-    assert!(world.failure().ends_with("cannot go on, nor may anyone: it diverged"));
+    assert!(world.failure().ends_with("cannot go on, nor may any other worker: it diverged"));
 }
 
 #[test]

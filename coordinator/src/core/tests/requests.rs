@@ -13,7 +13,7 @@ fn a_request_that_is_said_again_is_answered_as_before_and_done_once() {
     world.restart();
     world.say(world.operator, drain);
     assert_eq!(world.hear(world.operator), [answer(1, None)]);
-    assert_eq!(world.events().len(), events.len() + 1, "somebody leads, and that is all");
+    assert_eq!(world.events().len(), events.len() + 1, "a coordinator leads, and that is all");
     world.request(2, OperatorCommand::Drain(WorkerId(99)));
     let refused = answer(2, Some(Rejection::NoWorker(WorkerId(99))));
     assert_eq!(world.hear(world.operator), [refused]);

@@ -87,7 +87,7 @@ fn members_tell_how_far_they_have_read_the_checkpoint_that_they_restore() {
     let member = world.id(links[0]);
     let total = world.core.restore_of(member).expect("it restores").total_bytes;
     for unread in [total / 2, 0] {
-        world.actor(links[0]).behind = unread;
+        world.actor(links[0]).unread = unread;
         world.beat(links[0]);
         assert_eq!(restores(&world).map(|it| it.read_bytes), Some(total - unread));
     }
@@ -210,7 +210,7 @@ fn a_leader_that_dies_with_the_word_of_damage_leaves_it_to_the_next() {
     assert_eq!(began(&world), (Cause::Rollback, 10, Some(1)));
     world.holds_back = true;
     damage(&mut world, links[0], id(10, 1));
-    // The entry is agreed when nobody leads.
+    // The entry is agreed when no coordinator leads.
     let entry = world.log.pop_front().expect("it is proposed");
     world.give(CoreInput::SteppedDown);
     world.apply(entry);

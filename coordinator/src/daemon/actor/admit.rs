@@ -9,7 +9,7 @@ use actix::Handler;
 use everstep_transport::identity::{
     AcceptedTokens, Applicant, Identity, Refusal, TokenId, UnixTime,
 };
-use everstep_transport::protocol::{Keys, NodeName};
+use everstep_transport::protocol::{ClusterKeys, NodeName};
 use tokio::sync::{mpsc, oneshot};
 
 use super::CoordinatorActor;
@@ -22,7 +22,7 @@ type WaitingApplicants = BTreeMap<(TokenId, NodeName), Vec<oneshot::Sender<Resul
 
 /// The parts of admission that are no part of the log.
 pub(super) struct Admissions {
-    pub(super) keys: Keys,
+    pub(super) keys: ClusterKeys,
     operator: OperatorFolder,
     /// The tokens that admit nodes before the cluster is founded.
     tokens: AcceptedTokens,
@@ -33,7 +33,7 @@ pub(super) struct Admissions {
 
 impl Admissions {
     pub(super) fn new(
-        keys: Keys,
+        keys: ClusterKeys,
         operator: OperatorFolder,
         tokens: AcceptedTokens,
         applicants: mpsc::Receiver<AdmissionRequest>,
@@ -115,7 +115,7 @@ impl CoordinatorActor {
         let state = self.node.core().state();
         let shut_out: Vec<_> = self.node.shut_out().cloned().collect();
         let revoked = state.revocations_revision();
-        if self.peers.admits_others(&shut_out, revoked) {
+        if self.peers.is_allow_list_old(&shut_out, revoked) {
             let nodes: BTreeSet<_> = state.revoked().cloned().collect();
             self.admissions.operator.replace_if(|node| nodes.contains(node));
             self.peers.admit_only_others(shut_out, (revoked, nodes));

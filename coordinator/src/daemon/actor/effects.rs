@@ -13,7 +13,7 @@ use crate::daemon::failpoint;
 use crate::daemon::files::reach;
 use crate::lines::PAGE;
 use crate::node::NodeEffect;
-use crate::raft::Batch;
+use crate::raft::WriteBatch;
 
 impl CoordinatorActor {
     /// Carries out the node's effects, in its order, until there are none.
@@ -99,7 +99,7 @@ impl CoordinatorActor {
         Ok(())
     }
 
-    fn persist(&mut self, batch: Batch) -> Result<(), CoordinatorError> {
+    fn persist(&mut self, batch: WriteBatch) -> Result<(), CoordinatorError> {
         if let Some(snapshot) = &batch.snapshot {
             let index = reach(snapshot)?;
             // A snapshot from another replica stands for the whole log.

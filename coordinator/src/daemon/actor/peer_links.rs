@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::core::LinkId;
 
-/// See the module.
+/// The links of the actor, and what the process has logged of them.
 pub(super) struct PeerLinks {
     endpoint: Arc<Endpoint>,
     links: BTreeMap<LinkId, Link>,
@@ -88,8 +88,8 @@ impl PeerLinks {
         self.endpoint.rest(rests);
     }
 
-    /// Whether the endpoint does not know yet which nodes get no link.
-    pub(super) fn admits_others(&self, shut_out: &[NodeName], revoked: u64) -> bool {
+    /// Whether the endpoint has older words on the nodes that get no link.
+    pub(super) fn is_allow_list_old(&self, shut_out: &[NodeName], revoked: u64) -> bool {
         (shut_out, revoked) != (&self.shut_out, self.revoked)
     }
 

@@ -20,7 +20,7 @@ use crate::log::SyncFile;
 /// asks another one.
 const HISTORY_FETCH_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// The file of the history, its sums, and the search for what it lacks.
 pub(super) struct RecordedHistory {
     pub(super) file: HistoryFile,
     pub(super) summary: HistorySummary,

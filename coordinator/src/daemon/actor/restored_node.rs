@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use everstep_transport::identity::AcceptedTokens;
-use everstep_transport::protocol::{CoordinatorId, HistoryEvent, Keys};
+use everstep_transport::protocol::{ClusterKeys, CoordinatorId, HistoryEvent};
 use everstep_transport::time::Time;
 use tokio::sync::mpsc;
 
@@ -26,7 +26,7 @@ const SNAPSHOT_ENTRIES: u64 = 10_000;
 /// behind.
 const ENTRIES_KEPT_BEFORE_SNAPSHOT: u64 = 1_000;
 
-/// The parts of a new actor. See the module.
+/// The parts of a new actor.
 pub(in crate::daemon) struct RestoredNode {
     /// The id of the coordinator.
     pub(in crate::daemon) id: CoordinatorId,
@@ -41,7 +41,7 @@ pub(in crate::daemon) struct RestoredNode {
     pub(super) history: HistorySummary,
     pub(super) told: u64,
     pub(super) membership: MembershipFile,
-    pub(super) keys: Keys,
+    pub(super) keys: ClusterKeys,
     pub(super) tokens: AcceptedTokens,
     pub(super) operator: OperatorFolder,
     pub(super) applicants: mpsc::Receiver<AdmissionRequest>,

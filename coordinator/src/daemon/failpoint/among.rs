@@ -3,9 +3,9 @@
 //! token.
 
 use super::find;
-use crate::raft::{self, Batch};
+use crate::raft::{self, WriteBatch};
 
-/// The points of a coordinator among several. See the module.
+/// The points of a coordinator among several.
 pub const AMONG: &[&str] = &[
     // The steps of a joiner. It has a certificate, the keys, half of its directory, all of it, its
     // id, an empty log, and the note that it is a coordinator. A founder has half of its directory,
@@ -75,12 +75,12 @@ pub(super) fn of_raft(bytes: &[u8], way: &str) -> Option<&'static str> {
 }
 
 /// The points of a batch at one of its stages.
-pub(super) fn of_batch(batch: &Batch, stage: &str) -> impl Iterator<Item = &'static str> {
+pub(super) fn of_batch(batch: &WriteBatch, stage: &str) -> impl Iterator<Item = &'static str> {
     let entries = (!batch.entries.is_empty()).then(|| find("batch", stage));
     entries.into_iter().chain(anothers(batch).then(|| find("snapshot", stage))).flatten()
 }
 
 /// Whether a batch holds a snapshot of another replica, which stands for the whole log.
-pub(super) fn anothers(batch: &Batch) -> bool {
+pub(super) fn anothers(batch: &WriteBatch) -> bool {
     batch.snapshot.as_ref().is_some_and(|snapshot| snapshot.position == batch.base)
 }

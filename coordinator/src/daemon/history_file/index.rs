@@ -35,7 +35,7 @@ impl Stretch {
     }
 }
 
-/// See the module.
+/// The stretches of a file, at most [`MOST_STRETCHES`].
 #[derive(Debug)]
 pub(super) struct HistoryIndex {
     /// In the order of the history.

@@ -123,7 +123,7 @@ impl Room {
     }
 
     /// A batch with so many entries. So many of the last ones that are not agreed go first.
-    fn append(&mut self, gone: u64, entries: u64) -> Batch {
+    fn append(&mut self, gone: u64, entries: u64) -> WriteBatch {
         let DurableState { hard_state, .. } = &mut self.kept;
         hard_state.term.0 += gone.min(1);
         let (commit, term) = (hard_state.commit, hard_state.term);
@@ -138,7 +138,7 @@ impl Room {
     }
 
     /// A batch after which the log begins behind `base`, and a snapshot holds all up to `index`.
-    fn compact(&mut self, index: u64, keep: u64) -> Batch {
+    fn compact(&mut self, index: u64, keep: u64) -> WriteBatch {
         let position = |index| self.kept.term(index).map(|term| LogPosition { index, term });
         let base = position(self.kept.base.index.max(index.saturating_sub(keep)));
         let position = position(index).expect("it is in the log");
@@ -147,7 +147,7 @@ impl Room {
     }
 
     /// A batch with the snapshot of another replica that is so far ahead.
-    fn install(&mut self, ahead: u64) -> Batch {
+    fn install(&mut self, ahead: u64) -> WriteBatch {
         self.kept.hard_state.term.0 += 1;
         let index = self.kept.last().index + ahead;
         let position = LogPosition { index, term: self.kept.hard_state.term };
@@ -160,10 +160,10 @@ impl Room {
         snapshot: Option<Snapshot>,
         base: LogPosition,
         entries: Vec<RaftEntry>,
-    ) -> Batch {
+    ) -> WriteBatch {
         self.batches += 1;
         let (number, hard_state) = (self.batches, self.kept.hard_state);
-        let batch = Batch { number, hard_state, snapshot, base, entries };
+        let batch = WriteBatch { number, hard_state, snapshot, base, entries };
         self.kept.absorb(&batch);
         batch
     }
@@ -172,7 +172,7 @@ impl Room {
 /// A real file. Makes it if it does not exist.
 fn file(path: &Path) -> FileBackend {
     let options = OpenOptions::new().read(true).write(true).create(true).truncate(false).open(path);
-    FileBackend::new(options.expect("a file")).expect("nobody else has it")
+    FileBackend::new(options.expect("a file")).expect("no other process has it")
 }
 
 fn snapshot(position: LogPosition) -> Snapshot {
@@ -256,7 +256,7 @@ proptest! {
 fn content(clean_stop: bool) -> (Room, Vec<u8>) {
     let mut room = Room::new();
     let mut store = room.open();
-    let steps: [fn(&mut Room) -> Batch; 4] =
+    let steps: [fn(&mut Room) -> WriteBatch; 4] =
         [|it| it.append(0, 12), |it| it.append(3, 6), |it| it.compact(5, 2), |it| it.append(0, 4)];
     for step in steps {
         store.persist(&[step(&mut room)]).expect("written");

@@ -145,7 +145,7 @@ fn nobody_of_four_is_let_go_before_a_majority_of_the_others_knows_it() {
 #[test]
 fn nobody_is_removed_whose_word_is_needed() {
     let (mut world, ids) = World::of_three();
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     let [dead, needed] = match ids.into_iter().filter(|id| *id != leader).collect::<Vec<_>>()[..] {
         [one, other] => [one, other],
         _ => panic!("three, and one leads"),
@@ -188,7 +188,7 @@ fn every_coordinator_can_be_replaced_one_by_one() {
         let next = world.replace(old, round as u64);
         assert!(!world.voters(next).contains(&old));
     }
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     assert_eq!(world.voters(leader).len(), 3);
     assert!(world.voters(leader).iter().all(|id| !ids.contains(id)));
     assert_eq!(world.nodes[&leader].core.state().run(), Some(&run));
@@ -200,7 +200,7 @@ fn every_coordinator_can_be_replaced_one_by_one() {
 fn a_removal_that_is_in_the_log_is_never_refused() {
     for moment in moments() {
         let (mut world, ids) = World::of_three();
-        let leader = world.leader().expect("somebody leads");
+        let leader = world.leader().expect("a coordinator leads");
         let gone = ids.into_iter().find(|id| *id != leader).expect("a follower");
         let link = world.operator(leader);
         let id = RequestId { client: 7, number: 1 };
@@ -241,7 +241,7 @@ fn one_that_died_while_it_learned_holds_up_nobody() {
     let (mut world, ids) = World::of_three();
     let dead = world.apply_for(4);
     world.pass(1_000);
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     let gone = ids.into_iter().find(|id| *id != leader).expect("a follower");
     assert_eq!(world.command(1, OperatorCommand::Remove(gone)), Some(None));
     world.pass(2_000);

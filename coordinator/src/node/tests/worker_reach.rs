@@ -8,7 +8,7 @@ use super::*;
 fn silent_member(world: &mut World) -> Identity {
     let run = RunSpec { start_workers: 1, min_workers: 1, ..exemplars::run() };
     assert_eq!(world.command(1, OperatorCommand::Submit(run.into())), Some(None));
-    let leader = world.leader().expect("somebody leads");
+    let leader = world.leader().expect("a coordinator leads");
     let worker = identity(Role::Worker, "worker-1");
     let link = world.connect(leader, worker.clone());
     world.say(link, Message::Hello { worker: None });
@@ -35,7 +35,7 @@ fn silent_member(world: &mut World) -> Identity {
 fn i11_a_leader_that_hears_no_worker_lets_one_lead_that_does_and_not_to_and_fro() {
     let (mut world, ids) = World::of_three();
     let worker = silent_member(&mut world);
-    let first = world.leader().expect("somebody leads");
+    let first = world.leader().expect("a coordinator leads");
     world.pass(15_000);
     assert_eq!(world.leader(), Some(first), "nobody else hears the worker either");
     let heir = ids.into_iter().rev().find(|id| *id != first).expect("a follower");
@@ -54,7 +54,7 @@ fn i11_a_leader_that_hears_no_worker_lets_one_lead_that_does_and_not_to_and_fro(
 fn a_leader_that_hears_a_worker_leads_on_whatever_others_hear() {
     let (mut world, ids) = World::of_three();
     let worker = silent_member(&mut world);
-    let first = world.leader().expect("somebody leads");
+    let first = world.leader().expect("a coordinator leads");
     let heir = ids.into_iter().find(|id| *id != first).expect("a follower");
     world.greet(heir, &worker);
     for _ in 0..20 {
@@ -69,7 +69,7 @@ fn a_leader_that_hears_a_worker_leads_on_whatever_others_hear() {
 fn a_leader_whose_run_is_over_is_not_deaf() {
     let (mut world, ids) = World::of_three();
     let worker = silent_member(&mut world);
-    let first = world.leader().expect("somebody leads");
+    let first = world.leader().expect("a coordinator leads");
     let run = world.nodes[&first].core.state().run_id();
     assert_eq!(world.command(2, OperatorCommand::Cancel(run)), Some(None));
     let heir = ids.into_iter().find(|id| *id != first).expect("a follower");
@@ -84,7 +84,7 @@ fn a_leader_whose_run_is_over_is_not_deaf() {
 fn workers_without_a_part_in_the_run_take_the_lead_to_nobody() {
     let (mut world, ids) = World::of_three();
     silent_member(&mut world);
-    let first = world.leader().expect("somebody leads");
+    let first = world.leader().expect("a coordinator leads");
     for heir in ids.into_iter().filter(|id| *id != first) {
         let link = world.connect(heir, identity(Role::Worker, "worker-2"));
         world.say(link, Message::Hello { worker: None });

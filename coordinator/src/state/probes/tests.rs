@@ -17,8 +17,8 @@ fn stated(device: &str, probe: u64) -> Registration {
 }
 
 /// Workers 1, 2, … on these devices, with these digests.
-pub(crate) fn probes(workers: &[(&str, u64)]) -> Probes {
-    let mut probes = Probes::default();
+pub(crate) fn probes(workers: &[(&str, u64)]) -> ProbeDigests {
+    let mut probes = ProbeDigests::default();
     for (id, (device, probe)) in (1..).zip(workers) {
         let label = WorkerLabel { number: id as u32, worker: WorkerId(id + 10), host: None };
         probes.note(label, &stated(device, *probe));

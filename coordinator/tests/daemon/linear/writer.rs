@@ -162,7 +162,7 @@ impl Client {
                 // The change may have happened, or may happen yet.
                 _ => *place = (*place + 1) % 3,
             }
-            assert!(start.elapsed() < LINEAR_TEST_TIMEOUT, "nobody answers {method} {path}");
+            assert!(start.elapsed() < LINEAR_TEST_TIMEOUT, "no answer to {method} {path}");
             sleep(WRITER_RETRY_BACKOFF).await;
         }
     }

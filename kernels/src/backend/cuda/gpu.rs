@@ -30,7 +30,7 @@ pub mod nvrtc;
 mod staging;
 
 pub use cache::Cache;
-pub use devices::Device;
+pub use devices::DriverDevice;
 pub use error::CudaError;
 
 use crate::precision::Precision;
@@ -45,7 +45,7 @@ const ALIGNMENT: u64 = 256;
 
 /// A GPU that this process computes on.
 pub struct CudaDriver {
-    device: Device,
+    device: DriverDevice,
     precision: Precision,
     staging: Staging,
     fetches: Fetches,
@@ -110,7 +110,7 @@ impl CudaDriver {
     }
 
     /// The GPU as the driver describes it.
-    pub fn device(&self) -> &Device {
+    pub fn device(&self) -> &DriverDevice {
         &self.device
     }
 

@@ -78,7 +78,7 @@ mod tests {
             assert_eq!(source.text.matches(&format!(" {name}(")).count(), 1, "{name}");
         }
         let functions = lines().filter(|(_, line)| line.starts_with("extern \"C\"")).count();
-        assert_eq!(functions, KERNELS.len(), "a kernel that nobody launches");
+        assert_eq!(functions, KERNELS.len(), "a kernel without a launch");
     }
 
     #[test]

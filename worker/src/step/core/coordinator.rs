@@ -12,7 +12,7 @@ use everstep_transport::time::Time;
 use super::checkpoints::Checkpoints;
 use super::membership::Membership;
 use super::peers::PeerInbox;
-use super::writes::Model;
+use super::writes::ModelWrites;
 use super::{Core, Phase};
 use crate::step::event::{Effect, Exit, LinkId};
 use crate::step::joiner::Joiner;
@@ -178,7 +178,7 @@ impl Core {
         self.leader.forget();
         self.membership = Membership::default();
         self.peers = PeerInbox::default();
-        self.model = Model::default();
+        self.model = ModelWrites::default();
         self.checkpoints = Checkpoints::default();
         self.heartbeats.forget();
         self.departure.retained = 0;

@@ -21,7 +21,7 @@ use crate::step::sized_record::SizedRecord;
 
 /// The core's account of the model's file.
 #[derive(Debug, Default)]
-pub(super) struct Model {
+pub(super) struct ModelWrites {
     /// Where this worker would write it. None if it has no directory.
     place: Option<ModelPlace>,
     /// The leader has told this worker to write it, in this generation.
@@ -36,7 +36,7 @@ pub(super) struct Model {
     stored: Option<ModelPlace>,
 }
 
-impl Model {
+impl ModelWrites {
     /// A model of which only the place is known.
     pub(super) fn of(place: Option<ModelPlace>) -> Self {
         Self { place, ..Self::default() }
@@ -100,7 +100,7 @@ impl Core {
 
     /// Opens the file, once the leader has asked for it and the last step is trained.
     pub(super) fn begin_to_write(&mut self) {
-        let Model { is_requested, writer, written, .. } = &self.model;
+        let ModelWrites { is_requested, writer, written, .. } = &self.model;
         if !is_requested
             || *written
             || writer.is_some()

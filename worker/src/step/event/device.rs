@@ -14,7 +14,7 @@ use super::ShardToSave;
 
 /// The source of the state of a generation's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ShardOrigin {
     /// From the seed: version 0 of everything. State that the device held, or had under way, is
     /// void.
     Seed,
@@ -49,9 +49,9 @@ pub enum Job {
         /// The number of the generation that begins.
         generation: Generation,
         /// Where the state comes from.
-        origin: Origin,
+        origin: ShardOrigin,
         /// Parameter shards to hold, ascending, each with whether this worker is its primary. With
-        /// [`Origin::Held`] the device holds all of them already.
+        /// [`ShardOrigin::Held`] the device holds all of them already.
         owned: Vec<(Shard, bool)>,
         /// Shards that the worker syncs: kept if the device has them. It drops all other shards.
         syncing: Vec<Shard>,

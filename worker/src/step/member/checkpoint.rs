@@ -47,7 +47,7 @@ impl Restoring {
     }
 
     /// Bytes of the shards that are still to come, of this many vectors each.
-    pub fn behind(&self, sized_record: &SizedRecord, state_parts: usize) -> u64 {
+    pub fn unread(&self, sized_record: &SizedRecord, state_parts: usize) -> u64 {
         let elements = |shard: &Shard| sized_record.length(*shard);
         let elements: usize = self.missing.iter().map(elements).sum();
         (elements * state_parts * size_of::<f32>()) as u64
@@ -124,7 +124,7 @@ mod tests {
     const PARAMETERS: usize = 2_000;
 
     #[test]
-    fn a_member_is_behind_by_the_shards_of_a_checkpoint_that_are_still_to_come() {
+    fn the_shards_of_a_checkpoint_that_are_still_to_come_are_unread() {
         let count = reduce::shard_count(PARAMETERS) as u32;
         let shards: Vec<Shard> = (0..count).map(Shard).collect();
         let commit = exemplars::listed_checkpoint().commit;
@@ -146,11 +146,11 @@ mod tests {
         };
         let sized = SizedRecord::new(record.clone(), PARAMETERS, 1).expect("a valid record");
         let mut restoring = Restoring::new(&record, shards.iter().copied());
-        assert_eq!(restoring.behind(&sized, 3), 3 * 4 * PARAMETERS as u64);
+        assert_eq!(restoring.unread(&sized, 3), 3 * 4 * PARAMETERS as u64);
         restoring.arrived(shards[0]);
         let left = PARAMETERS - reduce::shard_range(PARAMETERS, 0).len();
-        assert_eq!(restoring.behind(&sized, 3), 3 * 4 * left as u64);
+        assert_eq!(restoring.unread(&sized, 3), 3 * 4 * left as u64);
         let goes_on = Record { cause: Cause::Lost, ..record };
-        assert_eq!(Restoring::new(&goes_on, shards.into_iter()).behind(&sized, 3), 0);
+        assert_eq!(Restoring::new(&goes_on, shards.into_iter()).unread(&sized, 3), 0);
     }
 }

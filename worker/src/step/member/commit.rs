@@ -238,7 +238,7 @@ impl Member {
     fn adopt(&mut self, now: Time, commit: Commit) {
         let before = self.committed();
         assert_eq!(commit.step, before.next(), "I5: commits come one by one");
-        let voted = self.round.voted.expect("I19: nobody commits without this member's vote");
+        let voted = self.round.voted.expect("I19: no commit comes without this member's vote");
         self.voting.commit_seconds = now.since(voted).as_secs_f64();
         assert!(self.keeps_promise(), "I15: nothing is committed after a promise");
         assert!(!self.plan.record().waiting, "I26: a generation that waits takes no step");

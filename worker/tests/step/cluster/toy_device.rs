@@ -10,7 +10,9 @@ use everstep_kernels::reduce::{self, Tree, TreeNode};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, RunSpec, Shard, Step, WorkerId};
 use everstep_worker::data::Sampler;
-use everstep_worker::step::event::{Gradient, Job, Origin, Report, ShardToSave, Summary, Work};
+use everstep_worker::step::event::{
+    Gradient, Job, Report, ShardOrigin, ShardToSave, Summary, Work,
+};
 
 /// Master weights and two moments, as AdamW has them.
 #[derive(Clone, Debug)]
@@ -61,7 +63,7 @@ impl ToyDevice {
     }
 
     pub fn give(&mut self, job: Job) {
-        if matches!(&job, Job::Enter { origin, .. } if *origin != Origin::Held) {
+        if matches!(&job, Job::Enter { origin, .. } if *origin != ShardOrigin::Held) {
             self.pass = None;
             self.jobs.retain(|job| !matches!(job, Job::Gradient { .. }));
         }
@@ -218,10 +220,10 @@ impl ToyDevice {
         self.unwritten.is_empty().then_some(Report::Written)
     }
 
-    fn enter(&mut self, origin: Origin, owned: &[(Shard, bool)], syncing: &[Shard]) {
+    fn enter(&mut self, origin: ShardOrigin, owned: &[(Shard, bool)], syncing: &[Shard]) {
         self.unwritten = (0..3).map(Shard).collect();
         self.awaited.clear();
-        if origin != Origin::Held {
+        if origin != ShardOrigin::Held {
             for (version, values) in &mut self.computing {
                 (*version, *values) = (Step(0), vec![0.5; values.len()]);
             }
@@ -232,7 +234,7 @@ impl ToyDevice {
             };
             self.copies = owned.iter().map(|(shard, _)| (*shard, initial(shard))).collect();
         }
-        if origin == Origin::Checkpoint {
+        if origin == ShardOrigin::Checkpoint {
             self.copies.clear();
             self.awaited = owned.iter().copied().collect();
             return;

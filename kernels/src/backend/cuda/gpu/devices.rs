@@ -13,7 +13,7 @@ const OLDEST: Architecture = Architecture { major: 8, minor: 0 };
 
 /// A GPU as the driver describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Device {
+pub struct DriverDevice {
     /// The GPU's number, from 0, among those that this process may see.
     pub index: usize,
     /// The name that its maker gave it.
@@ -33,7 +33,7 @@ pub struct Device {
 ///
 /// # Errors
 /// [`CudaError::NoDriver`], [`CudaError::DriverTooOld`], [`CudaError::NoDevice`].
-pub fn all() -> Result<Vec<Result<Device, CudaError>>, CudaError> {
+pub fn all() -> Result<Vec<Result<DriverDevice, CudaError>>, CudaError> {
     Ok((0..count()?).map(describe).collect())
 }
 
@@ -43,7 +43,7 @@ fn count() -> Result<usize, CudaError> {
     Ok(count as usize)
 }
 
-impl Device {
+impl DriverDevice {
     /// Whether the kernels are written for it.
     pub fn is_usable(&self) -> bool {
         self.architecture >= OLDEST
@@ -54,7 +54,7 @@ impl Device {
 ///
 /// # Errors
 /// As [`all`]. Also [`CudaError::NoSuchDevice`] and [`CudaError::DeviceTooOld`].
-pub fn one(index: usize) -> Result<Device, CudaError> {
+pub fn one(index: usize) -> Result<DriverDevice, CudaError> {
     let count = count()?;
     if index >= count {
         return Err(CudaError::NoSuchDevice { index, count });
@@ -88,7 +88,7 @@ fn start() -> Result<(), CudaError> {
     })
 }
 
-fn describe(index: usize) -> Result<Device, CudaError> {
+fn describe(index: usize) -> Result<DriverDevice, CudaError> {
     use CUdevice_attribute::*;
     let device = result::device::get(index as i32).map_err(|error| failed("cuDeviceGet", error))?;
     let name =
@@ -97,7 +97,7 @@ fn describe(index: usize) -> Result<Device, CudaError> {
         result::device::get_uuid(device).map_err(|error| failed("cuDeviceGetUuid", error))?;
     // SAFETY: the driver has just given this handle.
     let memory_bytes = unsafe { result::device::total_mem(device) };
-    Ok(Device {
+    Ok(DriverDevice {
         index,
         name,
         architecture: Architecture {

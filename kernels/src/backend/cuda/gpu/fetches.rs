@@ -50,7 +50,7 @@ struct Asked {
 
 /// A part that has come: its slot, and its number of bytes.
 #[derive(Clone, Copy)]
-pub struct Part(usize, usize);
+pub struct FetchedPart(usize, usize);
 
 impl Fetches {
     /// Makes the stream, and allocates the ring.
@@ -84,7 +84,7 @@ impl Fetches {
         assert!(nothing_is_left, "what was asked for is fetched before anything is read");
         self.ask(computing, from, into.len())?;
         let mut left = into;
-        while let Some(Part(slot, bytes)) = self.next(true)? {
+        while let Some(FetchedPart(slot, bytes)) = self.next(true)? {
             let (part, rest) = left.split_at_mut(bytes);
             part.copy_from_slice(self.slots[slot].bytes(bytes));
             left = rest;
@@ -93,7 +93,7 @@ impl Fetches {
     }
 
     /// The oldest part that was not yet lent, if it has come. With `wait`, as soon as it has come.
-    pub fn next(&mut self, wait: bool) -> Result<Option<Part>, Failure> {
+    pub fn next(&mut self, wait: bool) -> Result<Option<FetchedPart>, Failure> {
         self.fill()?;
         let Some(bytes) = self.under_way.front().copied() else { return Ok(None) };
         let Slot { done, .. } = &self.slots[self.oldest];
@@ -102,14 +102,14 @@ impl Fetches {
         } else if !done.try_is_complete()? {
             return Ok(None);
         }
-        let part = Part(self.oldest, bytes);
+        let part = FetchedPart(self.oldest, bytes);
         self.under_way.pop_front();
         self.oldest = (self.oldest + 1) % SLOTS;
         Ok(Some(part))
     }
 
     /// The values of the part that came last.
-    pub fn values(&mut self, Part(slot, bytes): Part) -> &[f32] {
+    pub fn values(&mut self, FetchedPart(slot, bytes): FetchedPart) -> &[f32] {
         // The system begins pinned memory at a page, and parts are cut at multiples of a slot.
         bytemuck::cast_slice(self.slots[slot].bytes(bytes))
     }

@@ -130,6 +130,6 @@ fn a_service_that_hangs_or_is_away_is_an_error_too() {
     assert_eq!(told, Err("it does not answer in time".into()));
     drop(silent);
     let [told] = asked(&mut client(Cloud::Gcp, place));
-    let words = told.expect_err("nobody listens");
+    let words = told.expect_err("no process listens");
     assert!(words.starts_with("it cannot be reached: "), "{words}");
 }
