@@ -210,6 +210,8 @@ def test_a_micro_batch_weighs_what_its_samples_or_its_script_say():
 
 
 def test_what_a_loop_may_log():
+    import torch
+
     from everstep.scalars import Scalars
 
     scalars = Scalars()
