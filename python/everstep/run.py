@@ -105,7 +105,7 @@ class Run:
         threads = int(os.environ.get("EVERSTEP_THREADS", "1"))
         process.prepare_thread(threads)
         count = samples.check(data)
-        self.steps = _steps(steps, epochs, count, data_shards * micro_batch * accumulate)
+        self.steps = step_count(steps, epochs, count, data_shards * micro_batch * accumulate)
         self._model, self._seed = model, seed
         self._optimizer, self._schedule = optimizer, schedule
         self._weights, self._scalars = Weights(weights, count), Scalars()
@@ -459,7 +459,7 @@ class Run:
         self._engine.leave(words)
 
 
-def _steps(steps: int | None, epochs: int | None, count: int, batch: int) -> int:
+def step_count(steps: int | None, epochs: int | None, count: int, batch: int) -> int:
     """How many steps to train. The last step of so many epochs may begin another one."""
     if (steps is None) == (epochs is None):
         raise ValueError("give either steps or epochs")
