@@ -130,6 +130,23 @@ def test_a_worker_with_other_threads_is_refused_in_words(launch, tmp_path):
     assert launched.end().report["bitwise"] is True
 
 
+def test_a_worker_with_other_instructions_is_named_as_the_reason_for_other_bits(launch, tmp_path):
+    import torch
+
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        pytest.skip("this CPU has no other instructions for PyTorch than those of AVX2")
+    gate = tmp_path / "gate"
+    script = ("cnn.py", f"--gate={gate}")
+    launched = launch(*script)
+    joiner = join(launched, tmp_path / "joiner", script, "--isa", "avx2")
+    gate.touch()
+    ended = launched.end()
+    joiner.communicate(timeout=LAUNCH_TIMEOUT)
+    assert ended.code == 0, ended.err
+    assert ended.report["bitwise"] is False
+    assert "cpu AVX2" in ended.report["bitwise_reason"], ended.report["bitwise_reason"]
+
+
 def test_a_saved_model_is_that_of_a_state_dict(train, tmp_path):
     path = tmp_path / "model.safetensors"
     ended = train("gpt.py", "--steps", "2", "--save", str(path), flags=workers(2))

@@ -1,8 +1,10 @@
 """A small convolutional network with running statistics and dropout, on random crops of noise with a
-pattern. With --slow, a step takes long enough to be killed in."""
+pattern. With --slow, a step takes long enough to be killed in. With --gate=FILE, step 20 waits for the
+file."""
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -47,11 +49,14 @@ def main() -> None:
         weight_decay=1e-4,
     )
     run = everstep.Run(model, optimizer, data=Images(), epochs=4, data_shards=4, micro_batch=4)
-    paths = [argument for argument in sys.argv[1:] if argument != "--slow"]
+    paths = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
+    gates = [Path(it.partition("=")[2]) for it in sys.argv if it.startswith("--gate=")]
     for x, y in run:
         run.backward(F.cross_entropy(model(x), y))
         if "--slow" in sys.argv:
             time.sleep(0.05)
+        while run.step >= 20 and not all(gate.exists() for gate in gates):
+            time.sleep(0.01)
     assert run.steps == 24
     assert int(model.norm1.num_batches_tracked) == int(model.norm2.num_batches_tracked) == 24
     assert 0.0 < float(model.norm1.running_var.min()) and float(model.norm1.running_mean.abs().min()) > 0.0
