@@ -34,9 +34,10 @@ class Trainer(transformers.Trainer):
     counts them: see :meth:`everstep.Run.backward`. It is the mean of the micro-batches' means if
     the trainer counts none, or has ``loss_is_scaled_for_ga = False``.
 
-    Callbacks, checkpoints, evaluation and logging of the trainer take no part in training: the
-    result of a micro-batch may be thrown away, and the launcher writes the metrics. :attr:`run` is
-    the ``everstep.Run``.
+    With an ``eval_strategy`` the run evaluates ``eval_dataset``, too, and its mean losses are in
+    the metrics and in the report. Callbacks, checkpoints and logging of the trainer take no part in
+    training: the result of a micro-batch may be thrown away, and the launcher writes the metrics.
+    :attr:`run` is the ``everstep.Run``.
     """
 
     def __init__(self, *arguments: Any, data_shards: int, copies: int = 2, **settings: Any) -> None:
@@ -60,17 +61,19 @@ class Trainer(transformers.Trainer):
         micro_batch = settings.per_device_train_batch_size
         accumulate = settings.gradient_accumulation_steps
         batch = self._data_shards * micro_batch * accumulate
-        steps = settings.max_steps
+        steps, epoch = settings.max_steps, len(self.train_dataset) / batch
         if steps <= 0:
-            steps = math.ceil(settings.num_train_epochs * len(self.train_dataset) / batch)
+            steps = math.ceil(settings.num_train_epochs * epoch)
         self.create_optimizer_and_scheduler(num_training_steps=steps)
         # Its samples have no columns that the model does not take.
         loader = self.get_train_dataloader()
+        every = self._evaluates_each(steps, epoch)
         self.run = Run(
             self.model.train(),
             self.optimizer,
             self.lr_scheduler,
             data=loader.dataset,
+            validation=None if every is None else self.get_eval_dataloader().dataset,
             collate=loader.collate_fn,
             steps=steps,
             data_shards=self._data_shards,
@@ -82,6 +85,8 @@ class Trainer(transformers.Trainer):
             loaders=settings.dataloader_num_workers,
             loss_scaling=settings.fp16,
         )
+        if every is not None:
+            self.run.evaluate(self._mean_loss, every=every)
         for inputs in self.run:
             self._backward(self.run, inputs)
         self.state.global_step = steps
@@ -99,6 +104,23 @@ class Trainer(transformers.Trainer):
         for name, instead in UNTAKEN.items():
             if getattr(self.args, name, None):
                 raise ValueError(f"everstep.hf.Trainer takes no {name}: {instead}")
+
+    def _evaluates_each(self, steps: int, epoch: float) -> int | None:
+        """Each how many steps the run evaluates the held-out samples. None: it does not."""
+        strategy = getattr(self.args.eval_strategy, "value", self.args.eval_strategy)
+        if self.eval_dataset is None or strategy == "no":
+            return None
+        if isinstance(self.eval_dataset, dict):
+            raise ValueError(
+                "everstep.hf.Trainer evaluates one eval_dataset as it trains, and has several: join "
+                'them, or give eval_strategy="no" and call evaluate() after train()'
+            )
+        stated = self.args.eval_steps if strategy == "steps" else epoch
+        return max(1, math.ceil(stated if stated >= 1.0 else stated * steps))
+
+    def _mean_loss(self, inputs: Any) -> Any:
+        with self.compute_loss_context_manager(), self.accelerator.autocast():
+            return self.compute_loss(self.model, self._prepare_inputs(inputs))
 
     def _backward(self, run: Run, inputs: Any) -> None:
         """Computes a micro-batch. Its loss is the mean over its own items."""

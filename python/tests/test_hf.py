@@ -36,6 +36,13 @@ def test_the_precision_of_the_trainer_is_that_of_the_run(train, tmp_path):
     assert 1e-6 < json.loads(path.read_text())["weights"] < 1e-2, "bf16 rounds"
 
 
+def test_a_trainer_that_evaluates_has_its_losses_in_the_metrics(train, tmp_path):
+    ended = train("tokens.py", str(tmp_path / "compared.json"), "evaluate")
+    assert ended.code == 0, ended.err + ended.logs()
+    first = json.loads((ended.directory / "metrics.jsonl").read_text().splitlines()[0])
+    assert 0.0 < ended.report["loss"]["validation"] < first["validation_loss"]
+
+
 def test_settings_that_would_change_the_model_are_refused_in_words(train, tmp_path):
     ended = train("tokens.py", str(tmp_path / "compared.json"), "noise")
     assert ended.code == 1

@@ -170,6 +170,7 @@ def test_an_exception_ends_the_run_and_is_printed_once(train):
         ("break", "before its run was over"),
         ("exit", "before its run was over"),
         ("backward", "write run.backward(loss) in place of loss.backward()"),
+        ("step", "the owners of the parameters make its steps"),
         ("forgotten", "did not call run.backward"),
         ("sample", "sample 63 is damaged"),
         ("buffer", 'buffers={"1.calls": "mean"}'),

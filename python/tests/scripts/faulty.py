@@ -90,6 +90,8 @@ for x in run:
             sys.exit(0)
         if fault == "backward":
             loss.backward()
+        if fault == "step":
+            optimizer.step()
         if fault == "forgotten":
             continue
     if fault == "half":

@@ -40,10 +40,12 @@ arguments = TrainingArguments(
     output_dir="trainer", max_steps=1, per_device_train_batch_size=ROWS, max_grad_norm=0.0,
     gradient_accumulation_steps=ACCUMULATE, lr_scheduler_type="constant", use_cpu=True,
     report_to=[], bf16="bf16" in sys.argv, neftune_noise_alpha=5.0 if "noise" in sys.argv else None,
+    eval_strategy="steps" if "evaluate" in sys.argv else "no", eval_steps=1,
 )  # fmt: skip
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 trainer = everstep.hf.Trainer(
-    model, arguments, train_dataset=data, optimizers=(optimizer, None), data_shards=SHARDS
+    model, arguments, train_dataset=data, optimizers=(optimizer, None), data_shards=SHARDS,
+    eval_dataset=[data[index] for index in range(1, 2 * LENGTH, 2)],
 )
 trainer.train()
 trained = [parameter.detach().clone() for parameter in model.parameters()]
