@@ -112,8 +112,8 @@ class Trainer(transformers.Trainer):
             return None
         if isinstance(self.eval_dataset, dict):
             raise ValueError(
-                "everstep.hf.Trainer evaluates one eval_dataset as it trains, and has several: join "
-                'them, or give eval_strategy="no" and call evaluate() after train()'
+                "everstep.hf.Trainer evaluates one eval_dataset as it trains, and has several: "
+                'join them, or give eval_strategy="no" and call evaluate() after train()'
             )
         stated = self.args.eval_steps if strategy == "steps" else epoch
         return max(1, math.ceil(stated if stated >= 1.0 else stated * steps))

@@ -463,8 +463,8 @@ class Run:
 
 def _refuse_step(*_: Any) -> None:
     raise RuntimeError(
-        "optimizer.step() was called in a run: the owners of the parameters make its steps, so leave "
-        "it out"
+        "optimizer.step() was called in a run: the owners of the parameters make its steps, so "
+        "leave it out"
     )
 
 
