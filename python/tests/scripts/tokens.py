@@ -1,5 +1,5 @@
-"""One step of a `Trainer` of `transformers` on rows with unequal numbers of targets, and the same rows
-in one batch. Some micro-batches have no target. Further arguments are settings of the trainer."""
+"""One step of a `Trainer` of `transformers` on rows with unequal numbers of targets, and the same
+rows in one batch. Some micro-batches have no target. Other arguments are settings of the trainer."""
 
 import json
 import os
