@@ -81,7 +81,8 @@ def test_a_module_that_steps_by_itself_is_refused_in_words():
 @needs_lightning
 def test_data_that_is_read_in_another_order_is_refused_in_words():
     import lightning
-    from torch.utils.data import DataLoader, WeightedRandomSampler
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset, WeightedRandomSampler
 
     from everstep.lightning_setup import held_out, loader
 
@@ -101,7 +102,8 @@ def test_data_that_is_read_in_another_order_is_refused_in_words():
             loader([net], data, "train_dataloader")
     plain = DataLoader(rows, 2, shuffle=True)
     assert loader([net], [plain], "train_dataloader") is plain
-    given = lightning.LightningDataModule.from_datasets(train_dataset=rows, batch_size=2)
+    tensors = TensorDataset(torch.arange(4))
+    given = lightning.LightningDataModule.from_datasets(train_dataset=tensors, batch_size=2)
     assert loader([given, net], None, "train_dataloader").batch_size == 2
     base = lightning.LightningModule
     assert held_out([net], base, plain, plain) is plain
