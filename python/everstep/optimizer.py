@@ -60,6 +60,11 @@ def rule(
                 raise ValueError(f"the optimizer has {setting}=True, which Everstep cannot apply")
         if any(id(p) not in names for p in group["params"] if p.requires_grad):
             raise ValueError("the optimizer has a parameter that the model does not have")
+    if _has_stepped(optimizer):
+        raise ValueError(
+            "the optimizer has made steps before, and Everstep begins with fresh moments: make a "
+            "new optimizer. A run of Everstep goes on by `everstep resume`"
+        )
     runs: list[tuple[int, int]] = []
     for name, parameter, offset in parameters:
         if id(parameter) not in owner:
@@ -76,6 +81,11 @@ def rule(
         "groups": [_group(kind, *each, steps) for each in zip(groups, tables)],
         "runs": runs,
     }
+
+
+def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the optimizer has moments of its own. Some have a state from the beginning."""
+    return any(float(state.get("step", 1.0)) > 0.0 for state in optimizer.state.values() if state)
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:

@@ -105,9 +105,10 @@ class Run:
         threads = int(os.environ.get("EVERSTEP_THREADS", "1"))
         process.prepare_thread(threads)
         count = samples.check(data)
-        self.steps = _steps(steps, epochs, count, data_shards * micro_batch * accumulate)
+        self.steps = step_count(steps, epochs, count, data_shards * micro_batch * accumulate)
         self._model, self._seed = model, seed
         self._optimizer, self._schedule = optimizer, schedule
+        self._step_guard = optimizer.register_step_pre_hook(_refuse_step)
         self._weights, self._scalars = Weights(weights, count), Scalars()
         self._shape = data_shards, accumulate
         self._statistics = Statistics(model, buffers)
@@ -379,6 +380,7 @@ class Run:
         """The worker has ended: after its run, or before."""
         code, words = self._engine.ended() or (1, "error: the worker has ended")
         self._has_ended = True
+        self._step_guard.remove()
         if code != 0:
             print(words, file=sys.stderr, flush=True)
             raise SystemExit(code)
@@ -459,7 +461,14 @@ class Run:
         self._engine.leave(words)
 
 
-def _steps(steps: int | None, epochs: int | None, count: int, batch: int) -> int:
+def _refuse_step(*_: Any) -> None:
+    raise RuntimeError(
+        "optimizer.step() was called in a run: the owners of the parameters make its steps, so "
+        "leave it out"
+    )
+
+
+def step_count(steps: int | None, epochs: int | None, count: int, batch: int) -> int:
     """How many steps to train. The last step of so many epochs may begin another one."""
     if (steps is None) == (epochs is None):
         raise ValueError("give either steps or epochs")

@@ -48,6 +48,12 @@ if have torch && ! { have transformers && have accelerate; }; then
     { "${pip[@]}" install transformers psutil && "${pip[@]}" install --no-deps accelerate; } ||
         echo "warning: transformers cannot be installed" >&2
 fi
+if have torch && ! { have lightning && have torchmetrics; }; then
+    # Likewise. The others are here.
+    { "${pip[@]}" install pyyaml packaging tqdm &&
+        "${pip[@]}" install --no-deps lightning lightning-utilities torchmetrics; } ||
+        echo "warning: lightning cannot be installed" >&2
+fi
 [ "${1:-}" != --environment ] || exit 0
 
 if [ -n "${EXTENSION:-}" ]; then
@@ -72,6 +78,8 @@ if ! have_torch; then
     echo "========================================================================" >&2
     echo "SKIPPED: there is no PyTorch here, so no test of training has run." >&2
     echo "========================================================================" >&2
-elif ! have transformers; then
-    echo "SKIPPED: there is no package transformers here, so its example has not run." >&2
+else
+    for package in transformers lightning; do
+        have "$package" || echo "SKIPPED: there is no package $package here, so its tests have not run." >&2
+    done
 fi

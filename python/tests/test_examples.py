@@ -17,9 +17,10 @@ SMALL = {
     "gpt2.py": ("--steps", "4", "--layers", "1"),
     "trainer.py": ("--steps", "4", "--layers", "1"),
     "lora.py": ("--steps", "10"),
+    "lightning_module.py": ("--epochs", "2", "--samples", "96", "--width", "8"),
 }
 #: The packages that examples need beside PyTorch.
-NEEDS = {"gpt2.py": "transformers", "trainer.py": "accelerate"}
+NEEDS = {"gpt2.py": "transformers", "trainer.py": "accelerate", "lightning_module.py": "lightning"}
 
 
 def test_each_example_is_listed_and_run():

@@ -58,6 +58,15 @@ def test_weights_are_close_to_those_of_a_plain_loop(train, tmp_path, kind):
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-4, atol=1e-6)
 
 
+def test_clipped_gradients_of_more_data_shards_make_nearly_the_weights_of_a_plain_loop(
+    train, tmp_path
+):
+    ours, theirs = trained(train, tmp_path, "clipped")
+    for name in ours:
+        difference = (ours[name] - theirs[name]).norm() / theirs[name].norm()
+        assert difference < 1e-5, f"{name}: {difference}"
+
+
 def test_statistics_are_the_means_of_all_data_shards(train, tmp_path):
     import torch
 

@@ -166,4 +166,13 @@ def test_a_hanging_script_is_replaced_and_its_stacks_are_in_the_log(launch, trai
     assert time.monotonic() - began < 60
     logs = ended.logs()
     assert "main thread hangs" in logs and "Fatal Python error: Aborted" in logs, logs
-    assert "in hang" in logs, logs
+    assert "faulty.py" in logs.split("Fatal Python error: Aborted")[1], logs
+
+
+def test_a_script_without_memory_is_replaced_and_the_others_go_on(launch, train, known, tmp_path):
+    expected = undisturbed(train, known)
+    flags = ("--workers", "2", "--respawn")
+    ended = launch("faulty.py", "memory", STEPS, str(tmp_path / "once"), flags=flags).end()
+    assert ended.hash == expected
+    assert ended.report["respawned"] == 1
+    assert "MemoryError: there is none left here" in ended.logs()

@@ -127,12 +127,19 @@ def test_what_cannot_be_applied_is_refused_in_words():
     class AdamW(torch.optim.AdamW):
         """Another library's, of the same name."""
 
+    def stepped(net):
+        made = torch.optim.SGD(net.parameters(), lr=1.0, momentum=0.5)
+        net(torch.ones(2, 4)).sum().backward()
+        made.step()
+        return made
+
     Foreign = lambda net: AdamW(net.parameters())
     for optimizer, schedule, words in [
         (lambda net: torch.optim.Adam(net.parameters(), amsgrad=True), None, "amsgrad"),
         (lambda net: torch.optim.Adafactor(net.parameters()), None, "rows and columns"),
         (lambda net: torch.optim.LBFGS(net.parameters()), None, "several times in a step"),
         (Foreign, None, "its formula is not known"),
+        (stepped, None, "the optimizer has made steps before"),
         (lambda net: torch.optim.SGD([net[0].weight], lr=1.0), None, "does not have the parameter"),
         (adamw, schedulers.ReduceLROnPlateau, "ReduceLROnPlateau"),
     ]:

@@ -130,6 +130,27 @@ def test_a_worker_with_other_threads_is_refused_in_words(launch, tmp_path):
     assert launched.end().report["bitwise"] is True
 
 
+def test_a_worker_with_other_instructions_is_named_as_the_reason_for_other_bits(launch, tmp_path):
+    import torch
+
+    usual = torch.backends.cpu.get_cpu_capability()
+    if usual not in ("AVX2", "AVX512"):
+        pytest.skip("PyTorch has one kind of instructions for this CPU")
+    gate = tmp_path / "gate"
+    script = ("cnn.py", f"--gate={gate}")
+    launched = launch(*script)
+    # As `--isa` does it.
+    few = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
+    joiner = join(launched, tmp_path / "joiner", script, variables=few)
+    gate.touch()
+    ended = launched.end()
+    joiner.communicate(timeout=LAUNCH_TIMEOUT)
+    assert ended.code == 0, ended.err
+    assert ended.report["bitwise"] is False
+    reason = ended.report["bitwise_reason"]
+    assert f"cpu {usual}" in reason and "cpu DEFAULT" in reason, reason
+
+
 def test_a_saved_model_is_that_of_a_state_dict(train, tmp_path):
     path = tmp_path / "model.safetensors"
     ended = train("gpt.py", "--steps", "2", "--save", str(path), flags=workers(2))
@@ -153,6 +174,7 @@ def test_an_exception_ends_the_run_and_is_printed_once(train):
         ("break", "before its run was over"),
         ("exit", "before its run was over"),
         ("backward", "write run.backward(loss) in place of loss.backward()"),
+        ("step", "the owners of the parameters make its steps"),
         ("forgotten", "did not call run.backward"),
         ("sample", "sample 63 is damaged"),
         ("buffer", 'buffers={"1.calls": "mean"}'),
@@ -214,7 +236,9 @@ def test_a_killed_launch_leaves_no_process(launch):
     assert not [pid for pid in started if is_alive(pid)]
 
 
-def join(launched, folder, script, *flags, registers=True) -> subprocess.Popen[str]:
+def join(
+    launched, folder, script, *flags, registers=True, variables=None
+) -> subprocess.Popen[str]:
     """Starts a worker by hand, with its files elsewhere, and waits until it has registered."""
     launched.await_steps(15)  # steps are settled a little later
     home = launched.directory
@@ -224,7 +248,8 @@ def join(launched, folder, script, *flags, registers=True) -> subprocess.Popen[s
     command += ["--join", f"@{home / 'join.token'}", "--dir", str(folder), *flags]
     command += ["--", str(SCRIPTS / script[0]), *script[1:]]
     pipe = subprocess.PIPE
-    joiner = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
+    environment = {**os.environ, **(variables or {})}
+    joiner = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
     events = home / "events.jsonl"
     until = time.monotonic() + LAUNCH_TIMEOUT
     while registers and events.read_text().count('"registered"') < 2:

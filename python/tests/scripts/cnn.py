@@ -1,8 +1,10 @@
 """A small convolutional network with running statistics and dropout, on random crops of noise with a
-pattern. With --slow, a step takes long enough to be killed in."""
+pattern. With --slow, a step takes long enough to be killed in. With --gate=FILE, step 20 waits for the
+file, and the initial weights are the same by whichever instructions."""
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
@@ -42,16 +44,22 @@ class Images:
 def main() -> None:
     torch.manual_seed(3)
     model = Net()
+    gates = [Path(it.partition("=")[2]) for it in sys.argv if it.startswith("--gate=")]
+    for number, parameter in enumerate(model.parameters() if gates else ()):
+        plain = (torch.arange(parameter.numel()) * 7 + number) % 13
+        parameter.data.copy_(plain.view(parameter.shape) / 13 - 0.5)
     optimizer = torch.optim.SGD(
         [p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9, nesterov=True,
         weight_decay=1e-4,
     )
     run = everstep.Run(model, optimizer, data=Images(), epochs=4, data_shards=4, micro_batch=4)
-    paths = [argument for argument in sys.argv[1:] if argument != "--slow"]
+    paths = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     for x, y in run:
         run.backward(F.cross_entropy(model(x), y))
         if "--slow" in sys.argv:
             time.sleep(0.05)
+        while run.step >= 20 and not all(gate.exists() for gate in gates):
+            time.sleep(0.01)
     assert run.steps == 24
     assert int(model.norm1.num_batches_tracked) == int(model.norm2.num_batches_tracked) == 24
     assert 0.0 < float(model.norm1.running_var.min()) and float(model.norm1.running_mean.abs().min()) > 0.0

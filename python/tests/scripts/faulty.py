@@ -47,13 +47,13 @@ class Chance(nn.Module):
         return x * (1.0 + secrets.randbelow(1 << 20) / 64.0)
 
 
-def hang(marker: Path) -> None:
-    """Holds Python's lock for ever, in the first process that comes here."""
+def is_first(marker: Path) -> bool:
+    """Whether no process has come here before."""
     try:
         marker.touch(exist_ok=False)
     except FileExistsError:
-        return
-    ctypes.PyDLL(None).pause()
+        return False
+    return True
 
 
 if fault != "unseeded":
@@ -71,10 +71,12 @@ if fault == "adafactor":
 run = everstep.Run(model, optimizer, data=Numbers(), steps=int(sys.argv[2]) if len(sys.argv) > 2 else 2000, data_shards=2, micro_batch=4)
 for x in run:
     loss = (model(x) - 3 * x).square().mean()
-    if fault in ("slow", "hang"):
+    if fault in ("slow", "hang", "memory"):
         time.sleep(0.01)
-    if fault == "hang" and run.step >= 100:
-        hang(Path(sys.argv[3]))
+    if fault in ("hang", "memory") and run.step >= 100 and is_first(Path(sys.argv[3])):
+        if fault == "memory":
+            raise MemoryError("there is none left here")
+        ctypes.PyDLL(None).pause()  # holds Python's lock for ever
     if fault in ("gate", "shared") and run.step >= 20:
         # Goes on when the test has made the file.
         while not Path(sys.argv[3]).exists():
@@ -88,6 +90,8 @@ for x in run:
             sys.exit(0)
         if fault == "backward":
             loss.backward()
+        if fault == "step":
+            optimizer.step()
         if fault == "forgotten":
             continue
     if fault == "half":

@@ -1,5 +1,5 @@
 """Trains with Everstep, and then the same in a plain loop: two data shards, so that a step adds two
-gradients, whose order does not matter."""
+gradients, whose order does not matter. With clipping there are four of them, and it does."""
 
 import os
 import sys
@@ -10,13 +10,15 @@ from torch import nn, optim
 import everstep
 
 kind, path, plain = sys.argv[1:]
-STEPS, SHARDS, ROWS = 20, 2, 4
+STEPS, ROWS = 20, 4
+SHARDS, CLIP_NORM = (4, 0.02) if kind == "clipped" else (2, None)
 OPTIMIZERS = {
     "adamw": lambda groups: optim.AdamW(groups, lr=1e-2, weight_decay=0.01, fused=True),
     "sgd": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9),
     "nesterov": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
     "batchnorm": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9),
     "onecycle": lambda groups: optim.AdamW(groups, lr=1e-2, fused=True),
+    "clipped": lambda groups: optim.AdamW(groups, lr=1e-2, fused=True),
     "nadam": lambda groups: optim.NAdam(groups, lr=1e-2),
     "radam": lambda groups: optim.RAdam(groups, lr=1e-2, decoupled_weight_decay=True),
     "adamax": lambda groups: optim.Adamax(groups, lr=1e-2),
@@ -58,7 +60,8 @@ def loss_of(model, x):
 
 model, optimizer, schedule = make()
 run = everstep.Run(
-    model, optimizer, schedule, data=Numbers(), steps=STEPS, data_shards=SHARDS, micro_batch=ROWS
+    model, optimizer, schedule, data=Numbers(), steps=STEPS, data_shards=SHARDS, micro_batch=ROWS,
+    clip_norm=CLIP_NORM,
 )
 for x in run:
     run.backward(loss_of(model, x))
@@ -81,6 +84,9 @@ for step in range(1, STEPS + 1):
             it.copy_(before[name])
     for name, it in model.named_buffers():
         it.copy_(after[name] / SHARDS)
+    if CLIP_NORM is not None:
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+        assert step > 1 or norm > CLIP_NORM
     optimizer.step()
     schedule.step()
 partial = f"{plain}-{os.getpid()}"
