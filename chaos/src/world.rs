@@ -30,6 +30,7 @@ mod membership;
 mod network;
 mod operator;
 mod peer;
+mod preemption;
 mod probe;
 mod queue;
 mod reconnect;
@@ -282,6 +283,7 @@ impl World {
             Event::Idle { owner, peer, due } => return self.idle(owner, peer, due),
             Event::Probe { owner, peer, link } => return self.probe(owner, peer, link),
             Event::Fault(fault) => return self.inflict(&fault),
+            Event::Cloud(event) => return self.on_cloud_event(event),
             Event::Resume(node, until) => return self.resume(node, until),
             Event::Reopen => self.review_all(),
             Event::Restart(node) => return self.start_again(node),

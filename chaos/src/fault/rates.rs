@@ -18,6 +18,14 @@ pub struct Rates {
     pub drains: f64,
     /// Times when all workers are to leave.
     pub joint_drains: f64,
+    /// Machines that a cloud takes back, and announces it.
+    pub preemptions: f64,
+    /// Times when a cloud takes several machines back at once. Half of the times it takes all.
+    pub joint_preemptions: f64,
+    /// The longest time that a cloud tells ahead.
+    pub longest_notice: Duration,
+    /// The share of notices that the cloud withdraws.
+    pub withdrawn_notices: f64,
     /// Pauses of the run, by the operator.
     pub rests: f64,
     /// Checkpoints that the operator asks for.
@@ -117,6 +125,10 @@ impl Default for Rates {
             joins: 4.0,
             drains: 1.5,
             joint_drains: 0.3,
+            preemptions: 0.7,
+            joint_preemptions: 0.3,
+            longest_notice: Duration::from_secs(12),
+            withdrawn_notices: 0.2,
             rests: 0.7,
             saves: 1.5,
             grace: Duration::from_secs(5),
@@ -174,6 +186,8 @@ impl Rates {
             joins: 0.0,
             drains: 0.0,
             joint_drains: 0.0,
+            preemptions: 0.0,
+            joint_preemptions: 0.0,
             rests: 0.0,
             saves: 0.0,
             coordinator_crashes: 0.0,

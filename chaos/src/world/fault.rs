@@ -223,7 +223,7 @@ impl World {
     }
 
     /// A process starts on a machine where one leaves, at one of these moments.
-    fn restart_later(&mut self, machine: NodeId, after: Duration) {
+    pub(super) fn restart_later(&mut self, machine: NodeId, after: Duration) {
         for times in 1..=LEAVER_REPLACEMENTS {
             self.queue.put(self.now + after * times, Event::Restart(machine));
         }
@@ -307,6 +307,7 @@ impl World {
             }
             Fault::Misstate { node, of } => self.faults.misstate(*node, *of),
             Fault::DrainAll { restart } => self.drain_all(*restart),
+            Fault::Preempt { side, ahead, end } => self.announce(side, *ahead, *end),
             Fault::Rest { .. } | Fault::Save => self.direct(fault),
             Fault::CutStore => return self.cut_store(),
             Fault::TearCheckpoint => return self.tear_checkpoint(),
