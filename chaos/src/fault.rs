@@ -275,6 +275,11 @@ pub enum Fault {
         /// How long the store is full.
         span: Duration,
     },
+    /// The store of the run's checkpoints answers no worker for a while.
+    StoreAway {
+        /// How long it is away.
+        span: Duration,
+    },
     /// The power of the store's machine fails, mostly in the middle of a write. What is not synced
     /// may be lost or torn.
     CutStore,
@@ -383,6 +388,7 @@ impl Fault {
             Self::Reorder { .. } => "reorder",
             Self::Hang { .. } => "hang of a device",
             Self::FullStore { .. } => "full store",
+            Self::StoreAway { .. } => "store away",
             Self::CutStore => "power cut of the store",
             Self::TearCheckpoint => "torn checkpoint",
             Self::LoseCluster => "loss of the cluster",
@@ -406,6 +412,7 @@ impl Fault {
             | Self::DrainAll { .. }
             | Self::Rest { .. }
             | Self::Save
+            | Self::StoreAway { .. }
             | Self::CutStore
             | Self::TearCheckpoint
             | Self::LoseCluster => {}

@@ -94,6 +94,8 @@ pub struct Rates {
     pub hangs: f64,
     /// Stores that take no model for a while.
     pub full_stores: f64,
+    /// Times in which the store of checkpoints answers no worker.
+    pub store_outages: f64,
     /// Power failures of the store's machine.
     pub store_cuts: f64,
     /// Checkpoints that a disk of the store tears.
@@ -163,6 +165,7 @@ impl Default for Rates {
             reorders: 4.0,
             hangs: 0.3,
             full_stores: 2.0,
+            store_outages: 0.3,
             store_cuts: 2.0,
             torn_checkpoints: 0.5,
             lost_clusters: 0.4,
@@ -208,6 +211,7 @@ impl Rates {
             standstills: 0.0,
             hangs: 0.0,
             full_stores: 0.0,
+            store_outages: 0.0,
             store_cuts: 0.0,
             torn_checkpoints: 0.0,
             lost_clusters: 0.0,

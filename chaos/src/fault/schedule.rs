@@ -72,7 +72,8 @@ impl Draw<'_> {
         let all = all.chain(self.of_evidence()).chain(self.of_operators());
         let probes: Make = |draw| Fault::RefuseProbes { node: draw.worker(), span: draw.outage() };
         let all = all.chain(self.of_the_store()).chain([(self.rates.refused_probes, probes)]);
-        all.chain(self.of_clouds()).collect()
+        let away: Make = |draw| Fault::StoreAway { span: draw.outage() };
+        all.chain(self.of_clouds()).chain([(self.rates.store_outages, away)]).collect()
     }
 
     fn of_processes_and_ways(&self) -> [(f64, Make); 23] {

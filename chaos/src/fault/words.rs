@@ -42,6 +42,7 @@ impl fmt::Display for Fault {
             | Self::FullDisk { .. }
             | Self::Remove { .. } => self.tell_of_a_coordinator(f),
             Self::DrainAll { .. } | Self::Rest { .. } | Self::Save => self.tell_of_a_run(f),
+            Self::StoreAway { .. } => self.tell_of_a_run(f),
             Self::CutStore | Self::TearCheckpoint | Self::LoseCluster => self.tell_of_a_run(f),
             Self::Preempt { side, ahead, end } => {
                 write!(f, "a cloud is to take {} back in {ahead:?}: {end}", all(side))
@@ -132,6 +133,7 @@ impl Fault {
             }
             Self::Rest { span } => write!(f, "the operator pauses the run for {span:?}"),
             Self::Save => f.write_str("the operator asks for a checkpoint"),
+            Self::StoreAway { span } => write!(f, "the store is away for {span:?}"),
             Self::CutStore => f.write_str("the power of the store's machine fails in a write"),
             Self::TearCheckpoint => f.write_str("a disk tears the newest checkpoint"),
             Self::LoseCluster => f.write_str(
