@@ -286,6 +286,10 @@ impl InvariantChecks {
             Observation::Dismissed(id) => self.agreement.dismissed(id),
             Observation::Brought(entry) => self.agreement.brought(entry),
             Observation::Evicted(worker) => self.agreement.evicted(worker),
+            Observation::LeftTogether(listed) => {
+                let record = self.records.current();
+                record.map_or(Ok(()), |record| rollbacks::left_together(record, listed))
+            }
             _ => Ok(()),
         }
     }

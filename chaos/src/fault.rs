@@ -112,6 +112,16 @@ pub enum Fault {
         /// When other processes start on their machines, where the ones before have ended.
         restart: Duration,
     },
+    /// A cloud takes machines of workers back, and tells that ahead. A worker that hears of it
+    /// leaves. When the time is over, the processes there end, whatever they do.
+    Preempt {
+        /// The machines that go away.
+        side: Vec<NodeId>,
+        /// How long ahead the cloud tells.
+        ahead: Duration,
+        /// What comes of the notice.
+        end: NoticeEnd,
+    },
     /// The operator pauses the run.
     Rest {
         /// When the operator resumes it.
@@ -265,6 +275,11 @@ pub enum Fault {
         /// How long the store is full.
         span: Duration,
     },
+    /// The store of the run's checkpoints answers no worker for a while.
+    StoreAway {
+        /// How long it is away.
+        span: Duration,
+    },
     /// The power of the store's machine fails, mostly in the middle of a write. What is not synced
     /// may be lost or torn.
     CutStore,
@@ -302,6 +317,23 @@ pub enum DrainOrigin {
     Operator,
 }
 
+/// The end of a cloud's notice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NoticeEnd {
+    /// The machines are gone when the time is over.
+    TakenBack {
+        /// When processes start on other machines in their places. None: never.
+        restart: Option<Duration>,
+    },
+    /// The cloud withdraws the notice. A worker that has heard of the notice leaves all the same.
+    Withdrawn {
+        /// How long after the notice the cloud withdraws it.
+        after: Duration,
+        /// How long after that processes start where workers have left.
+        restart: Duration,
+    },
+}
+
 /// The kinds of items that may arrive twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DuplicateKind {
@@ -332,6 +364,9 @@ impl Fault {
             Self::Drain { by: DrainOrigin::Machine, .. } => "drain by a signal",
             Self::Drain { by: DrainOrigin::Operator, .. } => "drain by the operator",
             Self::DrainAll { .. } => "drain of all",
+            Self::Preempt { end: NoticeEnd::Withdrawn { .. }, .. } => "withdrawn preemption",
+            Self::Preempt { side, .. } if side.len() > 1 => "preemption of several",
+            Self::Preempt { .. } => "preemption",
             Self::Rest { .. } => "pause of the run",
             Self::Save => "asked checkpoint",
             Self::Pause { .. } => "pause",
@@ -353,6 +388,7 @@ impl Fault {
             Self::Reorder { .. } => "reorder",
             Self::Hang { .. } => "hang of a device",
             Self::FullStore { .. } => "full store",
+            Self::StoreAway { .. } => "store away",
             Self::CutStore => "power cut of the store",
             Self::TearCheckpoint => "torn checkpoint",
             Self::LoseCluster => "loss of the cluster",
@@ -376,10 +412,12 @@ impl Fault {
             | Self::DrainAll { .. }
             | Self::Rest { .. }
             | Self::Save
+            | Self::StoreAway { .. }
             | Self::CutStore
             | Self::TearCheckpoint
             | Self::LoseCluster => {}
             Self::CrashTogether { side, .. }
+            | Self::Preempt { side, .. }
             | Self::PauseTogether { side, .. }
             | Self::Partition { side, .. }
             | Self::OneWay { side, .. } => side.iter_mut().for_each(named),

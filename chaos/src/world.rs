@@ -30,6 +30,7 @@ mod membership;
 mod network;
 mod operator;
 mod peer;
+mod preemption;
 mod probe;
 mod queue;
 mod reconnect;
@@ -282,6 +283,7 @@ impl World {
             Event::Idle { owner, peer, due } => return self.idle(owner, peer, due),
             Event::Probe { owner, peer, link } => return self.probe(owner, peer, link),
             Event::Fault(fault) => return self.inflict(&fault),
+            Event::Cloud(event) => return self.on_cloud_event(event),
             Event::Resume(node, until) => return self.resume(node, until),
             Event::Reopen => self.review_all(),
             Event::Restart(node) => return self.start_again(node),
@@ -307,16 +309,19 @@ impl World {
     }
 
     /// Whether a majority of the coordinators and enough workers run for the run to go on, and it
-    /// is not paused.
+    /// is not paused, nor restores anything from a store that is away.
     fn is_able(&self) -> bool {
         let run = &self.scenario.run;
-        let begun = self.checkers.invariants.current_record().is_some();
+        let record = self.checkers.invariants.current_record();
+        let restores = record.is_some_and(|record| record.restores().is_some());
+        let begun = record.is_some();
         let wanted = if begun { run.min_workers.max(1) } else { run.start_workers };
         let runs = |node: NodeId| self.is_alive(node) && !self.faults.is_paused(node);
         let places =
             (0..self.workers.len()).filter(|place| !self.checkers.liveness.is_leaving(*place));
         let running = places.filter(|place| runs(NodeId::Worker(*place))).count();
-        self.has_quorum() && running >= wanted as usize && !self.operator.rests()
+        let waits = self.operator.rests() || restores && self.store.is_away(self.now);
+        self.has_quorum() && running >= wanted as usize && !waits
     }
 
     // Messages.

@@ -53,6 +53,8 @@ pub enum CorePlant {
     RefusalIsProof,
     /// A worker that shall leave may take the last copy of a shard with it.
     LastCopiesLeave,
+    /// All workers of a run leave together, whether a checkpoint has what they hold or not.
+    LeaveUnsaved,
     /// The core shuts a coordinator out though it may be the only one that can send the leader the
     /// history that the leader lacks.
     ShutOutTellers,

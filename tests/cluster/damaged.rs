@@ -50,7 +50,7 @@ fn killed_run(world: &World) -> PathBuf {
 }
 
 /// A copy of a run's directory or of a store.
-fn copied(from: &Path, to: &Path) {
+pub fn copied(from: &Path, to: &Path) {
     fs::create_dir(to).expect("a folder");
     for entry in fs::read_dir(from).expect("a folder").map(|entry| entry.expect("one").path()) {
         let name = to.join(entry.file_name().expect("a name"));

@@ -40,6 +40,19 @@ struct Death {
     workers: usize,
 }
 
+/// Each rollback goes to the newest checkpoint that was listed before it. Without one it goes to
+/// the first step.
+fn assert_goes_back_to_the_newest(events: &[Value]) {
+    let mut newest = 0;
+    for event in events {
+        match event["event"].as_str() {
+            Some("checkpoint") => newest = event["step"].as_u64().expect("a step"),
+            Some("rollback") => assert_eq!(event["to"], newest, "{events:?}"),
+            _ => {}
+        }
+    }
+}
+
 /// A local cluster dies, and goes on by `everstep resume DIR`. Returns the hash.
 fn in_a_run_s_directory(world: &World, death: &Death, draw: Draw<'_>) -> String {
     let coordinators = if draw(2) == 0 { "1" } else { "3" };
@@ -55,6 +68,7 @@ fn in_a_run_s_directory(world: &World, death: &Death, draw: Draw<'_>) -> String 
     let report = run.dir.join("report.json");
     let run = Run::read(run.dir, &report, ended.stdout);
     run.assert_one_history(STEPS as u64);
+    assert_goes_back_to_the_newest(&run.lines("events.jsonl"));
     run.hash().to_string()
 }
 
@@ -93,6 +107,12 @@ fn on_daemons(world: &World, folder: &Path, death: &Death, draw: Draw<'_>) -> St
         (status["state"] == "complete").then_some(status)
     });
     drop(workers);
+    let [events, lines] = until("the lines of all steps", || {
+        group.members[0].history().filter(|[_, lines]| lines.len() >= STEPS)
+    });
+    assert_goes_back_to_the_newest(&events);
+    let order: Vec<_> = lines.iter().map(|line| line["step"].clone()).collect();
+    assert_eq!(order, (1..=STEPS as u64).collect::<Vec<_>>(), "each step once, in order");
     over["hash"].as_str().expect("a hash").to_string()
 }
 

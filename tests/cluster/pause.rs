@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use crate::preempted::{MetadataService, notice};
 use crate::world::{CoordinatorGroup, Ended, Launched, Program, Run, Signal, World, show, until};
 
 /// The small run with so many steps, and a checkpoint after the last one alone.
@@ -178,28 +179,30 @@ fn saved_by_daemons() -> (World, String) {
     (world.with("checkpoint.path", show(&store)).with("run.start_workers", 2), wanted)
 }
 
-/// The workers of daemons leave, all of them, and the next ones go on from where they were.
-fn leave_a_checkpoint(leave: impl FnOnce(&Daemons<'_>, &[Program])) {
+/// The workers of daemons, which have these flags, leave, all of them, and the next ones go on from
+/// where they were. Returns all events.
+fn leave_a_checkpoint(flags: &[&str], leave: impl FnOnce(&Daemons<'_>, &[Program])) -> Vec<Value> {
     let (world, wanted) = saved_by_daemons();
-    let (daemons, workers) = Daemons::begin(&world, &[], "");
+    let (daemons, workers) = Daemons::begin(&world, flags, "");
     leave(&daemons, &workers);
     let events = daemons.go_on(workers, &wanted);
     let saved = events.iter().find(|event| event["event"] == "checkpoint").expect("a checkpoint");
     let step = saved["step"].as_u64().expect("a step");
     assert_eq!(rollbacks(&events), [(step, step)], "nothing is lost");
     assert!(!events.iter().any(|event| event["event"] == "lost"), "{events:?}");
+    events
 }
 
 #[test]
 fn the_last_daemons_leave_a_checkpoint_from_which_the_next_ones_go_on() {
-    leave_a_checkpoint(|_, workers| {
+    leave_a_checkpoint(&[], |_, workers| {
         workers.iter().for_each(|worker| worker.signal(Signal::TERM));
     });
 }
 
 #[test]
 fn daemons_that_an_operator_drains_leave_a_checkpoint_from_which_the_next_ones_go_on() {
-    leave_a_checkpoint(|daemons, _| {
+    leave_a_checkpoint(&[], |daemons, _| {
         let listed = daemons.start(&["worker", "ls", "--json"]).end();
         let listed: Value = serde_json::from_str(&listed.stdout).expect("JSON");
         let workers = listed["workers"].as_array().expect("a list").iter();
@@ -210,6 +213,15 @@ fn daemons_that_an_operator_drains_leave_a_checkpoint_from_which_the_next_ones_g
             assert_eq!(drained.code, Some(0), "{drained:?}");
         }
     });
+}
+
+#[test]
+fn daemons_whose_machines_are_all_taken_back_leave_a_checkpoint_from_which_the_next_ones_go_on() {
+    let service = MetadataService::start("aws");
+    let flags = ["--preemption", "aws", "--metadata-url", &service.url];
+    let events = leave_a_checkpoint(&flags, |_, _| service.say(notice("aws")));
+    let told = events.iter().filter(|event| event["event"] == "preempted").count();
+    assert_eq!(told, 2, "{events:?}");
 }
 
 /// The workers' store takes longer than they wait. The steps are trained again.

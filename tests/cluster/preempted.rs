@@ -16,15 +16,15 @@ use crate::world::{Launched, Program, SLOW, World};
 const NOTICE: Duration = Duration::from_secs(60);
 
 /// The metadata service of a machine of one cloud. It asks for what that cloud asks for.
-struct MetadataService {
-    url: String,
+pub struct MetadataService {
+    pub url: String,
     /// What it says of the machine: the status and the body.
     fate: Arc<Mutex<(u16, String)>>,
 }
 
 impl MetadataService {
     /// A service that says nothing at first.
-    fn start(cloud: &'static str) -> Self {
+    pub fn start(cloud: &'static str) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let url = format!("http://{}", listener.local_addr().expect("an address"));
         let fate = Arc::new(Mutex::new(quiet(cloud)));
@@ -45,7 +45,7 @@ impl MetadataService {
         Self { url, fate }
     }
 
-    fn say(&self, fate: (u16, String)) {
+    pub fn say(&self, fate: (u16, String)) {
         *self.fate.lock().expect("its own") = fate;
     }
 }
@@ -81,7 +81,7 @@ fn quiet(cloud: &str) -> (u16, String) {
 }
 
 /// What a cloud says when it takes the machine back.
-fn notice(cloud: &str) -> (u16, String) {
+pub fn notice(cloud: &str) -> (u16, String) {
     let at = OffsetDateTime::now_utc() + NOTICE;
     let body = match cloud {
         "aws" => {

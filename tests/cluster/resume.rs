@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
+use crate::damaged::copied;
 use crate::world::{Ended, Launched, Run, Signal, World, complete_checkpoints, flip_a_bit, show};
 
 /// The small run with so many steps, and a checkpoint every ten of them.
@@ -75,8 +76,8 @@ fn i12_a_damaged_checkpoint_is_named_and_an_older_one_is_taken() {
     assert!(reason.contains(&name) && reason.contains("parameter shard"), "{reason}");
 }
 
-/// Neither a store that is not at its place, nor a damaged checkpoint that was asked for, costs the
-/// run another one.
+/// Neither a store that is not at its place, nor a copy of the run's directory, nor a damaged
+/// checkpoint that was asked for, costs the run another one.
 #[test]
 fn what_cannot_be_restored_is_refused_before_anything_is_undone() {
     const STEPS: i64 = 200;
@@ -88,6 +89,12 @@ fn what_cannot_be_restored_is_refused_before_anything_is_undone() {
     assert_eq!(refused.code, Some(1), "{refused:?}");
     assert!(refused.stderr.contains("move the run's directory back"), "{refused:?}");
     fs::rename(&moved, &dir).expect("moved back");
+    let copy = world.path("copy");
+    copied(&dir, &copy);
+    let (refused, _) = resume(&world, &copy, &["--workers", "1"]);
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let fork = format!("everstep resume {}", copy.join("checkpoints").display());
+    assert!(refused.stderr.contains(&fork), "{refused:?}");
     let manifest = dir.join("checkpoints/step-000010/manifest.json");
     let whole = fs::read(&manifest).expect("a manifest");
     fs::write(&manifest, &whole[..whole.len() / 2]).expect("cut");

@@ -58,7 +58,7 @@ use device_host::DeviceHost;
 use drain::LeaveOrders;
 use event::PeerConnected;
 use predecessors::Predecessors;
-pub use preemption::MetadataService;
+pub use preemption::{Fate, FateChange, FateWatch, MetadataService};
 
 /// The options of a worker daemon.
 #[derive(Clone, Debug)]

@@ -14,7 +14,8 @@ pub enum Invariant {
     I4,
     /// Settled steps never go backwards, unless a rollback says so.
     I5,
-    /// While an owner of every shard lives, no plan gives up a copy that is needed.
+    /// While an owner of every shard lives, no plan gives up a copy that is needed, and no leader
+    /// lets all members go without a checkpoint of their last step.
     I6,
     /// No message of an older generation changes anything, nor of one that a promise has ended.
     I7,

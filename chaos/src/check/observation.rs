@@ -58,6 +58,8 @@ pub enum Observation<'a> {
     Settled(WorkerId, (Generation, Step)),
     /// The log lists a checkpoint.
     Checkpoint(CheckpointId),
+    /// All members of the current generation have left. The log lists these checkpoints.
+    LeftTogether(&'a BTreeSet<CheckpointId>),
     /// A fault has damaged a checkpoint in the store.
     Torn(CheckpointId),
     /// Another cluster has claimed the store of the run.

@@ -18,6 +18,14 @@ pub struct Rates {
     pub drains: f64,
     /// Times when all workers are to leave.
     pub joint_drains: f64,
+    /// Machines that a cloud takes back, and announces it.
+    pub preemptions: f64,
+    /// Times when a cloud takes several machines back at once. Half of the times it takes all.
+    pub joint_preemptions: f64,
+    /// The longest time that a cloud tells ahead.
+    pub longest_notice: Duration,
+    /// The share of notices that the cloud withdraws.
+    pub withdrawn_notices: f64,
     /// Pauses of the run, by the operator.
     pub rests: f64,
     /// Checkpoints that the operator asks for.
@@ -86,6 +94,8 @@ pub struct Rates {
     pub hangs: f64,
     /// Stores that take no model for a while.
     pub full_stores: f64,
+    /// Times in which the store of checkpoints answers no worker.
+    pub store_outages: f64,
     /// Power failures of the store's machine.
     pub store_cuts: f64,
     /// Checkpoints that a disk of the store tears.
@@ -117,6 +127,10 @@ impl Default for Rates {
             joins: 4.0,
             drains: 1.5,
             joint_drains: 0.3,
+            preemptions: 0.7,
+            joint_preemptions: 0.3,
+            longest_notice: Duration::from_secs(12),
+            withdrawn_notices: 0.2,
             rests: 0.7,
             saves: 1.5,
             grace: Duration::from_secs(5),
@@ -151,6 +165,7 @@ impl Default for Rates {
             reorders: 4.0,
             hangs: 0.3,
             full_stores: 2.0,
+            store_outages: 0.3,
             store_cuts: 2.0,
             torn_checkpoints: 0.5,
             lost_clusters: 0.4,
@@ -174,6 +189,8 @@ impl Rates {
             joins: 0.0,
             drains: 0.0,
             joint_drains: 0.0,
+            preemptions: 0.0,
+            joint_preemptions: 0.0,
             rests: 0.0,
             saves: 0.0,
             coordinator_crashes: 0.0,
@@ -194,6 +211,7 @@ impl Rates {
             standstills: 0.0,
             hangs: 0.0,
             full_stores: 0.0,
+            store_outages: 0.0,
             store_cuts: 0.0,
             torn_checkpoints: 0.0,
             lost_clusters: 0.0,

@@ -6,7 +6,7 @@ use std::time::Duration;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::Lane;
 
-use super::{DrainOrigin, DuplicateKind, Fault, Rates, TOLERATED_OUTAGE};
+use super::{DrainOrigin, DuplicateKind, Fault, NoticeEnd, Rates, TOLERATED_OUTAGE};
 use crate::random::Random;
 use crate::world::NodeId;
 
@@ -71,7 +71,9 @@ impl Draw<'_> {
         let all = all.chain([(self.rates.hangs, hang), (self.rates.full_stores, full)]);
         let all = all.chain(self.of_evidence()).chain(self.of_operators());
         let probes: Make = |draw| Fault::RefuseProbes { node: draw.worker(), span: draw.outage() };
-        all.chain(self.of_the_store()).chain([(self.rates.refused_probes, probes)]).collect()
+        let all = all.chain(self.of_the_store()).chain([(self.rates.refused_probes, probes)]);
+        let away: Make = |draw| Fault::StoreAway { span: draw.outage() };
+        all.chain(self.of_clouds()).chain([(self.rates.store_outages, away)]).collect()
     }
 
     fn of_processes_and_ways(&self) -> [(f64, Make); 23] {
@@ -169,6 +171,22 @@ impl Draw<'_> {
             (rates.store_cuts, |_| Fault::CutStore),
             (rates.torn_checkpoints, |_| Fault::TearCheckpoint),
             (rates.lost_clusters, |_| Fault::LoseCluster),
+        ]
+    }
+
+    /// Machines that a cloud takes back.
+    fn of_clouds(&self) -> [(f64, Make); 2] {
+        let rates = self.rates;
+        [
+            (rates.preemptions, |draw| {
+                let side = vec![draw.worker()];
+                draw.preemption(side)
+            }),
+            (rates.joint_preemptions, |draw| {
+                let all = (0..draw.machines as usize).map(NodeId::Worker).collect();
+                let side = if draw.chance(0.5) { all } else { draw.workers() };
+                draw.preemption(side)
+            }),
         ]
     }
 
@@ -309,6 +327,15 @@ impl Draw<'_> {
         // One worker in three has all the time that it needs.
         let (node, grace) = (self.worker(), self.up_to(self.rates.grace * 3 / 2));
         Fault::Drain { node, by, grace: Some(grace).filter(|grace| *grace <= self.rates.grace) }
+    }
+
+    fn preemption(&mut self, side: Vec<NodeId>) -> Fault {
+        let ahead = self.up_to(self.rates.longest_notice);
+        let end = match self.chance(self.rates.withdrawn_notices) {
+            true => NoticeEnd::Withdrawn { after: self.up_to(ahead), restart: self.outage() },
+            false => NoticeEnd::TakenBack { restart: self.restart() },
+        };
+        Fault::Preempt { side, ahead, end }
     }
 
     fn duplicate(&mut self) -> Fault {

@@ -2,13 +2,16 @@
 
 use std::fmt;
 
-use super::{DrainOrigin, Fault};
+use super::{DrainOrigin, Fault, NoticeEnd};
 use crate::world::NodeId;
+
+/// Some nodes, with commas.
+fn all(side: &[NodeId]) -> String {
+    side.iter().map(NodeId::to_string).collect::<Vec<_>>().join(", ")
+}
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let all =
-            |side: &[NodeId]| side.iter().map(NodeId::to_string).collect::<Vec<_>>().join(", ");
         match self {
             Self::Crash { node, restart: None } => write!(f, "{node} crashes"),
             Self::Crash { node, restart: Some(after) } => {
@@ -39,7 +42,11 @@ impl fmt::Display for Fault {
             | Self::FullDisk { .. }
             | Self::Remove { .. } => self.tell_of_a_coordinator(f),
             Self::DrainAll { .. } | Self::Rest { .. } | Self::Save => self.tell_of_a_run(f),
+            Self::StoreAway { .. } => self.tell_of_a_run(f),
             Self::CutStore | Self::TearCheckpoint | Self::LoseCluster => self.tell_of_a_run(f),
+            Self::Preempt { side, ahead, end } => {
+                write!(f, "a cloud is to take {} back in {ahead:?}: {end}", all(side))
+            }
             Self::PauseTogether { side, span } => {
                 write!(f, "{} are paused for {span:?}", all(side))
             }
@@ -62,6 +69,20 @@ impl fmt::Display for Fault {
                 write!(f, "{lane:?} of {from} to {to} up to {extra:?} late for {span:?}")
             }
             _ => self.tell_of_a_machine(f),
+        }
+    }
+}
+
+impl fmt::Display for NoticeEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TakenBack { restart: None } => f.write_str("they are"),
+            Self::TakenBack { restart: Some(after) } => {
+                write!(f, "they are, and others start {after:?} after that")
+            }
+            Self::Withdrawn { after, restart } => {
+                write!(f, "that is withdrawn after {after:?}, and others start {restart:?} later")
+            }
         }
     }
 }
@@ -112,6 +133,7 @@ impl Fault {
             }
             Self::Rest { span } => write!(f, "the operator pauses the run for {span:?}"),
             Self::Save => f.write_str("the operator asks for a checkpoint"),
+            Self::StoreAway { span } => write!(f, "the store is away for {span:?}"),
             Self::CutStore => f.write_str("the power of the store's machine fails in a write"),
             Self::TearCheckpoint => f.write_str("a disk tears the newest checkpoint"),
             Self::LoseCluster => f.write_str(

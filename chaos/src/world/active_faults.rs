@@ -8,6 +8,7 @@ use std::time::Duration;
 use everstep_transport::time::Time;
 
 use super::NodeId;
+use super::preemption::MachineNotice;
 use super::types::Event;
 use crate::fault::DuplicateKind;
 
@@ -23,6 +24,8 @@ pub struct ActiveFaults {
     refused_until: BTreeMap<NodeId, Time>,
     /// Until when firewalls refuse the coordinators' probes of machines, and nothing else.
     probes_refused_until: BTreeMap<NodeId, Time>,
+    /// The notices of clouds that are in force, by machine.
+    notices: BTreeMap<NodeId, MachineNotice>,
     /// Until when the stores of workers' machines are full, by slot.
     full_stores: BTreeMap<usize, Time>,
     /// Faults that wait for their moment.
@@ -76,6 +79,7 @@ impl ActiveFaults {
             misstated: BTreeMap::new(),
             refused_until: BTreeMap::new(),
             probes_refused_until: BTreeMap::new(),
+            notices: BTreeMap::new(),
             full_stores: BTreeMap::new(),
             armed: ArmedFaults::default(),
             end: Time(u64::MAX),
@@ -97,12 +101,13 @@ impl ActiveFaults {
         self.end = end;
     }
 
-    /// Ends firewalls, and disarms the faults that wait. A pause and a full store have an end of
-    /// their own, by the event that the fault has scheduled. Clocks may stay wrong for good: the
-    /// cluster bears them.
+    /// Ends firewalls, withdraws clouds' notices, and disarms the faults that wait. A pause and
+    /// a full store have an end of their own, by the event that the fault has scheduled. Clocks may
+    /// stay wrong for good: the cluster bears them.
     pub fn calm_down(&mut self) {
         self.refused_until.clear();
         self.probes_refused_until.clear();
+        self.notices.clear();
         self.armed = ArmedFaults::default();
     }
 
@@ -188,6 +193,22 @@ impl ActiveFaults {
     /// Whether a firewall refuses the coordinators' probes of a machine.
     pub fn refuses_probes(&self, machine: NodeId, now: Time) -> bool {
         self.probes_refused_until.get(&machine).is_some_and(|until| *until > now)
+    }
+
+    /// A cloud takes a machine back. A notice before this one no longer counts.
+    pub fn announce(&mut self, machine: NodeId, notice: MachineNotice) {
+        self.notices.insert(machine, notice);
+    }
+
+    /// The notice for a machine that is in force.
+    pub fn notice(&self, machine: NodeId) -> Option<MachineNotice> {
+        self.notices.get(&machine).copied()
+    }
+
+    /// A notice is over. None if another one has taken its place, or none is in force.
+    pub fn end_notice(&mut self, machine: NodeId, gone_at: Time) -> Option<MachineNotice> {
+        self.notice(machine).filter(|notice| notice.gone_at == gone_at)?;
+        self.notices.remove(&machine)
     }
 
     /// The store of a slot's machine is full.

@@ -104,6 +104,7 @@ impl World {
         self.checkers.liveness.calm(self.now);
         self.network.roads.clear();
         self.store.files.cut_after(None);
+        self.store.outage_until = self.now;
         self.faults.calm_down();
         self.review_all();
         let first = (0..self.scenario.workers as usize).map(NodeId::Worker);
@@ -223,7 +224,7 @@ impl World {
     }
 
     /// A process starts on a machine where one leaves, at one of these moments.
-    fn restart_later(&mut self, machine: NodeId, after: Duration) {
+    pub(super) fn restart_later(&mut self, machine: NodeId, after: Duration) {
         for times in 1..=LEAVER_REPLACEMENTS {
             self.queue.put(self.now + after * times, Event::Restart(machine));
         }
@@ -307,7 +308,11 @@ impl World {
             }
             Fault::Misstate { node, of } => self.faults.misstate(*node, *of),
             Fault::DrainAll { restart } => self.drain_all(*restart),
+            Fault::Preempt { side, ahead, end } => self.announce(side, *ahead, *end),
             Fault::Rest { .. } | Fault::Save => self.direct(fault),
+            Fault::StoreAway { span } => {
+                self.store.outage_until = self.store.outage_until.max(self.now + *span);
+            }
             Fault::CutStore => return self.cut_store(),
             Fault::TearCheckpoint => return self.tear_checkpoint(),
             Fault::LoseCluster => return self.lose_cluster(),

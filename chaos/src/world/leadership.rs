@@ -177,6 +177,10 @@ impl World {
                 self.witness_listing(checkpoint.id())
             }
             Some(Command::LeaveAll { .. }) => {
+                if brings(|kind| matches!(kind, EventKind::Left { .. })) {
+                    let listed = self.store.listed.clone();
+                    self.observe(Observation::LeftTogether(&listed))?;
+                }
                 let record = self.checkers.invariants.current_record();
                 let members = record.iter().flat_map(|record| &record.members);
                 let mut members = members.map(|member| member.worker);

@@ -121,8 +121,12 @@ pub struct Tally {
     pub redone: u64,
     /// Returns to an earlier step.
     pub rollbacks: u64,
+    /// Committed steps that returns to an earlier step have undone.
+    pub undone: u64,
     /// Returns to a checkpoint.
     pub restores: u64,
+    /// Workers that still ran when a cloud took their machines back.
+    pub taken: u64,
     /// Clusters that went on from the store of one that was lost.
     pub continued: u64,
     /// Checkpoints that the log has listed.
@@ -155,7 +159,9 @@ impl AddAssign for Tally {
         self.left += more.left;
         self.redone += more.redone;
         self.rollbacks += more.rollbacks;
+        self.undone += more.undone;
         self.restores += more.restores;
+        self.taken += more.taken;
         self.continued += more.continued;
         self.checkpoints += more.checkpoints;
         self.installed += more.installed;
@@ -325,13 +331,16 @@ impl LivenessChecker {
 
     /// The members have changed.
     pub fn change(&mut self, change: &Change) {
+        let resume = change.record.resume;
+        let undone = |(from, _): &(Step, _)| from.0.saturating_sub(resume.0);
         self.tally += Tally {
             generations: 1,
             lost: change.lost.len() as u64,
             left: change.left.len() as u64,
             redone: u64::from(change.redone),
             rollbacks: u64::from(change.rollback.is_some()),
-            restores: u64::from(change.rollback.is_some() && change.record.resume > Step(0)),
+            undone: change.rollback.as_ref().map_or(0, undone),
+            restores: u64::from(change.rollback.is_some() && resume > Step(0)),
             ..Tally::default()
         };
     }

@@ -17,7 +17,7 @@ use everstep_checkpoint::names::{FileName, ObjectName, step_folder};
 use everstep_checkpoint::part::reader::verify;
 use everstep_checkpoint::store::directory::DirectoryStore;
 use everstep_checkpoint::store::durable::DurableFiles;
-use everstep_checkpoint::store::{Store, StoreError, StoredObject};
+use everstep_checkpoint::store::{ErrorKind, Store, StoreError, StoredObject};
 use everstep_transport::protocol::{CheckpointId, ModelPlace, RunSpec, SavedPart, Step};
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, StoreJob, StoreReport};
@@ -57,6 +57,8 @@ pub(super) struct SimStore {
     /// Whether the log has given up lines.
     lacks_lines: bool,
     away_until: Time,
+    /// Until when a fault keeps the store from every worker.
+    pub(super) outage_until: Time,
     /// When each worker's thread has done its jobs: it does them in order.
     busy_until: BTreeMap<usize, Time>,
     /// The threads, by the place of the worker and the number of its build.
@@ -99,6 +101,7 @@ impl SimStore {
             model_place: ModelPlace { host: String::new(), path },
             lacks_lines: false,
             away_until: Time(0),
+            outage_until: Time(0),
             busy_until: BTreeMap::new(),
             threads: BTreeMap::new(),
             listed: BTreeSet::new(),
@@ -118,6 +121,7 @@ impl SimStore {
             model_place: self.model_place.clone(),
             lacks_lines: self.lacks_lines,
             away_until: self.away_until,
+            outage_until: self.outage_until,
             busy_until: BTreeMap::new(),
             threads: BTreeMap::new(),
             listed: BTreeSet::new(),
@@ -141,9 +145,28 @@ impl SimStore {
         DirectoryStore::within(Path::new(&self.root), DurableFiles::on(files))
     }
 
+    /// Whether a fault keeps the store from every worker.
+    pub(super) fn is_away(&self, now: Time) -> bool {
+        self.outage_until > now
+    }
+
+    /// As [`SimStore::open`], if workers reach the store.
+    fn reach(&self, now: Time, operations: Option<u64>) -> Result<DirectoryStore, StoreError> {
+        if !self.is_away(now) {
+            return self.open(operations);
+        }
+        let (object, why) = ("the store".into(), "it does not answer".into());
+        Err(StoreError { kind: ErrorKind::Retry, place: self.root.clone(), object, why })
+    }
+
     /// Tries the next job of a thread. A process that ends leaves the job half done.
-    fn attempt(&mut self, thread: (usize, u64), operations: Option<u64>) -> Option<Tried> {
-        let opened = self.open(operations);
+    fn attempt(
+        &mut self,
+        now: Time,
+        thread: (usize, u64),
+        operations: Option<u64>,
+    ) -> Option<Tried> {
+        let opened = self.reach(now, operations);
         let SimStoreThread { work, jobs, .. } = self.threads.get_mut(&thread)?;
         let job = jobs.front_mut()?;
         let mut given = Vec::new();
@@ -345,7 +368,7 @@ impl World {
         self.store.files.set_clock(seconds);
         let (is_outdone, before) = (self.store.is_outdone(), self.store.files.changes());
         let cuts = self.store.files.cuts();
-        let tried = self.store.attempt(thread, operations);
+        let tried = self.store.attempt(self.now, thread, operations);
         if is_outdone {
             self.observe(Observation::Outdone)?;
         }

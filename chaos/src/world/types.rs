@@ -16,6 +16,7 @@ use everstep_worker::step::core::Core;
 use everstep_worker::step::event::{Input, Lane, Report, StoreJob, StreamItem};
 use everstep_worker::store_work::StoreWork;
 
+use super::preemption::CloudEvent;
 use super::sim_device::DeviceOutput;
 use super::wire::StreamId;
 use crate::check::{Invariant, RunHistory, Violation};
@@ -319,6 +320,8 @@ pub enum Event {
     Operator(Box<Message>),
     /// A fault of the schedule happens.
     Fault(Box<Fault>),
+    /// A cloud's notice ends, or a worker asks its cloud, or has to leave by what it has heard.
+    Cloud(CloudEvent),
     /// A pause ends, unless it was made longer.
     Resume(NodeId, Time),
     /// Roads are open again.
@@ -390,6 +393,7 @@ impl Event {
             | Self::CoordinatorTick(place) => Some(NodeId::Coordinator(*place)),
             Self::Header(stream) | Self::Body(stream) => Some(stream.ends().1),
             Self::Idle { owner, .. } | Self::Probe { owner, .. } => Some(*owner),
+            Self::Cloud(event) => event.owner(),
             _ => None,
         }
     }
@@ -422,6 +426,7 @@ impl Event {
             Self::Idle { owner, peer, .. } => ends(12, *owner, *peer),
             Self::Probe { owner, peer, .. } => ends(28, *owner, *peer),
             Self::Fault(_) => [13, 0, 0],
+            Self::Cloud(event) => event.words(),
             Self::Resume(node, _) => [14, node.word(), 0],
             Self::Reopen => [15, 0, 0],
             Self::Restart(node) => [16, node.word(), 0],
@@ -444,7 +449,8 @@ impl Event {
 
     /// Whether the event belongs to the environment. The world keeps it when the processes end.
     pub fn is_fate(&self) -> bool {
-        matches!(self, Self::Fault(_) | Self::Reopen | Self::Calm)
+        let is_notice = matches!(self, Self::Cloud(CloudEvent::NoticeEnds(..)));
+        is_notice || matches!(self, Self::Fault(_) | Self::Reopen | Self::Calm)
     }
 }
 

@@ -17,6 +17,7 @@ use everstep_worker::step::event::{Admission, Effect, Exit, Input, LinkId};
 
 use super::clock::Clock;
 use super::peer::Peers;
+use super::preemption::KnownFate;
 use super::sim_device::SimDevice;
 use super::types::Event;
 use super::wire::StreamId;
@@ -41,6 +42,8 @@ pub struct SimWorker {
     peers: Peers,
     /// The generation that the shell has entered.
     entered: Generation,
+    /// What it has heard of its machine's fate.
+    pub(super) fate: KnownFate,
     /// Streams whose next header waits until the core moves on.
     waiting: BTreeSet<StreamId>,
     ended: bool,
@@ -89,6 +92,7 @@ impl SimWorker {
             builds: 0,
             peers: Peers::default(),
             entered: Generation(0),
+            fate: KnownFate::default(),
             waiting: BTreeSet::new(),
             ended: false,
         }
@@ -208,6 +212,7 @@ impl World {
             self.queue.put(at, Event::Connect(NodeId::Worker(place), coordinator));
         }
         self.queue.put(at, Event::WorkerTick(place));
+        self.ask_soon(NodeId::Worker(slot));
     }
 
     /// Gives a worker a link to a coordinator.

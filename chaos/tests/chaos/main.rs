@@ -6,6 +6,7 @@ mod honest;
 mod intercepted;
 mod members;
 mod planted;
+mod preempted;
 mod regressions;
 mod scaled;
 mod simulated;

@@ -5,13 +5,16 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{self, I3, I12, I22};
-use everstep_chaos::fault::Rates;
+use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::files::SyncFlaws;
 use everstep_chaos::simulate::Simulation;
+use everstep_chaos::toy;
 use everstep_chaos::world::{Prepare, Tally};
 use everstep_coordinator::node;
 use everstep_coordinator::plant::CorePlant;
+use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::Precision;
+use everstep_transport::time::Time;
 use everstep_worker::plant::Plant;
 
 /// Each bug is found within this many seeds.
@@ -77,6 +80,27 @@ fn i12_listed_checkpoints_outlast_power_failures_of_the_store() {
 fn i12_a_run_goes_on_from_its_store_after_its_cluster_is_lost() {
     let Tally { continued, restores, .. } = bear(restores(), 60);
     assert!(continued > 20 && restores > 20, "{continued} clusters, {restores}: too dull");
+}
+
+/// Members that train need no store. If they waited for it, the run would stand still for too long.
+#[test]
+fn i11_a_store_that_is_away_for_long_costs_checkpoints_and_no_step() {
+    let run = RunSpec { steps: 450, ..toy::long_run() };
+    let seconds = Duration::from_secs;
+    let cluster = Simulation::of(run, 4, seconds(75), Rates::none()).expect("without a fault");
+    let cluster = cluster.precise(Precision::F32);
+    let away = (Time(0) + seconds(2), Fault::StoreAway { span: seconds(70) });
+    for seed in [0, 3, 9] {
+        let [usual, outage] = [vec![], vec![away.clone()]].map(|faults| {
+            let endured = cluster.endure(seed, &Schedule(faults)).result;
+            endured.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"))
+        });
+        let Tally { lost, redone, rollbacks, checkpoints, .. } = outage.changes;
+        assert_eq!((lost, redone, rollbacks), (0, 0, 0), "seed {seed}");
+        assert!(outage.longest < seconds(5), "seed {seed}: {:?}", outage.longest);
+        let most = usual.changes.checkpoints / 2;
+        assert!((2..most).contains(&checkpoints), "seed {seed}: {checkpoints} of {most}");
+    }
 }
 
 // Two clusters.

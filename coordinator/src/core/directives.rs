@@ -130,9 +130,8 @@ impl Core {
 
     /// Lets all members leave together, once a checkpoint has all that they hold.
     pub(super) fn see_to_departures(&mut self, now: Time) {
-        let rests = self.state.record().is_some_and(|record| record.waiting);
         let is_free = self.change.is_steady() && self.running();
-        if !is_free || !rests || !self.state.is_closing() || !self.state.is_saved() {
+        if !is_free || !self.state.may_leave_together() {
             return;
         }
         let generation = self.state.generation();

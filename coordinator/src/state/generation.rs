@@ -148,6 +148,16 @@ impl State {
         commit.is_none_or(|commit| self.checkpoints.find_whole(CheckpointId::of(commit)).is_some())
     }
 
+    /// Whether all members may leave together: they take no step, and a checkpoint has all that
+    /// they hold.
+    pub fn may_leave_together(&self) -> bool {
+        let rests = self.record().is_some_and(|record| record.waiting);
+        let is_saved = self.is_saved();
+        #[cfg(feature = "planted")]
+        let is_saved = is_saved || self.plant == Some(CorePlant::LeaveUnsaved);
+        rests && self.is_closing() && is_saved
+    }
+
     /// The members leave together. The generation has begun no step, so the checkpoint of its
     /// beginning has all that they hold.
     pub(super) fn leave_all(
@@ -155,8 +165,7 @@ impl State {
         unix_ms: u64,
         generation: Generation,
     ) -> Result<EntryOutcome, Rejection> {
-        let rests = self.record().is_some_and(|record| record.waiting);
-        if generation != self.generation() || !rests || !self.is_closing() || !self.is_saved() {
+        if generation != self.generation() || !self.may_leave_together() {
             return Err(Rejection::StillNeeded(generation));
         }
         let members: Vec<WorkerId> = self.members().collect();

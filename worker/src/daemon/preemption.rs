@@ -15,7 +15,7 @@ use everstep_transport::quic::HostPort;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::fate::{FateChange, FateWatch};
+pub use self::fate::{Fate, FateChange, FateWatch};
 use self::service::{Client, ServiceError};
 
 /// How often the service is asked. The shortest notice of a cloud comes 30 s ahead.

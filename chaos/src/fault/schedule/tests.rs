@@ -20,13 +20,15 @@ fn every_kind_is_drawn_as_often_as_its_rate_says() {
     let rates = Rates { mistakes: 1.0, ..Rates::default() };
     let all = Schedule::draw(1, 60 * MINUTE, 3, 3, &rates);
     let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-    assert_eq!(kinds.len(), 42);
+    assert_eq!(kinds.len(), 46);
 }
 
 #[test]
 fn tolerated_faults_interrupt_nothing_for_long_and_none_are_none() {
     let faults = Schedule::draw(3, 60 * MINUTE, 4, 3, &Rates::tolerated());
-    let ends = |fault: &Fault| matches!(fault, Fault::Crash { .. } | Fault::Drain { .. });
+    let ends = |fault: &Fault| {
+        matches!(fault, Fault::Crash { .. } | Fault::Drain { .. } | Fault::Preempt { .. })
+    };
     let borne = |fault: &Fault| fault.outage() <= TOLERATED_OUTAGE && !ends(fault);
     assert!(faults.0.iter().all(|(_, fault)| borne(fault)) && !faults.0.is_empty());
     assert_eq!(Schedule::draw(3, 60 * MINUTE, 4, 3, &Rates::none()), Schedule::default());

@@ -62,6 +62,7 @@ pub struct FateWatch {
 }
 
 impl FateWatch {
+    /// A watch on a cloud that has told nothing yet.
     pub fn new(cloud: Cloud) -> Self {
         Self { cloud, known: Fate::Stays }
     }
