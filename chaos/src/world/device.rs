@@ -115,7 +115,7 @@ impl World {
             return Ok(());
         }
         if let Some(sim_device) = &mut self.workers[place].sim_device {
-            sim_device.release();
+            sim_device.release(self.now);
         }
         self.work(place)
     }

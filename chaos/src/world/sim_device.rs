@@ -38,7 +38,8 @@ pub struct SimDevice {
     versions: Vec<Step>,
     /// The generation that the device has entered.
     generation: Generation,
-    busy: bool,
+    /// When the job under way is done. None if there is none.
+    busy_until: Option<Time>,
     /// Whether a bit has flipped in its memory.
     flipped: bool,
     store: Store,
@@ -105,7 +106,7 @@ impl SimDevice {
             jobs: VecDeque::new(),
             versions: vec![Step(0); shards as usize],
             generation: Generation(0),
-            busy: false,
+            busy_until: None,
             flipped: false,
             store: Store { missing: None, full_until },
         }
@@ -126,9 +127,9 @@ impl SimDevice {
         self.jobs.push_back(job);
     }
 
-    /// Marks the device as free.
-    pub fn release(&mut self) {
-        self.busy = false;
+    /// Marks the device as free, if its job is done by `now`. The end of a hang may come earlier.
+    pub fn release(&mut self, now: Time) {
+        self.busy_until.take_if(|until| *until <= now);
     }
 
     /// Flips a bit in the device's memory. The device compares digests before the next update.
@@ -138,12 +139,11 @@ impl SimDevice {
 
     /// Does the next job, if the device is free and there is one that can be done.
     pub fn work(&mut self, now: Time, random: &mut Random) -> Option<FinishedJob> {
-        if self.busy {
+        if self.busy_until.is_some() {
             return None;
         }
         let place = self.next()?;
         let job = self.jobs.remove(place)?;
-        self.busy = true;
         let gradient = match &job {
             Job::Gradient { step, scale, .. } => Some((self.generation, *step, *scale)),
             _ => None,
@@ -175,6 +175,7 @@ impl SimDevice {
             channel.report(error.into());
         }
         let until = channel.now + channel.random.delay();
+        self.busy_until = Some(until);
         Some(FinishedJob { gradient, reports: channel.reports, until })
     }
 
