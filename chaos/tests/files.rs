@@ -123,6 +123,31 @@ fn i12_a_part_in_a_folder_whose_maker_has_ended_outlasts_a_power_failure() {
     }
 }
 
+/// The first process ends in the midst of its work. Another one finds some objects there, and says
+/// that they are durable, or writes the same ones.
+#[test]
+fn i12_what_a_process_that_has_ended_left_outlasts_a_power_failure_once_another_one_relies_on_it() {
+    for (at, fate) in (0..OPERATIONS).flat_map(|at| (0..FATES).map(move |fate| (at, fate))) {
+        for is_written_again in [false, true] {
+            let (files, mut done) = begun(fate);
+            let ended = open(&files, Some(at)).and_then(|store| write(&store, &mut done));
+            let second = open(&files, None).expect("a store");
+            for object in second.list().expect("listed") {
+                let bytes = second.read_whole(&object.name, 10_000).expect("read");
+                let is_small =
+                    matches!(object.name, ObjectName::Claim(_) | ObjectName::Manifest(_));
+                match is_written_again && is_small {
+                    true => drop(second.put_new(&object.name, &bytes).expect("written")),
+                    false => second.make_durable(&object.name).expect("durable"),
+                }
+                done.insert(object.name, bytes);
+            }
+            files.cut();
+            holds(&files, &done, ended.is_ok(), &format!("operation {at}, fate {fate}"));
+        }
+    }
+}
+
 #[test]
 fn what_nobody_syncs_is_lost_or_torn() {
     for flaws in [

@@ -15,7 +15,7 @@ use everstep_transport::protocol::{
 use crate::choose::{self, ChooseError, ReadManifest, Wanted};
 use crate::manifest::Manifest;
 use crate::names::ObjectName;
-use crate::store::{StoreError, StoredObject};
+use crate::store::{Store, StoreError, StoredObject};
 
 /// Most checkpoints that a run knows when it goes on. Older ones stay in the store.
 const MAX_LISTED: usize = 1_000;
@@ -40,6 +40,31 @@ pub fn of(
     let of_undone = undone.iter().map(|id| id.generation);
     let generation = of_parts.chain(of_manifests).chain(of_undone).max().unwrap_or_default();
     Ok(Some(RunOrigin { checkpoints, undone, generation, falls_back }))
+}
+
+/// Makes durable what a run goes on from. The earlier cluster may have ended before it did so: all
+/// processes see an object then, and the next power failure takes it away.
+///
+/// # Errors
+/// If the store does not answer.
+pub fn make_durable(
+    store: &dyn Store,
+    listing: &[StoredObject],
+    origin: &RunOrigin,
+) -> Result<(), StoreError> {
+    let steps: BTreeSet<Step> = origin.checkpoints.iter().map(|it| it.commit.step).collect();
+    let is_needed = |name: &ObjectName| match name {
+        ObjectName::Lines(_) | ObjectName::Events(_) => true,
+        name => name.step().is_some_and(|step| steps.contains(&step)),
+    };
+    for object in listing.iter().filter(|object| is_needed(&object.name)) {
+        match store.make_durable(&object.name) {
+            // The earlier cluster has deleted it: it is of no checkpoint.
+            Err(error) if error.is_missing() => {}
+            done => done?,
+        }
+    }
+    Ok(())
 }
 
 /// The usable checkpoints of the run before this one, ascending by step.

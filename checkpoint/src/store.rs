@@ -71,6 +71,12 @@ pub trait Store: Send + Sync {
     /// The objects of all checkpoints, and forgotten probes, in the order of their names.
     fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError>;
 
+    /// Makes an object durable that another process has written: it may have ended before it did
+    /// so. What an object store has is durable.
+    fn make_durable(&self, _name: &ObjectName) -> Result<(), StoreError> {
+        Ok(())
+    }
+
     /// Removes an object. One that is gone already is no error.
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError>;
 

@@ -9,6 +9,7 @@ use everstep_checkpoint::digest::Digest;
 use everstep_checkpoint::history;
 use everstep_checkpoint::manifest::{MAX_MANIFEST_BYTES, Manifest};
 use everstep_checkpoint::names::ObjectName;
+use everstep_checkpoint::origin;
 use everstep_checkpoint::store::{Place, Store, StoredObject};
 use everstep_transport::protocol::{CheckpointId, MetricsLine, RunOrigin, RunSpec, Step};
 use everstep_worker::registry::Registry;
@@ -104,6 +105,8 @@ impl ClaimedRun {
         }
         let listing = store.list().map_err(store_failure)?;
         let stored = read_stored(&*store, &listing, self.step)?;
+        let durable = origin::make_durable(&*store, &listing, &stored.origin);
+        durable.map_err(store_failure)?;
         if stored.manifest.step != self.known {
             let step = stored.manifest.step;
             output::say(format_args!("note: the store has changed: goes on from step {step}"));

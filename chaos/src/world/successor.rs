@@ -52,6 +52,7 @@ impl SimStore {
         let manifest = choose::newest(&store, Wanted::default()).ok()?.manifest?;
         let mut read = |step| store.read_whole(&ObjectName::Manifest(step), MAX_MANIFEST_BYTES);
         let origin = origin::of(&listing, &manifest, true, &mut read).ok()??;
+        origin::make_durable(&store, &listing, &origin).ok()?;
         let id = origin.checkpoints.last()?.id();
         let lines = history::lines(&store, &listing, id, &mut |_| {}).ok()?;
         Some(Continuation { origin, lines })

@@ -208,7 +208,13 @@ impl Store for DirectoryStore {
     fn put_new(&self, name: &ObjectName, bytes: &[u8]) -> Result<Created, StoreError> {
         assert!(bytes.len() as u64 <= MAX_SMALL_BYTES, "only small objects are put");
         match self.put(name, bytes) {
-            Ok(Created::Theirs) => super::compare(self, name, bytes),
+            Ok(Created::Theirs) => {
+                let created = super::compare(self, name, bytes)?;
+                if created == Created::Mine {
+                    self.make_durable(name)?;
+                }
+                Ok(created)
+            }
             Ok(Created::Mine) => Ok(Created::Mine),
             Err(error) => Err(self.write_error(name, &error)),
         }
@@ -248,6 +254,14 @@ impl Store for DirectoryStore {
     fn list_checkpoints(&self) -> Result<Vec<StoredObject>, StoreError> {
         let found = self.objects(self.entries(|name| name != "claims" && name != "history"))?;
         Ok(found.into_iter().filter(|object| !object.name.folder().is_empty()).collect())
+    }
+
+    fn make_durable(&self, name: &ObjectName) -> Result<(), StoreError> {
+        let (mut file, _) = self.file(name)?;
+        let synced =
+            file.sync().and_then(|()| self.files().sync_folder(folder_of(&self.path(name))));
+        let synced = synced.and_then(|()| self.files().sync_folder(&self.root));
+        synced.map_err(|error| self.write_error(name, &error))
     }
 
     fn delete(&self, name: &ObjectName) -> Result<(), StoreError> {
