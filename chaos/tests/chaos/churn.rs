@@ -176,6 +176,28 @@ fn i11_the_others_go_on_without_a_device_that_hangs_and_it_comes_back() {
     assert!(endured.longest < Duration::from_secs(14), "{:?}", endured.longest);
 }
 
+/// The device of one worker hangs for moments, some of which end while it computes. Other workers
+/// die meanwhile, and it gets their data shards on top of its own.
+#[test]
+fn i18_a_device_does_one_job_after_the_other_however_hangs_end() {
+    let hangs = (0..200).map(|moment| hang_at(1_000 + 137 * moment, 1, 60));
+    let deaths = (0..14).map(|death| {
+        let restart = Some(Duration::from_millis(300));
+        at(1_500 + 2_000 * death, Fault::Crash { node: NodeId::Worker(2), restart })
+    });
+    let mut faults: Vec<_> = hangs.chain(deaths).collect();
+    faults.sort_by_key(|(at, _)| *at);
+    let (four, schedule) = (four(8, Prepare::default()), Schedule(faults));
+    for seed in 0..12 {
+        let endured = four.endure(seed, &schedule).result.unwrap_or_else(|it| panic!("{it}"));
+        assert!(
+            endured.changes.lost > 10,
+            "seed {seed}: {} members were lost",
+            endured.changes.lost
+        );
+    }
+}
+
 #[test]
 fn i8_a_device_that_was_only_slow_for_a_while_loses_nothing() {
     let endured = hang(OF_COPIES, 8_000, Prepare::default()).expect("it is borne");
