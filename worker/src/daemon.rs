@@ -58,7 +58,7 @@ use device_host::DeviceHost;
 use drain::LeaveOrders;
 use event::PeerConnected;
 use predecessors::Predecessors;
-pub use preemption::{Fate, FateChange, FateWatch, MetadataService};
+pub use preemption::{Fate, FateChange, FateWatch, MetadataService, PREEMPTION_POLL_INTERVAL};
 
 /// The options of a worker daemon.
 #[derive(Clone, Debug)]

@@ -2,14 +2,14 @@
 //!
 //! A worker asks its cloud now and then, and follows the rules of production ([`FateWatch`]). So it
 //! hears late, leaves, and says goodbye shortly before its machine is gone. At that moment the
-//! process on the machine ends, whatever it does. The clocks of clouds and machines agree. A worker
+//! cloud ends the process on the machine. The clocks of clouds and machines agree. A worker
 //! asks only where there is something to hear.
 
 use std::time::Duration;
 
 use everstep_transport::protocol::{Cloud, PreemptionNotice};
 use everstep_transport::time::Time;
-use everstep_worker::daemon::{Fate, FateChange, FateWatch};
+use everstep_worker::daemon::{Fate, FateChange, FateWatch, PREEMPTION_POLL_INTERVAL};
 use everstep_worker::step::event::Input;
 
 use super::types::Event;
@@ -17,8 +17,6 @@ use super::{NodeId, UNIX_MS_AT_ZERO, World};
 use crate::check::Violation;
 use crate::fault::NoticeEnd;
 
-/// How often a worker asks its cloud, as in production.
-const ASK_INTERVAL: Duration = Duration::from_secs(2);
 /// The cloud of all machines. It states when it takes a machine back.
 const CLOUD: Cloud = Cloud::Aws;
 
@@ -101,7 +99,8 @@ impl World {
         if has_heard || self.faults.notice(machine).is_none() {
             return;
         }
-        let delay = Duration::from_nanos(self.random.below(ASK_INTERVAL.as_nanos() as u64));
+        let delay =
+            Duration::from_nanos(self.random.below(PREEMPTION_POLL_INTERVAL.as_nanos() as u64));
         self.queue.put(self.now + delay, Event::Cloud(CloudEvent::Ask(place)));
     }
 
@@ -163,7 +162,8 @@ impl World {
             }
         };
         if self.workers[place].fate.leave_at.is_some() {
-            self.queue.put(self.now + ASK_INTERVAL, Event::Cloud(CloudEvent::Ask(place)));
+            let next = self.now + PREEMPTION_POLL_INTERVAL;
+            self.queue.put(next, Event::Cloud(CloudEvent::Ask(place)));
         }
         input.map_or(Ok(()), |input| self.step_worker(place, input))
     }

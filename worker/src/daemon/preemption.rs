@@ -19,7 +19,7 @@ pub use self::fate::{Fate, FateChange, FateWatch};
 use self::service::{Client, ServiceError};
 
 /// How often the service is asked. The shortest notice of a cloud comes 30 s ahead.
-const POLL_INTERVAL: Duration = Duration::from_secs(2);
+pub const PREEMPTION_POLL_INTERVAL: Duration = Duration::from_secs(2);
 /// How long one answer may take.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -81,7 +81,7 @@ async fn poll(service: MetadataService, told: watch::Sender<Option<Notice>>) {
             Err(_) => {}
         }
         was_answered = is_answered;
-        sleep(POLL_INTERVAL).await;
+        sleep(PREEMPTION_POLL_INTERVAL).await;
     }
 }
 
