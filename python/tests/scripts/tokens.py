@@ -1,10 +1,9 @@
 """One step of a `Trainer` of `transformers` on rows with unequal numbers of targets, and the same
 rows in one batch. Some micro-batches have no target. Other arguments are settings of the trainer."""
 
-import json
-import os
 import sys
 
+import plain_step
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_seed
 
@@ -56,14 +55,4 @@ batch = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 [batch], items = trainer.get_batch_samples(iter([batch]), 1, arguments.device)
 model = make()
 loss = trainer.compute_loss(model, batch, num_items_in_batch=items)
-loss.backward()
-gradients = [parameter.grad for parameter in model.parameters()]
-norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
-torch.optim.SGD(model.parameters(), lr=0.1).step()
-pairs = zip(trained, model.parameters())
-differs = max(float((one - other).detach().abs().max()) for one, other in pairs)
-partial = f"{sys.argv[1]}-{os.getpid()}"
-with open(partial, "w") as file:
-    told = {"loss": float(loss.detach()), "norm": float(norm), "weights": differs}
-    json.dump({**told, "targets": counts}, file)
-os.replace(partial, sys.argv[1])
+plain_step.write(sys.argv[1], model, loss, trained, targets=counts)

@@ -1,10 +1,9 @@
 """One step of micro-batches with unequal numbers of tokens, and the same tokens in one batch. If
 the numbers are known at the backward pass alone, most samples have none."""
 
-import json
-import os
 import sys
 
+import plain_step
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -51,13 +50,4 @@ places = [(1, shard, micro) for shard in range(SHARDS) for micro in range(ACCUMU
 rows = [data[index] for place in places for _, index in run._engine.rows(*place)]
 model = make()
 loss = loss_of(model, torch.stack([x for x, _ in rows]), torch.stack([y for _, y in rows]))
-loss.backward()
-gradients = [parameter.grad for parameter in model.parameters()]
-norm = torch.stack([gradient.square().sum() for gradient in gradients]).sum().sqrt()
-torch.optim.SGD(model.parameters(), lr=0.1).step()
-pairs = zip(trained, model.parameters())
-differs = max(float((one - other).detach().abs().max()) for one, other in pairs)
-partial = f"{sys.argv[1]}-{os.getpid()}"
-with open(partial, "w") as file:
-    json.dump({"loss": float(loss), "norm": float(norm), "weights": differs}, file)
-os.replace(partial, sys.argv[1])
+plain_step.write(sys.argv[1], model, loss, trained)
