@@ -113,7 +113,7 @@ pub enum Fault {
         restart: Duration,
     },
     /// A cloud takes machines of workers back, and tells that ahead. A worker that hears of it
-    /// leaves. When the time is over, the processes there end, whatever they do.
+    /// leaves. At the end of that time the cloud ends the processes there.
     Preempt {
         /// The machines that go away.
         side: Vec<NodeId>,

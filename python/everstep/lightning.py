@@ -1,4 +1,4 @@
-"""``everstep.lightning.fit``: a module of Lightning, whose steps are Everstep's.
+"""``everstep.lightning.fit``: Everstep trains a module of Lightning.
 
 Modules of the packages ``lightning`` and ``pytorch_lightning`` work alike, since this file imports
 neither. :mod:`everstep.lightning_setup` reads what a module says of its optimizer and its data.
@@ -162,7 +162,7 @@ class _Steps:
         self._hooks = [(name, hook) for name, hook in zip(BATCH_HOOKS, hooks) if hook is not None]
         #: What the evaluation under way has logged. None in training.
         self._values: dict[str, Any] | None = None
-        #: Metrics whose state is that of one batch.
+        #: The metrics that forget after each batch.
         self._metrics: list[Any] = []
 
     @contextlib.contextmanager

@@ -1,4 +1,4 @@
-//! Probes of a worker whose firewall refuses them, while the packets of its links pass. The
+//! Probes that the firewall of a worker refuses, while the packets of its links pass. The
 //! coordinators judge the refusals by the checks of production ([`RefusalChecks`]).
 //!
 //! A coordinator probes in rounds, as an endpoint does. A kernel limits how often it refuses, so
@@ -31,8 +31,8 @@ const REFUSALS_BELIEVED_FOR: Duration = Duration::from_millis(250);
 pub struct Probes {
     /// The probes on each link with a worker that a firewall refuses, by the link's number.
     links: BTreeMap<u64, Probing>,
-    /// The machines whose refusals have been wrong, each with the coordinator's process that has
-    /// seen that: its place, and how many processes its machine had.
+    /// Each coordinator's process and machine of which the process knows that its refusals were
+    /// wrong: the coordinator's place, how many processes it had, and the machine.
     shown_wrong: BTreeSet<(usize, u64, NodeId)>,
 }
 
