@@ -24,6 +24,9 @@ SCRIPTS = Path(__file__).parent / "scripts"
 #: How long a launch of these small runs may take, seconds: machines of CI may be busy.
 LAUNCH_TIMEOUT = 300
 
+# A shell that starts pytest in the background has it ignore Ctrl-C. Its children would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 #: Marks tests that train.
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="there is no PyTorch here")
 
