@@ -137,6 +137,8 @@ pub struct InvariantChecks {
     rests: Rests,
     /// Checkpoints that a fault has damaged: the run goes back behind them.
     torn: BTreeSet<CheckpointId>,
+    /// The newest generation that all members have left together.
+    left_together: Option<Generation>,
     requests: RequestHistory,
 }
 
@@ -165,6 +167,7 @@ impl InvariantChecks {
             durable: Durable::of(run),
             rests: Rests::new(run.steps),
             torn: BTreeSet::new(),
+            left_together: None,
             requests: RequestHistory::default(),
         }
     }
@@ -287,8 +290,9 @@ impl InvariantChecks {
             Observation::Brought(entry) => self.agreement.brought(entry),
             Observation::Evicted(worker) => self.agreement.evicted(worker),
             Observation::LeftTogether(listed) => {
-                let record = self.records.current();
-                record.map_or(Ok(()), |record| rollbacks::left_together(record, listed))
+                let Some(record) = self.records.current() else { return Ok(()) };
+                self.left_together = Some(record.number);
+                rollbacks::left_together(record, listed)
             }
             _ => Ok(()),
         }
@@ -356,7 +360,10 @@ impl InvariantChecks {
         match lost.zip(before) {
             Some((lost, before)) => {
                 let restored = before.restores();
-                if !restored.is_some_and(|id| self.torn.contains(&id)) {
+                let is_torn = restored.is_some_and(|id| self.torn.contains(&id));
+                let is_left = self.left_together == Some(before.number);
+                // Members that left together have left the step with which their record begins.
+                if !is_torn && !(is_left && record.resume >= before.resume) {
                     rollbacks::rolled_back(before, lost, (record.resume, settled))?;
                 }
             }

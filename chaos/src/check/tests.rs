@@ -12,6 +12,8 @@ use everstep_transport::protocol::{
 
 use super::*;
 
+mod rollbacks;
+
 const SAMPLES: u64 = 64;
 const FIRST: WorkerId = WorkerId(7);
 const SECOND: WorkerId = WorkerId(8);
@@ -270,37 +272,6 @@ fn who_does_not_know_that_its_generation_is_over_may_commit_in_it() {
     see(&mut checks, Observation::Recorded(&record(2), record(2).term, None)).expect("no loss");
     let late = see(&mut checks, Observation::Committed(FIRST, &commit(1)));
     assert_eq!(late, Ok(()), "nobody has computed for it, and nobody will know");
-}
-
-#[test]
-fn i21_a_rollback_while_an_owner_lives() {
-    let back = record(2);
-    for (lost, expected) in [
-        (vec![], Err(Invariant::I21)),
-        (vec![SECOND], Err(Invariant::I21)),
-        (vec![FIRST, SECOND], Ok(())),
-    ] {
-        let lost: BTreeSet<WorkerId> = lost.into_iter().collect();
-        let seen = see(&mut checks(None), Observation::Recorded(&back, back.term, Some(&lost)));
-        assert_eq!(seen, expected, "{lost:?}");
-    }
-}
-
-#[test]
-fn a_rollback_takes_settled_steps_back() {
-    let mut checks = checks(None);
-    complete(&mut checks).expect("no invariant is broken");
-    let (back, lost) = (record(2), BTreeSet::from([FIRST, SECOND]));
-    promise(&mut checks, &back);
-    see(&mut checks, Observation::Recorded(&back, back.term, Some(&lost))).expect("all are lost");
-    enter(&mut checks, &back).expect("from the beginning");
-    let kind = EventKind::Rollback { from: Step(1), to: Step(0), reason: RollbackReason::Asked };
-    let event = Event { number: 1, unix_ms: 0, kind };
-    see(&mut checks, Observation::Told(&event)).expect("it is the first event");
-    compute(&mut checks, |part| part.loss = 2.0).expect_err("in the same generation");
-    let again = Commit { generation: Generation(2), ..commit(1) };
-    see(&mut checks, Observation::Committed(FIRST, &again)).expect("it is another history");
-    see(&mut checks, Observation::Written(&commit(1).line)).expect("a new line of step 1");
 }
 
 /// A step leader that was paused counts the votes of a generation that a rollback has ended.

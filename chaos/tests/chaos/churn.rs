@@ -72,7 +72,8 @@ fn median(mut numbers: Vec<u64>) -> u64 {
 }
 
 /// A hundred workers die, and a hundred start in their places. At the end a step takes as much
-/// traffic as at first.
+/// traffic as at first. A worker keeps the sums that it sends until the commit, so it also takes as
+/// much memory.
 #[test]
 fn i24_a_hundred_cycles_of_loss_and_join_leave_the_traffic_of_a_step_as_it_was() {
     let endured = eight(303, Prepare::default()).endure(OF_COPIES, &churn(100)).result;

@@ -311,9 +311,9 @@ fn i11_a_candidate_tells_operators_of_its_term_and_dies() {
 /// The network between all coordinators and all workers is down. The run loses nothing but time.
 #[test]
 fn i21_coordinators_that_are_cut_off_from_all_workers_cost_no_worker() {
-    for (seed, seconds) in [(3, 15), (4, 15), (5, 60), (8, 60)] {
+    for (coordinators, seed, seconds) in [(1, 3, 15), (3, 4, 15), (1, 5, 60), (3, 8, 60)] {
         let span = Duration::from_secs(seconds);
-        let simulation = full(span + Duration::from_secs(20));
+        let simulation = full(span + Duration::from_secs(20)).coordinated(coordinators);
         let faults = vec![at(1_000.0, Fault::Isolation { span })];
         let met = simulation.endure(seed, &Schedule(faults)).result;
         let endured = met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
@@ -326,11 +326,13 @@ fn i21_coordinators_that_are_cut_off_from_all_workers_cost_no_worker() {
 /// All machines of a host stand still, or half of them.
 #[test]
 fn i21_workers_that_stand_still_together_are_waited_for() {
-    for count in [2, 4] {
+    for (coordinators, count) in [(1, 2), (1, 4), (3, 2), (3, 4)] {
         let span = Duration::from_secs(15);
         let side = (0..count).map(worker).collect();
-        let faults = vec![at(1_000.0, Fault::PauseTogether { side, span })];
-        let changes = endure(3, faults).changes;
+        let faults = Schedule(vec![at(1_000.0, Fault::PauseTogether { side, span })]);
+        let simulation = full(Duration::from_secs(60)).coordinated(coordinators);
+        let met = simulation.endure(3, &faults).result;
+        let changes = met.unwrap_or_else(|failure| panic!("{count} workers: {failure}")).changes;
         assert_eq!((changes.lost, changes.rollbacks), (0, 0), "{count} workers: {changes:?}");
     }
 }
