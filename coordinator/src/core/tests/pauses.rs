@@ -220,6 +220,24 @@ fn a_checkpoint_that_is_asked_for_is_saved_by_a_generation_of_its_own() {
     assert_eq!(world.generation(), Generation(2), "one checkpoint is enough");
 }
 
+/// The members write the checkpoint of the pause when an operator asks for one.
+#[test]
+fn a_checkpoint_that_is_asked_for_in_a_pause_is_the_one_that_is_being_written() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=7);
+    assert_eq!(world.ask(1, OperatorCommand::Pause), None);
+    world.hold_all();
+    assert_eq!(world.ask(2, OperatorCommand::Checkpoint), None);
+    let asked = EventKind::CheckpointRequested { step: Step(7) };
+    let count = |world: &World| world.events().iter().filter(|kind| **kind == asked).count();
+    assert_eq!(count(&world), 1, "the pause has asked for it");
+    complete(&mut world, &links, id(7, 1));
+    world.pass(1_000, &links);
+    assert_eq!((listed(&world), count(&world)), (vec![7], 2), "the operator has an answer");
+    assert_eq!(world.core.state().asked_checkpoint(), None);
+    assert_eq!(world.generation(), Generation(2), "one checkpoint is enough");
+}
+
 #[test]
 fn a_checkpoint_that_is_asked_for_waits_for_the_one_before() {
     let (mut world, links) = World::training_as(saving(2));
