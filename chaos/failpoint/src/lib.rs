@@ -2,9 +2,10 @@
 //!
 //! In: the environment of the process, and the names of its points as it passes them. The syntax of
 //! the crate `fail` says what happens at which point: `FAILPOINTS="vote.send=1*return(kill)"`. In
-//! addition to that crate's actions there is `return(kill)`: SIGKILL, on itself. Each point that
-//! acts first appends its name as a line to the file that `EVERSTEP_FAILPOINT_LOG` names, if it
-//! names one.
+//! addition to that crate's actions there is `return(kill)`: SIGKILL, on itself. A term that begins
+//! with a kind of process is for these alone: a launcher that has `worker:load=sleep(20)` hands it
+//! on to all of its processes. Each point that acts first appends its name as a line to the file
+//! that `EVERSTEP_FAILPOINT_LOG` names, if it names one.
 //!
 //! This crate does not know which points there are: worker and coordinator each list theirs. Only
 //! their feature `failpoints` builds this.
@@ -47,15 +48,26 @@ pub enum TermError {
     Action(String),
 }
 
-/// Reads `FAILPOINTS`, once, when a process with these `points` starts.
+/// Reads `FAILPOINTS`, once, when a process of this `kind` with these `points` starts.
 ///
 /// # Errors
 /// A name that is none of them, or an action that does not exist.
-pub fn arm(points: &[&str]) -> Result<(), FailpointError> {
+pub fn arm(kind: &str, points: &[&str]) -> Result<(), FailpointError> {
     let all = env::var("FAILPOINTS").unwrap_or_default();
-    all.split(';').map(str::trim).filter(|term| !term.is_empty()).try_for_each(|term| {
+    all.split(';').filter_map(|term| own(kind, term)).try_for_each(|term| {
         arm_one(points, term).map_err(|problem| FailpointError { term: term.into(), problem })
     })
+}
+
+/// The term without the kind of process that it is for. None if that is another kind, and for an
+/// empty term.
+fn own<'a>(kind: &str, term: &'a str) -> Option<&'a str> {
+    let name = term.split('=').next().unwrap_or_default();
+    let (of, term) = match name.split_once(':') {
+        Some((of, _)) => (of.trim(), term[of.len() + 1..].trim()),
+        None => (kind, term.trim()),
+    };
+    (of == kind && !term.is_empty()).then_some(term)
 }
 
 /// The process passes this point: performs the action that is set for it, if any.
@@ -123,6 +135,19 @@ mod tests {
         ] {
             let error = arm_one(POINTS, term).unwrap_err().to_string();
             assert!(error.contains(problem), "{term}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_term_is_for_all_processes_or_for_those_of_a_kind() {
+        for (term, is_for_a_worker) in [
+            ("update=sleep(1)", Some("update=sleep(1)")),
+            (" worker:update=print(a:b)", Some("update=print(a:b)")),
+            ("coordinator:update=sleep(1)", None),
+            ("update=print(a:b)", Some("update=print(a:b)")),
+            (" ", None),
+        ] {
+            assert_eq!(own("worker", term), is_for_a_worker, "{term}");
         }
     }
 

@@ -116,7 +116,7 @@ pub const POINTS: &[&str] = &[
 /// # Errors
 /// [`FailpointError`].
 pub fn arm() -> Result<(), FailpointError> {
-    everstep_failpoint::arm(&[POINTS, AMONG].concat())
+    everstep_failpoint::arm("coordinator", &[POINTS, AMONG].concat())
 }
 
 /// The point to pass when an effect is carried out.

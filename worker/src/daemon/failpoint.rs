@@ -102,7 +102,7 @@ pub const STORE_POINTS: &[&str] = &[
 /// # Errors
 /// [`FailpointError`].
 pub fn arm() -> Result<(), FailpointError> {
-    everstep_failpoint::arm(&[POINTS, STORE_POINTS].concat())
+    everstep_failpoint::arm("worker", &[POINTS, STORE_POINTS].concat())
 }
 
 /// The thread that reads and writes checkpoints is at one of [`STORE_POINTS`].
