@@ -9,7 +9,7 @@ const LEADER_STALL: Duration = Duration::from_secs(10);
 
 #[test]
 fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
-    let world = World::new().with("run.steps", 400);
+    let world = World::lasting(100);
     let run = world.launch(&["--workers", "3"]);
     let before = run.until_step(3);
     before.leader().signal(Signal::KILL);
@@ -19,7 +19,7 @@ fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
     let after = run.until_whole(3);
     assert_eq!(after.leader().address, before.leader().address);
     let run = run.complete();
-    run.assert_survived(400);
+    run.assert_survived(100);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["coordinator_restarts"], 1);
     assert_eq!(run.report["generations"].as_array().unwrap().len(), 1, "no worker was lost");
@@ -27,7 +27,7 @@ fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
 
 #[test]
 fn a_coordinator_and_a_worker_that_die_together_are_survived() {
-    let world = World::new().with("run.steps", 400);
+    let world = World::lasting(100);
     both_die(&world, world.launch(&["--workers", "3", "--respawn"]));
 }
 
@@ -39,19 +39,19 @@ fn both_die(world: &World, run: Launched) {
     run.until("the loss", || (run.count("lost") == 1).then_some(()));
     run.until_whole(3);
     let run = run.complete();
-    run.assert_survived(400);
+    run.assert_survived(100);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.generations("lost").len(), 1);
 }
 
 #[test]
 fn a_coordinator_that_does_not_answer_is_started_again() {
-    let world = World::new().with("run.steps", 400);
+    let world = World::lasting(100);
     let run = world.launch(&["--workers", "2"]);
     let cluster = run.until_step(3);
     cluster.leader().signal(Signal::STOP);
     let run = run.complete();
-    run.assert_survived(400);
+    run.assert_survived(100);
     assert_eq!(run.report["coordinator_restarts"], 1);
 }
 
@@ -94,7 +94,7 @@ fn assert_told(run: &Run, elections: usize) {
 
 #[test]
 fn three_coordinators_go_on_without_the_leader_and_nobody_notices() {
-    let world = World::new().with("run.steps", 400);
+    let world = World::lasting(100);
     let run = three(&world, &[]);
     let before = run.until_step(3);
     assert_eq!(before.coordinators.len(), 3);
@@ -102,7 +102,7 @@ fn three_coordinators_go_on_without_the_leader_and_nobody_notices() {
     until_another_leads(&run, &before);
     run.until_another_step();
     let run = run.complete();
-    run.assert_survived(400);
+    run.assert_survived(100);
     assert_told(&run, 2);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["steps_redone"], 0);
@@ -144,13 +144,13 @@ fn three_coordinators_go_on_while_the_leader_stands_still() {
 
 #[test]
 fn the_leader_of_three_and_a_worker_that_die_together_are_survived() {
-    let world = World::new().with("run.steps", 400);
+    let world = World::lasting(100);
     both_die(&world, three(&world, &["--respawn"]));
 }
 
 #[test]
 fn three_coordinators_that_die_together_are_started_again() {
-    let world = World::new().with("run.steps", 400);
+    let world = World::lasting(100);
     let run = three(&world, &[]);
     let cluster = run.until_step(3);
     cluster.coordinators.iter().for_each(|coordinator| coordinator.signal(Signal::KILL));
@@ -161,7 +161,7 @@ fn three_coordinators_that_die_together_are_started_again() {
     });
     run.until_another_step();
     let run = run.complete();
-    run.assert_survived(400);
+    run.assert_survived(100);
     assert_told(&run, 2);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["coordinator_restarts"], 3);

@@ -11,13 +11,13 @@ use crate::world::{
     step_of, until,
 };
 
-const STEPS: i64 = 300;
+const STEPS: i64 = 150;
 /// How many checkpoints a run keeps.
 const KEPT: usize = 6;
 
 /// A run that keeps more checkpoints than there are kinds of damage.
 fn saved_run() -> World {
-    let world = World::new().with("run.steps", STEPS).with("checkpoint.every", 10);
+    let world = World::lasting(STEPS).with("checkpoint.every", 10);
     world.with("checkpoint.keep", KEPT as i64)
 }
 
@@ -90,7 +90,7 @@ fn last_restored(events: &[Value]) -> u64 {
 #[test]
 fn i12_damage_of_every_kind_is_passed_over_by_daemons_directories_and_new_clusters() {
     let world = saved_run();
-    let wanted = World::new().with("run.steps", STEPS).with("checkpoint.every", 10).undisturbed();
+    let wanted = World::lasting(STEPS).with("checkpoint.every", 10).undisturbed();
     let dir = killed_run(&world);
     let store = world.path("store");
     fs::rename(dir.join("checkpoints"), &store).expect("moved");

@@ -9,14 +9,15 @@ use crate::world::{Launched, Program, World, show, until};
 fn a_disturbed_run_ends_as_an_undisturbed_one() {
     // With this seed chance strikes a sixth of the mean time after the first step. So even on a
     // fast machine it strikes a worker.
-    let world = World::new().with("run.steps", 400).with("run.seed", 6);
+    let world = World::lasting(100).with("run.seed", 6);
     let config = world.config();
     let flags = ["demo", "--config", show(&config), "--workers", "3", "--chaos", "mtbf=1s"];
     let dir = world.path("demo");
-    let ended = world.start(&[&flags[..], &["--dir", show(&dir)]].concat()).end();
+    let demo = world.command(&[&flags[..], &["--dir", show(&dir)]].concat());
+    let ended = Program::start(world.pace(demo)).end();
     assert_eq!(ended.code, Some(0), "{ended:?}");
     assert!(ended.stdout.ends_with("\nequal\n"), "{ended:?}");
-    assert!(ended.stdout.contains("trained 400 steps"), "{ended:?}");
+    assert!(ended.stdout.contains("trained 100 steps"), "{ended:?}");
     for words in ["workers take part  generation ", "chance kills worker-", "lost worker-"] {
         assert!(ended.stderr.contains(words), "no \"{words}\" in {ended:?}");
     }
@@ -50,12 +51,12 @@ fn perform(world: &World) -> Launched {
     for (name, _) in demo.get_envs() {
         shell.env_remove(name);
     }
-    Launched { program: Program::start(shell), dir, report: PathBuf::new() }
+    Launched { program: Program::start(world.pace(shell)), dir, report: PathBuf::new() }
 }
 
 #[test]
 fn keys_add_stop_kill_and_drain_workers() {
-    let world = World::new().with("run.steps", 1_000_000);
+    let world = World::endless();
     let mut run = perform(&world);
     run.until_workers(3, "training");
     run.program.press("a");

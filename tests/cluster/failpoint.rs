@@ -24,7 +24,7 @@ use serde_json::Value;
 use crate::world::{World, until};
 
 /// The failpoint that makes a worker's steps slow, so that a lot may happen in a short run.
-const SLOW: &str = "load=300*sleep(10)";
+const SLOW: &str = "load=100*sleep(30)";
 /// How many runs there are at once. Their processes mostly wait.
 const ABREAST: usize = 4;
 

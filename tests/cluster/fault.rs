@@ -7,7 +7,7 @@ use crate::world::{Node, RUN_ENDS_WITHIN, Signal, World};
 
 /// A run that lasts longer than any test.
 fn endless() -> World {
-    World::new().with("run.steps", 1_000_000)
+    World::endless()
 }
 
 /// The block names the process, the reason, and the place of its log.

@@ -60,7 +60,7 @@ fn a_run_that_is_interrupted_says_what_is_kept() {
     let mut ends = vec![(Signal::INT, 130), (Signal::TERM, 143)];
     ends.extend(ends_with_its_terminal().then_some((Signal::HUP, 143)));
     for (signal, code) in ends {
-        let world = World::new().with("run.steps", 1_000_000);
+        let world = World::endless();
         let run = world.launch(&["--workers", "2"]);
         run.until_step(3);
         run.program.signal(signal);
@@ -129,7 +129,7 @@ fn each_run_of_a_cluster_has_a_model_and_a_status_of_its_own() {
 
 #[test]
 fn a_worker_leaves_by_the_label_of_its_log() {
-    let world = World::new().with("run.steps", 1_000_000);
+    let world = World::endless();
     let run = world.launch(&["--workers", "3"]);
     run.until_whole(3);
     let ended = ask(&world, &["worker", "drain", "worker-2"], &run.dir);

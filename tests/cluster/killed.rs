@@ -121,7 +121,7 @@ fn i12_a_run_goes_on_to_the_same_bits_whenever_all_of_its_processes_are_killed()
     let seed = seed();
     println!("{SEED}={seed} kills at the same steps");
     let mut draw = chance(seed);
-    let world = World::new().with("run.steps", STEPS as i64).with("checkpoint.every", 5);
+    let world = World::lasting(STEPS as i64).with("checkpoint.every", 5);
     let wanted = world.undisturbed();
     for number in 0..RUNS {
         let death = Death { step: 1 + draw(STEPS - 1), workers: 1 + number % 5 };

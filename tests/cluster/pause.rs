@@ -6,11 +6,13 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 use crate::preempted::{MetadataService, notice};
-use crate::world::{CoordinatorGroup, Ended, Launched, Program, Run, Signal, World, show, until};
+use crate::world::{
+    CoordinatorGroup, Ended, Launched, PACED, Program, Run, Signal, World, show, until,
+};
 
 /// The small run with so many steps, and a checkpoint after the last one alone.
 fn saved_at_the_end(steps: i64) -> World {
-    World::new().with("run.steps", steps).with("checkpoint.every", 1_000_000)
+    World::lasting(steps).with("checkpoint.every", 1_000_000)
 }
 
 /// Runs a verb for a run under way.
@@ -35,7 +37,7 @@ fn rollbacks(events: &[Value]) -> Vec<(u64, u64)> {
 /// Invariant I26.
 #[test]
 fn i26_a_run_rests_as_long_as_an_operator_says_and_keeps_its_bits() {
-    const STEPS: i64 = 300;
+    const STEPS: i64 = 100;
     let world = saved_at_the_end(STEPS);
     let wanted = world.undisturbed();
     let run = world.launch(&["--workers", "3"]);
@@ -75,7 +77,7 @@ fn i26_a_run_rests_as_long_as_an_operator_says_and_keeps_its_bits() {
 
 #[test]
 fn a_run_without_checkpoints_saves_none_and_says_so() {
-    let world = World::new().with("run.steps", 100_000);
+    let world = World::lasting(100_000);
     let run = world.launch(&["--workers", "1"]);
     run.until_step(1);
     let ended = ask(&world, &run, &["checkpoint", "now"]);
@@ -85,7 +87,7 @@ fn a_run_without_checkpoints_saves_none_and_says_so() {
 
 #[test]
 fn the_last_workers_of_a_local_cluster_leave_nothing_behind() {
-    const STEPS: i64 = 300;
+    const STEPS: i64 = 100;
     let world = saved_at_the_end(STEPS);
     let wanted = world.undisturbed();
     let run = world.launch(&["--workers", "2"]);
@@ -119,7 +121,7 @@ impl<'a> Daemons<'a> {
         let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
         let dir = group.members[0].dir.clone();
         let daemons = Self { world, group, dir };
-        let workers = daemons.workers(flags, points);
+        let workers = daemons.workers(flags, &format!("{PACED};{points}"));
         let submitted = daemons.start(&["run", "submit", show(&world.config())]).end();
         assert_eq!(submitted.code, Some(0), "{submitted:?}");
         let is_far = || daemons.status()["step"].as_u64() >= Some(5);
@@ -239,7 +241,7 @@ fn daemons_whose_grace_is_too_short_for_the_save_say_so() {
 
 #[test]
 fn a_launcher_that_is_told_to_end_keeps_the_step_under_way() {
-    const STEPS: i64 = 300;
+    const STEPS: i64 = 100;
     let world = saved_at_the_end(STEPS);
     let wanted = world.undisturbed();
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {

@@ -23,7 +23,7 @@ fn a_setting_that_cannot_be_is_refused() {
         ("model.hads", "2".into(), "did you mean \"model.heads\"?"),
         ("run.steps", "many".into(), "run.steps is \"many\", but must be a whole number"),
         ("run.steps", 0.into(), "run.steps is 0"),
-        ("model.heads", 3.into(), "model.heads is 3, which does not divide model.width = 32"),
+        ("model.heads", 3.into(), "model.heads is 3, which does not divide model.width = 16"),
         ("model.kind", "gtp".into(), "there is no model named \"gtp\". This program has "),
         ("batch.data_shards", 0.into(), "batch.data_shards is 0"),
         ("redundancy.copies", 0.into(), "redundancy.copies is 0"),

@@ -10,7 +10,7 @@ use crate::world::{Ended, Launched, Run, Signal, World, complete_checkpoints, fl
 
 /// The small run with so many steps, and a checkpoint every ten of them.
 fn saved_run(steps: i64) -> World {
-    World::new().with("run.steps", steps).with("checkpoint.every", 10)
+    World::lasting(steps).with("checkpoint.every", 10)
 }
 
 /// The steps of the checkpoints that the run has told of so far.
@@ -46,7 +46,7 @@ fn rollbacks(run: &Run) -> Vec<u64> {
 
 #[test]
 fn i12_a_run_whose_processes_all_died_goes_on_with_any_number_of_workers() {
-    const STEPS: i64 = 300;
+    const STEPS: i64 = 120;
     let world = saved_run(STEPS);
     let wanted = world.undisturbed();
     for (step, workers) in [(10, "1"), (30, "2"), (20, "3"), (50, "5")] {
@@ -62,7 +62,7 @@ fn i12_a_run_whose_processes_all_died_goes_on_with_any_number_of_workers() {
 
 #[test]
 fn i12_a_damaged_checkpoint_is_named_and_an_older_one_is_taken() {
-    const STEPS: i64 = 300;
+    const STEPS: i64 = 120;
     let world = saved_run(STEPS);
     let dir = kill_after(world.launch(&["--workers", "2"]), 30);
     let name = flip_a_bit(complete_checkpoints(&dir.join("checkpoints")).last().expect("one"));
@@ -80,7 +80,7 @@ fn i12_a_damaged_checkpoint_is_named_and_an_older_one_is_taken() {
 /// checkpoint that was asked for, costs the run another one.
 #[test]
 fn what_cannot_be_restored_is_refused_before_anything_is_undone() {
-    const STEPS: i64 = 200;
+    const STEPS: i64 = 100;
     let world = saved_run(STEPS).with("checkpoint.keep", 100);
     let dir = kill_after(world.launch(&["--workers", "2"]), 20);
     let moved = world.path("moved");

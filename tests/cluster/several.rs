@@ -31,7 +31,7 @@ pub struct Training<'w> {
     run: RunSpec,
     slow: Program,
     others: Vec<Program>,
-    /// A line for each micro-batch of the slow worker.
+    /// A line for each step of the slow worker.
     log: PathBuf,
 }
 
@@ -64,9 +64,7 @@ impl<'w> Training<'w> {
 
     /// Waits until the workers have trained more steps, even if no coordinator knows of them.
     pub fn until_it_goes_on(&self) {
-        // A step has eight data shards. The slow worker has at most four of them, and loads some
-        // ahead.
-        let wanted = self.loads() + 60;
+        let wanted = self.loads() + 30;
         until("workers train", || (self.loads() >= wanted).then_some(()));
     }
 

@@ -10,11 +10,11 @@ use crate::world::{
     flip_a_bit, show, step_of,
 };
 
-const STEPS: i64 = 300;
+const STEPS: i64 = 120;
 
 /// The small run, with a checkpoint every ten steps.
 fn saved_run() -> World {
-    World::new().with("run.steps", STEPS).with("checkpoint.every", 10)
+    World::lasting(STEPS).with("checkpoint.every", 10)
 }
 
 /// Kills a run once a step at or after this one is listed. Its store is all that stays, elsewhere.
@@ -81,7 +81,7 @@ fn i13_a_run_that_lost_its_coordinators_goes_on_twice_and_has_each_step_once() {
     let second = world.path("second");
     let flags = ["resume", show(&dir), "--dir", show(&second), "--workers", "2"];
     let resumed = Launched {
-        program: world.start(&flags),
+        program: Program::start(world.pace(world.command(&flags))),
         dir: second.clone(),
         report: second.with_extension("json"),
     };

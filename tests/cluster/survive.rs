@@ -10,7 +10,7 @@ use crate::world::{Run, Signal, World, chance};
 
 /// A run that is long enough for some deaths.
 fn world() -> World {
-    World::new().with("run.steps", 400)
+    World::lasting(100)
 }
 
 /// Trains with `workers` workers. Each time that the cluster is whole the members of these ranks
@@ -31,7 +31,7 @@ fn kill(world: &World, workers: usize, deaths: &[&[usize]]) -> Run {
 
 /// Checks the run, and that every death is in its report.
 fn assert_survived(world: &World, run: &Run, deaths: &[&[usize]]) {
-    run.assert_survived(400);
+    run.assert_survived(100);
     assert_eq!(run.hash(), world.undisturbed(), "{deaths:?}");
     assert_lapsed(run);
     let lost = run.generations("lost");
@@ -86,8 +86,8 @@ fn eight_workers_survive_one_death_after_the_other() {
 /// made up for.
 #[test]
 fn deaths_at_random_moments_are_survived() {
-    for (workers, steps) in [(3, 800), (4, 800), (8, 400)] {
-        let world = World::new().with("run.steps", steps);
+    for (workers, steps) in [(3, 300), (4, 300), (8, 300)] {
+        let world = World::lasting(steps);
         let mut draw = chance(workers);
         let run = world.launch(&["--workers", &workers.to_string(), "--respawn"]);
         run.until_step(3);
@@ -129,7 +129,7 @@ fn when_all_are_killed_their_successors_begin_anew_and_say_so() {
     cluster.workers.iter().for_each(|worker| worker.signal(Signal::KILL));
     run.until("the rollback", || (run.count("rollback") == 1).then_some(()));
     let run = run.complete();
-    run.assert_one_history(400);
+    run.assert_one_history(100);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["respawned"], 2);
     assert_eq!(run.report["rollbacks"].as_array().map(Vec::len), Some(1));
@@ -140,7 +140,7 @@ fn when_all_are_killed_their_successors_begin_anew_and_say_so() {
 
 #[test]
 fn a_stopped_worker_is_evicted_and_one_that_goes_on_registers_again() {
-    let world = World::new().with("run.steps", 800);
+    let world = World::lasting(200);
     let run = world.launch(&["--workers", "3"]);
     run.until_step(3);
     let cluster = run.until_whole(3);
@@ -154,14 +154,14 @@ fn a_stopped_worker_is_evicted_and_one_that_goes_on_registers_again() {
     let again = cluster.workers.iter().find(|w| w.pid == stopped.pid && !w.is_over());
     assert!(again.expect("the same process").id > stopped.id, "{cluster:?}");
     let run = run.complete();
-    run.assert_survived(800);
+    run.assert_survived(200);
     assert_eq!(run.hash(), world.undisturbed());
 }
 
 /// The worker is silent for longer than the run waits for missing workers, but it lives.
 #[test]
 fn an_only_worker_that_is_stopped_for_longer_than_the_wait_is_waited_for() {
-    let world = World::new().with("run.steps", 800);
+    let world = World::lasting(50);
     let run = world.launch(&["--workers", "1", "--wait", "5"]);
     let stopped = run.until_step(3).member(0).clone();
     stopped.signal(Signal::STOP);
@@ -169,7 +169,7 @@ fn an_only_worker_that_is_stopped_for_longer_than_the_wait_is_waited_for() {
     stopped.signal(Signal::CONT);
     let run = run.complete();
     // A wait ends in a generation. Here it has the same worker.
-    run.assert_survived(800);
+    run.assert_survived(50);
     assert!(run.lines("events.jsonl").iter().all(|event| event["event"] != "lost"));
     assert_eq!(run.hash(), world.undisturbed());
 }
@@ -177,7 +177,7 @@ fn an_only_worker_that_is_stopped_for_longer_than_the_wait_is_waited_for() {
 /// The run waits while the host is away, so that it does not end before.
 #[test]
 fn a_host_whose_worker_dies_comes_back_twenty_times() {
-    let world = World::new().with("run.steps", 800).with("run.min_workers", 2);
+    let world = World::lasting(400).with("run.min_workers", 2);
     let run = world.launch(&["--workers", "2", "--respawn"]);
     run.until_step(3);
     for death in 1..=20 {
@@ -188,7 +188,7 @@ fn a_host_whose_worker_dies_comes_back_twenty_times() {
     }
     assert_eq!((run.count("lost"), run.count("rollback")), (20, 0));
     let run = run.complete();
-    run.assert_survived(800);
+    run.assert_survived(400);
     assert_eq!(run.hash(), world.undisturbed());
 }
 

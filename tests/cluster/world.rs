@@ -30,13 +30,18 @@ const TEST_TIMEOUT: Duration = Duration::from_secs(1_200);
 
 /// The failpoint that makes a worker so slow that a run of some hundred steps lasts until it is
 /// gone.
-pub const SLOW: &str = "load=sleep(50)";
+pub const SLOW: &str = "load=sleep(100)";
+
+/// The same for each worker of a launcher: it waits in each step, so that a run of some hundred
+/// steps lasts, and other tests have the cores meanwhile.
+pub const PACED: &str = "worker:load=sleep(40)";
 
 /// A folder with a text and a configuration.
 pub struct World {
     folder: TempDir,
     settings: BTreeMap<&'static str, toml::Value>,
     runs: Cell<u32>,
+    is_paced: bool,
 }
 
 impl World {
@@ -44,14 +49,25 @@ impl World {
     pub fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let (settings, runs) = (BTreeMap::new(), Cell::new(0));
-        Self { folder, settings, runs }
+        Self { folder, settings, runs, is_paced: false }
             .with("run.steps", 12)
             .with("model.layers", 2)
             .with("model.heads", 2)
-            .with("model.width", 32)
-            .with("model.context", 32)
+            .with("model.width", 16)
+            .with("model.context", 16)
             .with("batch.micro_batch", 2)
             .with_text(32 << 10)
+    }
+
+    /// The same with so many steps, each of which takes 40 ms or more: something can happen
+    /// meanwhile.
+    pub fn lasting(steps: i64) -> Self {
+        Self { is_paced: true, ..Self::new() }.with("run.steps", steps)
+    }
+
+    /// The same, which lasts longer than any test.
+    pub fn endless() -> Self {
+        Self::lasting(1_000_000)
     }
 
     /// Sets a key of the configuration.
@@ -110,18 +126,31 @@ impl World {
         let address = run.cluster().expect("a cluster").addresses();
         let token = format!("@{}", show(&run.dir.join("join.token")));
         let ours = ["worker", "--coordinators", &address, "--join", &token];
-        self.command(&[&ours[..], flags].concat())
+        self.pace(self.command(&[&ours[..], flags].concat()))
+    }
+
+    /// The same command, for workers that are as slow as this world says.
+    pub fn pace(&self, mut command: Command) -> Command {
+        if self.is_paced {
+            command.env("FAILPOINTS", PACED);
+        }
+        command
     }
 
     /// Starts `everstep train` with the configuration, in a new directory.
     pub fn launch(&self, arguments: &[&str]) -> Launched {
+        self.launch_as(arguments, |command| self.pace(command))
+    }
+
+    /// The same with another command.
+    fn launch_as(&self, arguments: &[&str], change: impl FnOnce(Command) -> Command) -> Launched {
         self.runs.set(self.runs.get() + 1);
         let dir = self.path(&format!("run-{}", self.runs.get()));
         let report = dir.with_extension("json");
         let config = self.config();
         let ours = ["train", "--config", show(&config), "--dir", show(&dir), "--report"];
-        let program = self.start(&[&ours[..], &[show(&report)], arguments].concat());
-        Launched { program, dir, report }
+        let command = self.command(&[&ours[..], &[show(&report)], arguments].concat());
+        Launched { program: Program::start(change(command)), dir, report }
     }
 
     /// Trains to the end.
@@ -141,7 +170,8 @@ impl World {
         known.unwrap_or_else(|| {
             let start =
                 self.settings.get("run.start_workers").map_or("2".into(), |n| n.to_string());
-            let hash = self.train(&["--workers", &start]).hash().to_string();
+            let run = self.launch_as(&["--workers", &start], |at_full_speed| at_full_speed);
+            let hash = run.complete().hash().to_string();
             let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
             known.insert(settings, hash.clone());
             hash
@@ -187,7 +217,7 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
             return found;
         }
         assert!(began.elapsed() < TEST_TIMEOUT, "waited {TEST_TIMEOUT:?} in vain: {what}");
-        thread::sleep(Duration::from_millis(5));
+        thread::sleep(Duration::from_millis(20));
     }
 }
 

@@ -103,7 +103,7 @@ const SOME_PAUSED_LATER: &str = "pause.send=5*off->1*sleep(30)->1*return(kill)";
 /// The first Status after those of four members when the run began.
 const STATUS_LATER: &str = "status.receive=4*off->1*return(kill)";
 /// The failpoint that stops a worker in the midst of a run.
-const BROKEN: &str = "load=50*off->1*panic(on purpose)";
+const BROKEN: &str = "load=20*off->1*panic(on purpose)";
 
 #[test]
 fn there_is_a_way_to_every_failpoint() {
@@ -198,9 +198,9 @@ async fn refuse_to_join(scene: &mut Scene<'_>, points: &[&str]) {
 
 /// The newest checkpoint is damaged when the run has to go back. The next one is far.
 async fn damage(scene: &mut Scene<'_>) {
-    let newest = |scene: &Scene<'_>| scene.cluster.progress().checkpoint() == Some(Step(200));
+    let newest = |scene: &Scene<'_>| scene.cluster.progress().checkpoint() == Some(Step(60));
     assert!(scene.until(newest).await);
-    flip_a_bit(&scene.log.with_file_name("checkpoints").join("step-000200"));
+    flip_a_bit(&scene.log.with_file_name("checkpoints").join("step-000060"));
     kill_process(scene.newest().1, Signal::KILL).expect("it lives");
 }
 
@@ -233,37 +233,37 @@ fn a_coordinator_may_die_at_any_point_while_a_run_begins_and_after_the_last_step
 fn a_coordinator_may_die_at_any_point_of_a_join_a_loss_or_a_leave() {
     use While::*;
     let happenings = [Joining, LosingLearner, Losing, Breaking, Evicting, Leaving, Operating];
-    play(&world(400, &[]), &happenings);
+    play(&world(130, &[]), &happenings);
 }
 
 /// No other process may look for the text then.
 #[test]
 fn a_coordinator_may_die_when_a_worker_that_joins_fails() {
-    play(&world(400, &[]), &[While::Failing]);
+    play(&world(130, &[]), &[While::Failing]);
 }
 
 /// No other process may look for the text then.
 #[test]
 fn a_coordinator_may_die_when_a_worker_that_joins_is_refused() {
-    play(&world(400, &[]), &[While::Refusing]);
+    play(&world(130, &[]), &[While::Refusing]);
 }
 
 #[test]
 fn i12_a_coordinator_may_die_at_any_point_of_a_checkpoint() {
-    play(&world(400, &[("checkpoint.every", 20)]), &[While::Saving]);
+    play(&world(130, &[("checkpoint.every", 10)]), &[While::Saving]);
 }
 
 #[test]
 fn i12_a_coordinator_may_die_when_a_checkpoint_turns_out_to_be_damaged() {
-    let settings = [("checkpoint.every", 100), ("redundancy.copies", 1)];
-    play(&world(400, &settings), &[While::Damaging]);
+    let settings = [("checkpoint.every", 30), ("redundancy.copies", 1)];
+    play(&world(130, &settings), &[While::Damaging]);
 }
 
 /// The leader of three dies, and another one leads on with the parts that workers tell it again.
 /// Each of the three dies at the point, if it comes there.
 #[test]
 fn i12_the_leader_of_three_coordinators_may_die_at_any_point_of_a_checkpoint() {
-    let world = world(200, &[("checkpoint.every", 20), ("checkpoint.keep", 2)]);
+    let world = world(100, &[("checkpoint.every", 10), ("checkpoint.keep", 2)]);
     world.undisturbed();
     let points = LIVES.iter().filter(|(happening, _)| *happening == While::Saving);
     abreast(points.flat_map(|(_, points)| *points), async |point| {
@@ -279,7 +279,7 @@ fn i12_the_leader_of_three_coordinators_may_die_at_any_point_of_a_checkpoint() {
 /// With the leader dies the step leader, which has written the manifest.
 #[test]
 fn i12_the_leader_may_die_together_with_a_worker_while_it_lists_a_checkpoint() {
-    let world = world(200, &[("checkpoint.every", 40), ("checkpoint.keep", 2)]);
+    let world = world(100, &[("checkpoint.every", 20), ("checkpoint.keep", 2)]);
     world.undisturbed();
     let points = LIVES.iter().flat_map(|(_, points)| *points);
     abreast(points.filter(|point| point.ends_with(".list_checkpoint")), async |point| {
@@ -297,5 +297,5 @@ fn i12_the_leader_may_die_together_with_a_worker_while_it_lists_a_checkpoint() {
 
 #[test]
 fn a_coordinator_may_die_at_any_point_of_a_rollback() {
-    play(&world(400, &[("redundancy.copies", 1)]), &[While::GoingBack]);
+    play(&world(130, &[("redundancy.copies", 1)]), &[While::GoingBack]);
 }

@@ -156,7 +156,7 @@ fn one_by_one(world: &World, points: &[&str], meet: impl AsyncFn(&mut Scene<'_>,
 
 #[test]
 fn a_worker_that_joins_may_die_at_any_point() {
-    let world = world(400, &[]);
+    let world = world(130, &[]);
     one_by_one(&world, points(By::Joining), async |scene, point| {
         scene.add(point);
         scene.until(|scene| scene.has_met(point)).await
@@ -165,7 +165,7 @@ fn a_worker_that_joins_may_die_at_any_point() {
 
 #[test]
 fn a_member_may_die_at_any_point_of_anothers_join() {
-    let world = world(400, &[]);
+    let world = world(130, &[]);
     one_by_one(&world, points(By::Hosting), async |scene, point| {
         let members = scene.members();
         scene.add(point);
@@ -266,7 +266,7 @@ fn i12_a_checkpoint_that_was_complete_and_never_listed_is_saved_again() {
 /// One of the two that are left after a loss dies when it has read a part of its shards.
 #[test]
 fn i12_a_worker_may_die_while_it_restores_a_checkpoint() {
-    let world = world(200, &[("checkpoint.every", 20), ("redundancy.copies", 1)]);
+    let world = world(100, &[("checkpoint.every", 10), ("redundancy.copies", 1)]);
     world.undisturbed();
     abreast(points(By::Restoring), async |point| {
         let late = format!("{point}=3*off->1*return(kill)");
@@ -277,17 +277,17 @@ fn i12_a_worker_may_die_while_it_restores_a_checkpoint() {
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         let report = scene.end().await;
-        assert!(report.rollbacks.iter().all(|back| back.to.0 >= 20), "{:?}", report.rollbacks);
+        assert!(report.rollbacks.iter().all(|back| back.to.0 >= 10), "{:?}", report.rollbacks);
         assert_stored(&world, &dir, (2, point));
     });
 }
 
 #[test]
 fn a_step_leader_may_die_when_it_is_asked_to_hold() {
-    let world = world(400, &[]);
+    let world = world(130, &[]);
     for point in points(By::LeadingJoin) {
         block_on(async {
-            let mut scene = Scene::begin(&world, &[point, "", ""]).await;
+            let mut scene = Scene::begin(&world, &[point, SLOW, ""]).await;
             assert!(scene.until(|scene| scene.cluster.progress().step().0 >= 3).await);
             scene.add("");
             assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
@@ -368,7 +368,7 @@ fn a_member_of_a_waiting_run_may_die_at_any_point_of_anothers_join() {
 
 #[test]
 fn a_worker_may_die_while_it_asks_to_leave() {
-    let world = world(400, &[]);
+    let world = world(130, &[]);
     one_by_one(&world, points(By::Leaving), async |scene, point| {
         scene.add(point);
         if !scene.until_member_count(4).await {
@@ -381,7 +381,7 @@ fn a_worker_may_die_while_it_asks_to_leave() {
 
 #[test]
 fn a_worker_may_die_when_it_hears_that_it_was_evicted() {
-    let world = world(400, &[]);
+    let world = world(130, &[]);
     one_by_one(&world, points(By::ComingBack), async |scene, point| {
         scene.add(point);
         if !scene.until_member_count(4).await {
@@ -399,13 +399,13 @@ fn a_worker_may_die_when_it_hears_that_it_was_evicted() {
 
 #[test]
 fn members_may_die_where_a_hold_ends_without_a_change() {
-    let world = world(400, &[]);
+    let world = world(130, &[]);
     let leader = "hold.receive=1*sleep(200)";
     let killed = |point: &str| format!("{point}=1*return(kill)");
     world.undisturbed();
     let rows = [
-        ("go.send", [format!("{leader};{}", killed("go.send")), String::new(), String::new()]),
-        ("go.receive", [leader.to_string(), String::new(), killed("go.receive")]),
+        ("go.send", [format!("{leader};{}", killed("go.send")), SLOW.into(), String::new()]),
+        ("go.receive", [leader.to_string(), SLOW.into(), killed("go.receive")]),
     ];
     abreast(rows, async |(point, workers)| {
         assert!(points(By::Holding).contains(&point));
