@@ -19,7 +19,6 @@ mod entry;
 mod events;
 mod fingerprint;
 mod format;
-pub(crate) mod format_1;
 mod generation;
 mod invariants;
 mod lines;

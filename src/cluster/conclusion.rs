@@ -150,7 +150,7 @@ mod tests {
 
     #[test]
     fn an_end_that_the_coordinators_have_told_is_not_told_again() {
-        let told = progress(EventKind::Failed { reason: FailReason::Words("no disk".into()) });
+        let told = progress(EventKind::Failed { reason: FailReason::Cancelled });
         assert_eq!(Ending::Failed("no disk".into()).event(&told), None);
         let untold = progress(EventKind::Submitted { run: "one".into() });
         let event = Ending::Interrupted.event(&untold).expect("nobody else tells it");

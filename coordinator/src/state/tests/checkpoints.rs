@@ -239,7 +239,7 @@ fn an_operator_goes_back_to_a_listed_step() {
 
 #[test]
 fn another_run_begins_without_checkpoints() {
-    let failed = Outcome::Failed { name: None, reason: FailReason::Words("it broke".into()) };
+    let failed = Outcome::Failed { name: None, reason: FailReason::Cancelled };
     let entries = [found(false), list(2, 1), list(4, 1), list(6, 1), end(1, failed)];
     let other = RunSpec { name: "other".into(), ..saving() };
     let state = after(&[&entries[..], &[submit(2, other)]].concat());
