@@ -19,8 +19,8 @@ use everstep_transport::protocol::{
     OperatorCommand, RequestId, Step, Term, WorkerId, exemplars,
 };
 
-use super::history_file::HistoryFile;
-use super::membership_file::{Membership, MembershipFile};
+use crate::daemon::history_file::HistoryFile;
+use crate::daemon::membership_file::{Membership, MembershipFile};
 use crate::format::{self, FileFormat};
 use crate::line_file::LineFiles;
 use crate::lines::LineRecord;
