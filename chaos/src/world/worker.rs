@@ -8,10 +8,9 @@ use everstep_coordinator::core::ShellInput;
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::{
-    Chunk, Generation, Message, NodeName, Shard, Step, Term, WorkerId,
-};
+use everstep_transport::protocol::{Chunk, Generation, Message, NodeName, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
+use everstep_worker::step::Promise;
 use everstep_worker::step::core::{self, Core};
 use everstep_worker::step::event::{Admission, Effect, Exit, Input, LinkId};
 
@@ -54,8 +53,8 @@ pub struct SimWorker {
 pub struct CoreView {
     /// Its id. None before it is registered.
     pub worker: Option<WorkerId>,
-    /// The newest promise.
-    pub promised: (Term, Generation),
+    /// The promise that the worker made last.
+    pub promised: Promise,
     /// The generation that it is in, as member or joiner.
     pub generation: Generation,
     /// Its last commit, if it is a member.
@@ -181,7 +180,8 @@ impl SimWorker {
         let CoreView { worker, generation, promised, committed, .. } = self.core_view();
         let member = self.core.member();
         let owns = member.is_some_and(|member| member.plan().owned().contains_key(&shard));
-        let receiver = ReceiverState { floor: generation.max(promised.1), committed, owns };
+        let receiver =
+            ReceiverState { floor: generation.max(promised.generation), committed, owns };
         (worker.unwrap_or_default(), receiver)
     }
 

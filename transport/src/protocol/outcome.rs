@@ -137,8 +137,10 @@ pub struct WorkerResult {
     pub refused: u64,
     /// UDP payload that the path to the peers carries, bytes: the smallest over its links.
     pub path_mtu: u64,
-    /// Socket buffers as the kernel granted them, bytes: receive, then send.
-    pub socket_buffers: (u64, u64),
+    /// The socket's buffer for packets that have arrived, as the kernel granted it, bytes.
+    pub receive_buffer: u64,
+    /// The socket's buffer for packets that have not left, as the kernel granted it, bytes.
+    pub send_buffer: u64,
     /// QUIC packets lost on its links.
     pub lost_packets: u64,
     /// Steps that were computed again after a failure.

@@ -37,8 +37,10 @@ pub(super) struct Awaiting {
     owners_since: Option<Time>,
     /// How long earlier leaders had listened for each owner in vain.
     logged: Option<BTreeMap<WorkerId, Duration>>,
-    /// How long another worker had answered before now, and since when one answers again.
-    hears: (Duration, Option<Time>),
+    /// How long another worker had answered before the present answers.
+    heard_before: Duration,
+    /// Since when another worker answers. None if none does.
+    heard_since: Option<Time>,
     /// The owners in the newest proposal, and its time.
     told: Option<(Vec<WorkerId>, Time)>,
     /// Members for which the leader has proposed the entry that they ended.
@@ -62,18 +64,19 @@ impl Awaiting {
 
     /// Another worker answers from now on, or none does. The time listened so far counts on.
     fn hear(&mut self, now: Time, hears: bool) {
-        let (heard, since) = self.hears;
-        self.hears = match (since, hears) {
-            (None, true) => (heard, Some(now)),
-            (Some(since), false) => (heard + now.since(since), None),
-            _ => return,
-        };
+        match (self.heard_since, hears) {
+            (None, true) => self.heard_since = Some(now),
+            (Some(since), false) => {
+                self.heard_before += now.since(since);
+                self.heard_since = None;
+            }
+            _ => {}
+        }
     }
 
     /// How long another worker has answered, in all.
     fn heard(&self, now: Time) -> Duration {
-        let (heard, since) = self.hears;
-        heard + since.map_or(Duration::ZERO, |since| now.since(since))
+        self.heard_before + self.heard_since.map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// How long this leader has waited for an owner in vain, while another worker answered.
