@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 /// How many times as long as the longest pass so far a pass may take.
-const PATIENCE: u32 = 3;
+const MAX_PASS_RATIO: u32 = 3;
 
 /// How long the passes of a process take.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl Watchdog {
 
     /// How long the next pass may take. None: as long as it likes.
     pub fn limit(&self) -> Option<Duration> {
-        self.longest.map(|longest| (PATIENCE * longest).max(self.at_least))
+        self.longest.map(|longest| (MAX_PASS_RATIO * longest).max(self.at_least))
     }
 
     /// A pass took so long.

@@ -247,7 +247,7 @@ async fn run_actor(
     let (exit, ended) = tokio::sync::oneshot::channel();
     let endpoint = shell.endpoint.clone();
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));
-    actix::spawn(accept(endpoint, actor.clone()));
+    actix::spawn(run_acceptor(endpoint, actor.clone()));
     actix::spawn(drain::run(orders, actor.clone()));
     let link_events = LinkEvents { connected: actor.clone().recipient(), event: actor.recipient() };
     actix::spawn(coordinator_links::run(dial_context, link_events));
@@ -255,7 +255,8 @@ async fn run_actor(
     ended.await.unwrap_or_else(broken)
 }
 
-async fn accept(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
+/// Brings the links of other workers to the actor.
+async fn run_acceptor(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
     while let Some(link) = endpoint.accept().await {
         if actor.send(PeerConnected(link)).await.is_err() {
             return;

@@ -400,7 +400,7 @@ impl World {
         let silent = !alive || standing || !whole || self.shut_until(peer, owner).is_some();
         let now = self.now;
         let why = self.why_silent(owner, peer, (alive, standing, whole));
-        let patience = self.clock(owner).true_time(IDLE_TIMEOUT);
+        let lost_after = self.clock(owner).true_time(IDLE_TIMEOUT);
         let earlier =
             Duration::from_nanos(self.random.below(KEEP_ALIVE_INTERVAL.as_nanos() as u64));
         let Some(side) = self.network.links.ends.get_mut(&(owner, peer)) else { return };
@@ -413,7 +413,7 @@ impl World {
             return;
         }
         let at = match why {
-            Silence::Unknown => since + (patience - earlier),
+            Silence::Unknown => since + (lost_after - earlier),
             Silence::Refused => now + (MAX_PROBE_TIME - earlier / 10),
             Silence::Forgotten => now + earlier,
         };

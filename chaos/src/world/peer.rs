@@ -110,9 +110,9 @@ impl World {
         let peer = Peer { place: other, linked, used, waiting, expected, called };
         self.workers[place].peers_mut().peers.insert(id, peer);
         if !linked {
-            let patience = self.workers[place].clock().true_time(PEER_LINK_TIMEOUT);
+            let lost_after = self.workers[place].clock().true_time(PEER_LINK_TIMEOUT);
             let overdue = Event::Overdue { place, to: id, since: self.now };
-            self.queue.put(self.now + patience, overdue);
+            self.queue.put(self.now + lost_after, overdue);
         }
     }
 

@@ -123,7 +123,7 @@ impl Core {
     /// An operator's word has changed what is asked for.
     pub(super) fn directed(&mut self, now: Time) {
         if self.change.is_steady() {
-            self.consider(now);
+            self.begin_due_change(now);
         }
         self.conclude(now);
     }
