@@ -45,6 +45,7 @@ use everstep_worker::data::Sampler;
 
 use agreement::Agreement;
 use bounds::Bounds;
+pub use bounds::QueueKind;
 use commits::Commits;
 use copies::Copies;
 use durable::Durable;

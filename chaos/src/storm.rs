@@ -20,7 +20,6 @@ mod training;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_coordinator::core::{CORE_TICK, Core, CoreInput, LinkId, ShellInput};

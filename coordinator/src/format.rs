@@ -128,7 +128,8 @@ mod tests {
             let refused = format.number(stated).expect_err("an older format");
             assert_eq!(refused, UnknownFormat::Earlier { stated: number, read: 3..=3 });
             let words = refused.to_string();
-            let expected = format!("it has format {number}, and this build of Everstep reads format 3:");
+            let expected =
+                format!("it has format {number}, and this build of Everstep reads format 3:");
             assert!(words.starts_with(&expected) && words.contains("an earlier build"), "{words}");
         }
         assert_eq!(format.number(3), Ok(3));

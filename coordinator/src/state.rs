@@ -35,7 +35,7 @@ use everstep_transport::protocol::{CoordinatorId, RunId, Term, WorkerId};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use self::access::Access;
-pub use self::awaited::{AwaitedOwner, AwaitedOwners};
+pub use self::awaited::{OwnerWait, OwnerWaits};
 pub use self::checkpoint_progress::{AskedCheckpoint, CheckpointStanding};
 pub(crate) use self::checkpoints::is_same;
 pub use self::checkpoints::{Checkpoints, NoWholeCheckpoint};

@@ -1,13 +1,13 @@
 //! What must hold in a storm, too: the invariants of coordinator and membership.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use everstep_coordinator::core::LinkId;
 use everstep_transport::protocol::chunk::MAX_MESSAGE_CHUNK;
 use everstep_transport::protocol::outcome::{Event, EventKind, Update};
-use everstep_transport::protocol::{Generation, Record, Step, WorkerId, codec};
+use everstep_transport::protocol::{Generation, Message, Record, Step, WorkerId, codec};
 use everstep_transport::quic::Settings;
-
-use super::{Arc, LinkId, Message};
 
 /// Messages of one worker that may wait for the coordinator. With more, its link would hold it
 /// back, and its heartbeats would be late.

@@ -1,19 +1,21 @@
 //! A worker of a storm: its progress, and its next message.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_coordinator::core::{CoreInput, LinkEnd, ShellInput};
+use everstep_coordinator::core::{CoreInput, LinkEnd, LinkId, ShellInput};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Device, Generation, MachineId, ModelPlace, NodeName, Record, Shard, Step, Term, WorkerId,
+    Device, Generation, MachineId, Message, ModelPlace, NodeName, Record, Shard, Step, Term,
+    WorkerId,
 };
 use everstep_transport::time::Time;
 
-use super::{Arc, LinkId, Message, StormEvent, StormFailure, StormLane, StormSim};
+use super::{StormEvent, StormFailure, StormLane, StormSim};
 
 /// The time between two heartbeats, as of a real worker.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);

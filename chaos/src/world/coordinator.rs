@@ -331,7 +331,7 @@ impl World {
     }
 
     /// A batch should be durable by now, unless the disk stalls or is full.
-    pub(super) fn endured(&mut self, place: usize) -> Result<(), Violation> {
+    pub(super) fn on_durable(&mut self, place: usize) -> Result<(), Violation> {
         let disk = &mut self.coordinators[place].disk;
         if let Some(until) = disk.stalled(self.now) {
             self.queue.put(until, Event::Durable(place));

@@ -178,7 +178,7 @@ impl World {
     }
 
     /// A sync of lines should be done by now.
-    pub(super) fn lines_endured(
+    pub(super) fn on_lines_durable(
         &mut self,
         place: usize,
         (lineage, reach): (Lineage, Step),

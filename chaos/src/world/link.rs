@@ -18,7 +18,7 @@ use everstep_worker::step::event::{Input, Lane, LinkId};
 use super::clock::Clock;
 use super::types::Event;
 use super::{NodeId, World};
-use crate::check::{Observation, Violation};
+use crate::check::{Observation, QueueKind, Violation};
 
 /// The transport's idle time-out.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -207,7 +207,7 @@ impl World {
         let waiting = lane.items.len();
         let Some(item) = lane.items.pop_front() else { return Ok(()) };
         let between = matches!((from, to), (NodeId::Coordinator(_), NodeId::Coordinator(_)));
-        let kind = if between { "lane between coordinators" } else { "control lane" };
+        let kind = if between { QueueKind::Coordinators } else { QueueKind::Control };
         self.observe(Observation::Queued(kind, waiting))?;
         if !self.network.links.is_open(to, from)
             || self.network.links.number(to, from) != Some(link)
@@ -448,7 +448,12 @@ impl World {
     }
 
     /// A silent link may be due to be lost now.
-    pub(super) fn idle(&mut self, owner: NodeId, peer: NodeId, due: Time) -> Result<(), Violation> {
+    pub(super) fn on_idle(
+        &mut self,
+        owner: NodeId,
+        peer: NodeId,
+        due: Time,
+    ) -> Result<(), Violation> {
         let side = self.network.links.ends.get(&(owner, peer)).and_then(|side| side.due);
         let end = match side.filter(|(_, at)| *at == due) {
             None => return Ok(()),

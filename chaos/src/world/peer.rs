@@ -188,7 +188,7 @@ impl World {
     }
 
     /// A link should be up by now.
-    pub(super) fn overdue(
+    pub(super) fn on_overdue(
         &mut self,
         place: usize,
         to: WorkerId,

@@ -26,7 +26,7 @@ use everstep_transport::time::Time;
 use self::holding::Holding;
 use self::pausing::Pausing;
 use super::catch_up::CatchUp;
-use super::directives::Asked;
+use super::directives::GenerationRequest;
 use super::failure_detector::{SignOfLife, Suspicion};
 use super::feeds::Feeds;
 use super::partition::Partition;
@@ -202,7 +202,7 @@ impl GenerationChange {
     fn plan(
         &self,
         roster: Roster<'_>,
-        (term, written, asked): (Term, Step, Asked),
+        (term, written, asked): (Term, Step, GenerationRequest),
         partition: &Partition,
     ) -> Option<Plan> {
         let ChangePhase::Pausing(pausing) = &self.phase else { return None };
@@ -340,7 +340,7 @@ impl Core {
         self.judge_unable(now);
         self.see_to_model(now);
         self.see_to_checkpoints(now);
-        self.see_to_departures(now);
+        self.propose_joint_leave(now);
         match &self.change.phase {
             ChangePhase::Steady => self.begin_due_change(now),
             ChangePhase::Holding(_) => self.keep_holding(now),

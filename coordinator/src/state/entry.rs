@@ -12,7 +12,7 @@ use everstep_transport::identity::{AcceptedToken, TokenId};
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::outcome::{EventKind, Outcome, OwnersAwaited};
+use everstep_transport::protocol::outcome::{EventKind, Outcome, WaitNotice};
 use everstep_transport::protocol::reason::{LossReason, RollbackReason, UnsavedReason};
 use everstep_transport::protocol::{
     CheckpointId, CoordinatorId, Generation, Lineage, ListedCheckpoint, NodeName, OperatorCommand,
@@ -20,7 +20,7 @@ use everstep_transport::protocol::{
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::awaited::AwaitedOwner;
+use super::awaited::OwnerWait;
 use super::lines::Gap;
 
 /// A command that the coordinators agree on, with the wall clock of its proposer.
@@ -151,9 +151,9 @@ pub enum Command {
         /// The newest generation there was when this was proposed: the wait ends with the next.
         generation: Generation,
         /// The owners, by id.
-        owners: Vec<AwaitedOwner>,
+        owners: Vec<OwnerWait>,
         /// The wait as people see it, if there is one.
-        awaited: Option<OwnersAwaited>,
+        awaited: Option<WaitNotice>,
     },
     /// A checkpoint is complete: its manifest is durable, and its step is settled.
     ListCheckpoint {

@@ -231,8 +231,9 @@ async fn i23_files_of_a_later_or_an_earlier_format_say_so() {
             bytes[8..16].copy_from_slice(&u64::to_le_bytes(stated));
             put(&dir, file, &bytes);
             let words = begin(dir.path(), Start::Again).to_string();
-            let wanted =
-                format!("{file}: it has format {number}, and this build of Everstep reads format 2");
+            let wanted = format!(
+                "{file}: it has format {number}, and this build of Everstep reads format 2"
+            );
             assert!(words.contains(&wanted), "{words}");
         }
     });

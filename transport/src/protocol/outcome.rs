@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use self::event::{Event, EventKind, Inability};
-pub use self::waits::{OwnersAwaited, PausedBy, RunPause, Waiting};
+pub use self::waits::{PausedBy, RunPause, WaitNotice, Waiting};
 use super::cluster::RunId;
 use super::device::{Device, Telemetry};
 use super::ids::{DataShard, HostName, NodeName, Rank, Shard, Step, WorkerId, WorkerLabel, Zone};
@@ -200,7 +200,7 @@ pub struct Update {
     /// What the run waits for, if it waits.
     pub waiting: Option<Waiting>,
     /// The owners that the run waits for: no other worker holds their parameter shards.
-    pub owners_awaited: Option<OwnersAwaited>,
+    pub owners_awaited: Option<WaitNotice>,
     /// What the model of a trained run waits for.
     pub model_awaited: Option<ModelAwaited>,
     /// Why workers cannot compute the run. Before the run has begun: all such workers. Afterwards:

@@ -17,7 +17,7 @@ use super::super::roster::Roster;
 use super::super::{Core, Parts};
 use super::pausing::Pausing;
 use super::{ChangePhase, GenerationChange};
-use crate::state::{AwaitedOwner, AwaitedOwners, Command};
+use crate::state::{Command, OwnerWait, OwnerWaits};
 
 /// The log tells of a wait for owners that takes this long.
 const OWNER_WAIT_LOGGED_AFTER: Duration = Duration::from_secs(1);
@@ -49,7 +49,7 @@ pub(super) struct Awaiting {
 
 impl Awaiting {
     /// The plan waits for this. `logged` is the wait of earlier leaders.
-    pub(super) fn on_wait(&mut self, now: Time, wait: &Wait, logged: &AwaitedOwners) {
+    pub(super) fn on_wait(&mut self, now: Time, wait: &Wait, logged: &OwnerWaits) {
         let (owners, hears) = match wait {
             Wait::Owners { hears, .. } => (true, *hears),
             Wait::Workers(_) | Wait::Checkpoint => (false, false),
@@ -115,7 +115,7 @@ impl Awaiting {
 
 impl Pausing {
     /// The wait for owners that the log should tell of now. Each is reported once.
-    fn wait_to_log(&mut self, roster: Roster<'_>) -> Option<Vec<AwaitedOwner>> {
+    fn wait_to_log(&mut self, roster: Roster<'_>) -> Option<Vec<OwnerWait>> {
         let owners: Vec<WorkerId> = match self.wait.as_ref()? {
             Wait::Owners { owners, .. } => owners.iter().copied().collect(),
             Wait::Workers(_) | Wait::Checkpoint => Vec::new(),
@@ -125,7 +125,7 @@ impl Pausing {
         }
         let waited = owners.iter().map(|owner| {
             let waited_ms = self.awaiting.waited(roster, *owner).as_millis() as u64;
-            AwaitedOwner { worker: *owner, waited_ms }
+            OwnerWait { worker: *owner, waited_ms }
         });
         let waited = waited.collect();
         self.awaiting.told = Some((owners, roster.now));

@@ -31,8 +31,8 @@ use crate::raft::{
 };
 use crate::state::tests::checkpoints::rich_and_over;
 use crate::state::{
-    AwaitedOwner, Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory,
-    Loss, RunSoFar, State,
+    Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory, Loss, OwnerWait,
+    RunSoFar, State,
 };
 
 /// Writes the golden files of the newest formats anew instead of comparing with them.
@@ -137,7 +137,7 @@ fn first_entries() -> Vec<CommandEntry> {
     let reason = FailReason::Cancelled;
     let outcome = Outcome::Failed { name: Some(name()), reason };
     let id = RequestId { client: 1, number: 2 };
-    let owners = vec![AwaitedOwner { worker: WorkerId(7), waited_ms: 3 }];
+    let owners = vec![OwnerWait { worker: WorkerId(7), waited_ms: 3 }];
     let commands = [
         Command::Register { run: 1, name: name(), registration: registration() },
         Command::Lead { coordinator: 1 },

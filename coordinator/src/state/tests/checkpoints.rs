@@ -1,6 +1,6 @@
 //! Which checkpoints the log lists, keeps, and lets a run go back to.
 
-use everstep_transport::protocol::outcome::OwnersAwaited;
+use everstep_transport::protocol::outcome::WaitNotice;
 use everstep_transport::protocol::reason::{FailReason, RollbackReason};
 use everstep_transport::protocol::{CheckpointId, CheckpointSpec, ListedCheckpoint, OnFailure};
 
@@ -92,8 +92,8 @@ pub(crate) fn rich_with_checkpoints() -> State {
 /// and the end of the run.
 pub(crate) fn rich_and_over() -> State {
     let other = register_for(1, "other", 1, |fingerprint| fingerprint.parameters = 901);
-    let owners = vec![AwaitedOwner { worker: WorkerId(3), waited_ms: 5 }];
-    let awaited = OwnersAwaited {
+    let owners = vec![OwnerWait { worker: WorkerId(3), waited_ms: 5 }];
+    let awaited = WaitNotice {
         shards: 1,
         owners: vec![WorkerId(3)],
         since_unix_ms: 4,
