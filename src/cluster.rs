@@ -39,7 +39,7 @@ pub use everstep_coordinator::history::{GenerationReport, Lapse, Protection};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, Waiting, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 
-pub(crate) use conclusion::{add_bigram, ended};
+pub(crate) use conclusion::{add_bigram, ended, own_report};
 pub use continuation::{ContinuedHistory, resume_stored};
 pub(crate) use coordinators::has_coordinators;
 pub use directory::Directory;
