@@ -3,7 +3,6 @@
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use everstep_kernels::device::{DeviceChoice, OpenError};
 use everstep_transport::protocol::{CheckpointSpec, RunSpec};
@@ -237,7 +236,7 @@ pub(crate) fn options(flags: &LocalFlags, workers: u32, registry: &Registry) -> 
 pub(crate) fn start_options(flags: &StartFlags, workers: u32) -> ClusterOptions {
     ClusterOptions {
         coordinators: flags.coordinators,
-        wait: Duration::from_secs(flags.wait.into()),
+        wait: flags.wait,
         respawn: flags.respawn,
         ..ClusterOptions::new(workers)
     }
