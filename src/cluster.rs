@@ -331,7 +331,7 @@ impl Cluster {
         failures
     }
 
-    /// Takes all news.
+    /// Takes the news of coordinators and processes, and returns the run's outcome so far.
     async fn poll(&mut self) -> Result<Outcome, ClusterError> {
         loop {
             let event = self.progress.events.newest();

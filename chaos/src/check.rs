@@ -89,7 +89,6 @@ pub struct Verdict {
     loss: u64,
     /// Those of the loss over held-out samples, if the step evaluates them.
     validation: Option<u64>,
-    /// Apply or skip.
     decision: Decision,
 }
 

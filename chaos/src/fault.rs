@@ -55,7 +55,7 @@ pub enum Fault {
     },
     /// A new worker starts, or a machine that asks to be a coordinator, if no process runs there.
     Join {
-        /// The machine.
+        /// The machine that the fault hits.
         node: NodeId,
     },
     /// An operator asks a coordinator to stop. A leader hands over first.

@@ -143,7 +143,6 @@ pub enum StormFailure {
 enum StormEvent {
     /// An event of a worker, by its place. It is void if the worker has a newer link.
     Worker(usize, LinkId, worker::WorkerEvent),
-    /// A worker connects.
     Connect(usize),
     /// An input reaches the coordinator's queue.
     Arrive(CoreInput),

@@ -20,7 +20,7 @@ pub(crate) const LOG_FILE_FORMAT: FileFormat =
 /// The list of coordinators, `coordinators`.
 pub(crate) const MEMBERSHIP_FILE_FORMAT: FileFormat =
     FileFormat { oldest: 2, newest: 2, layout_1: LAYOUT_1 };
-/// The history, `history.log`.
+/// The history of events, `history.log`.
 pub(crate) const HISTORY_FILE_FORMAT: FileFormat =
     FileFormat { oldest: 2, newest: 2, layout_1: LAYOUT_1 };
 /// The metrics lines of a run, `metrics/RUN.log`.
@@ -47,7 +47,7 @@ pub enum UnknownFormat {
          it, or a later one", formats(.read)
     )]
     Later {
-        /// The file's format.
+        /// The number that the file states.
         stated: u64,
         /// The formats that this build reads.
         read: RangeInclusive<u64>,
@@ -58,7 +58,7 @@ pub enum UnknownFormat {
          which reads it", formats(.read)
     )]
     Earlier {
-        /// The file's format.
+        /// The number that the file states.
         stated: u64,
         /// The formats that this build reads.
         read: RangeInclusive<u64>,

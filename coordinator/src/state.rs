@@ -61,7 +61,7 @@ pub use self::workers::{Worker, WorkerPhase};
 /// What became of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryOutcome {
-    /// The entry holds.
+    /// The state has made the change of the entry.
     Accepted,
     /// The worker is registered under this id.
     Registered(WorkerId),

@@ -21,7 +21,7 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// No pass yet.
+    /// A watchdog that has seen no pass. A pass of up to `at_least` never hangs.
     pub fn new(at_least: Duration) -> Self {
         Self { at_least, longest: None }
     }

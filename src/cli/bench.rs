@@ -120,7 +120,7 @@ pub struct KillsFlags {
     /// This measures what the cluster notices by itself (Linux)
     #[arg(long, env = "EVERSTEP_BY_HAND", value_parser = BoolishValueParser::new())]
     pub by_hand: bool,
-    /// The cluster.
+    /// The cluster under test, with its run.
     #[command(flatten)]
     pub churn: ChurnFlags,
 }
@@ -151,7 +151,7 @@ pub struct FailoversFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS",
         value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
-    /// The cluster.
+    /// The cluster under test, with its run.
     #[command(flatten)]
     pub churn: ChurnFlags,
 }
@@ -175,7 +175,7 @@ pub struct JoinsFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_JOINS", default_value_t = 50,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub joins: u32,
-    /// The cluster.
+    /// The cluster under test, with its run.
     #[command(flatten)]
     pub churn: ChurnFlags,
 }

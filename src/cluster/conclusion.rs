@@ -17,7 +17,7 @@ use super::{Directory, Progress, Report};
 use crate::failure::{Exit, Failure};
 use crate::file_format::{self, FORMAT_KEY};
 
-/// The file's name.
+/// The name of the file in the run's directory.
 pub(crate) const REPORT: &str = "report.json";
 
 /// The number of the file's format.

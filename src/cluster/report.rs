@@ -110,7 +110,7 @@ pub struct LapseReport {
 /// A worker that finished.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkerReport {
-    /// The worker's id.
+    /// The id of the worker's registration.
     pub id: WorkerId,
     /// The device on which it computed.
     pub device: Option<Device>,

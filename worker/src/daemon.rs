@@ -65,7 +65,7 @@ pub use preemption::{Fate, FateChange, FateWatch, MetadataService, PREEMPTION_PO
 pub struct WorkerOptions {
     /// Addresses of coordinators. At least one must answer, and it names the others.
     pub coordinators: Vec<HostPort>,
-    /// The join token.
+    /// The join token that admits the worker.
     pub token: String,
     /// The address to listen on for other workers. Port 0 takes a free port.
     pub listen: SocketAddr,
@@ -123,7 +123,7 @@ pub enum WorkerError {
     /// Other machines cannot reach the address, and a coordinator is on another machine.
     #[error("cannot listen on {listen}: the coordinator at {coordinator} cannot call it there")]
     Loopback {
-        /// The worker's address.
+        /// The address where the worker was to listen.
         listen: SocketAddr,
         /// A coordinator on another machine.
         coordinator: HostPort,

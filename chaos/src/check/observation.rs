@@ -104,7 +104,7 @@ pub enum Observation<'a> {
 pub struct ShardCopy<'a> {
     /// The step that made it.
     pub version: Step,
-    /// The shard.
+    /// The parameter shard that the copy is of.
     pub shard: Shard,
     /// The digest of master weights and moments. None for a worker that only computes with the
     /// shard.

@@ -50,7 +50,6 @@ pub(super) enum WorkerEvent {
     Closed,
     /// The link is cut.
     Cut,
-    /// Its process ends.
     Killed,
     /// Model and data are built.
     Built,
@@ -70,7 +69,6 @@ enum Phase {
     Away,
     /// It has connected and is not registered yet.
     Joining,
-    /// It sends heartbeats.
     Present(WorkerId),
     /// It is registered and sends nothing, until it hears that it was lost.
     Silent,
@@ -81,7 +79,6 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct StormWorker {
     phase: Phase,
-    /// Its newest link.
     link: LinkId,
     fault: Option<StormFault>,
     /// The generation that it knows of, and the one that it has promised.

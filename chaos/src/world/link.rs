@@ -30,7 +30,6 @@ const MAX_PROBE_TIME: Duration = Duration::from_millis(75);
 /// An item on a control lane.
 #[derive(Clone, Debug)]
 pub enum Item {
-    /// A message.
     Message(Box<Message>),
     /// The end of the link.
     Closed(End),
@@ -381,7 +380,7 @@ impl World {
         }
     }
 
-    /// Reviews every link.
+    /// Reviews every link. A fault has begun or ended.
     pub(super) fn review_all(&mut self) {
         let ends: Vec<_> = self.network.links.ends.keys().copied().collect();
         for (owner, peer) in ends {

@@ -278,7 +278,7 @@ impl LivenessChecker {
         self.other_fault_until = self.other_fault_until.max(until + FAULT_AFTERMATH);
     }
 
-    /// All faults end.
+    /// All faults end, and no more begin.
     pub fn calm(&mut self, now: Time) {
         self.interrupted_until = self.interrupted_until.min(now);
         self.quiet_since = now;

@@ -25,7 +25,7 @@ const PEER_DIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Dura
 /// How many generations may begin while a link is of no use.
 const MAX_PENDING_GENERATIONS: u32 = 4;
 
-/// Another worker.
+/// Another worker, as one worker's links know it.
 #[derive(Debug)]
 pub struct Peer {
     place: usize,

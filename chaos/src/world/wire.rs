@@ -25,7 +25,6 @@ pub struct StreamId {
     to: usize,
     lane: Lane,
     step: Step,
-    /// The sender's generation.
     generation: Generation,
     /// The number of their link.
     link: u64,

@@ -107,17 +107,17 @@ impl SimWorker {
         self.slot
     }
 
-    /// Its clock.
+    /// The clock of its machine, which may be fast or slow.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Its clock.
+    /// The clock of its machine, for a fault that sets it.
     pub fn clock_mut(&mut self) -> &mut Clock {
         &mut self.clock
     }
 
-    /// Its core.
+    /// The state machine that decides for the process.
     pub fn core(&self) -> &Core {
         &self.core
     }
@@ -152,7 +152,7 @@ impl SimWorker {
         self.ended
     }
 
-    /// See [`Core::admit`].
+    /// What [`Core::admit`] says of a chunk.
     pub fn admit(&self, from: WorkerId, chunk: &Chunk) -> Admission {
         self.core.admit(from, chunk)
     }

@@ -51,7 +51,7 @@ pub(super) struct GenerationChange {
 /// How far a change has come.
 #[derive(Debug, Default)]
 enum ChangePhase {
-    /// Nothing changes.
+    /// No change is under way.
     #[default]
     Steady,
     /// The leader has asked the step leader to hold.

@@ -91,9 +91,9 @@ pub(super) struct PlanInputs<'a> {
 /// The result of a plan.
 #[derive(Debug, PartialEq)]
 pub(super) enum Plan {
-    /// Nothing yet: wait.
+    /// No generation can be planned yet. The plan waits for this.
     Wait(Wait),
-    /// Propose this change.
+    /// The leader can propose this change.
     Change(Box<Change>),
 }
 

@@ -50,7 +50,7 @@ pub(crate) struct QueryContext<'a> {
 #[rtype(result = "A")]
 pub(crate) struct Query<A: 'static>(pub(crate) QueryFn<A>);
 
-/// See [`Query`].
+/// What a [`Query`] computes from what the actor knows.
 pub(crate) type QueryFn<A> = Box<dyn FnOnce(&QueryContext<'_>) -> A + Send>;
 
 /// The result of a request: the run's id, if it submitted one.

@@ -31,7 +31,7 @@ use crate::format::{HISTORY_FILE_FORMAT, UnknownFormat};
 use crate::history_coverage::{HistoryCoverage, HistoryRecord};
 use crate::log::SyncFile;
 
-/// The first bytes.
+/// The first bytes of the file.
 const MAGIC: [u8; 8] = *b"eshistr\x03";
 /// [`MAGIC`], the number of the format, the cluster.
 const HEAD: usize = 16 + 32;

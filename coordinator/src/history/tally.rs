@@ -30,7 +30,7 @@ const STALLS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 /// How often each event happened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
-    /// Workers that registered.
+    /// How many workers have registered.
     pub registrations: u64,
     /// Workers that the cluster refused.
     pub refusals: u64,

@@ -12,7 +12,7 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{EntryOutcome, State};
 
-/// A registered worker.
+/// A worker since its registration.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Worker {
     /// The number that people call it by. A worker that comes back under its name keeps it.

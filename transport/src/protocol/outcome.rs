@@ -165,7 +165,7 @@ pub enum Outcome {
     Failed {
         /// The node of the worker at fault, if a worker is at fault.
         name: Option<NodeName>,
-        /// The reason.
+        /// Why the run cannot go on.
         reason: FailReason,
     },
 }

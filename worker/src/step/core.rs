@@ -83,7 +83,7 @@ enum Phase {
 /// Most lines in one heartbeat, because it must fit the control stream.
 const LINES_PER_HEARTBEAT: usize = 200;
 
-/// The worker's core.
+/// The state machine of a worker, from its first message to its last.
 #[derive(Debug)]
 pub struct Core {
     settings: CoreSettings,

@@ -229,7 +229,7 @@ impl Joiner {
         }
     }
 
-    /// The device reports.
+    /// The device has finished a job, or a part of it.
     pub fn report(&mut self, report: Report) {
         match report {
             Report::Entered { generation, .. } => self.replica.device.entered(generation),

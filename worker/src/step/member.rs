@@ -236,7 +236,7 @@ impl Member {
         self.advance(now);
     }
 
-    /// The device reports.
+    /// The device has finished a job, or a part of it.
     pub fn report(&mut self, now: Time, report: Report) {
         let Some(report) = self.follow_device(report) else { return };
         match report {

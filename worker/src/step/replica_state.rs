@@ -76,7 +76,7 @@ pub(super) struct ShardCopy {
     pub syncing: bool,
 }
 
-/// A reduced gradient.
+/// The sum of all data shards' gradients of a parameter shard.
 #[derive(Clone, Debug)]
 pub(super) struct ReducedShard {
     /// The generation in which it was reduced.
