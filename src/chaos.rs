@@ -1,4 +1,4 @@
-//! `everstep chaos`: proves the promises, or reports the broken one.
+//! `everstep chaos`: looks for a broken promise by simulation, and reports it.
 //!
 //! `simulate` runs small clusters on virtual time, one for each seed, on all cores. The first
 //! broken promise ends it. The report has the seed that repeats it, and the few faults that it
@@ -84,8 +84,8 @@ struct Share<'a> {
 }
 
 impl Share<'_> {
-    /// Simulates until no seed is left, or one has failed. By then threads have taken all seeds
-    /// below it.
+    /// Simulates until no seed is left, or a seed has failed. The threads take seeds in ascending
+    /// order, and finish those that they have taken. So the smallest failing seed is found.
     fn work(&self, results: &Sender<(u64, Simulated)>) {
         while !self.stop.load(Ordering::Relaxed) {
             let place = self.taken.fetch_add(1, Ordering::Relaxed);
@@ -220,8 +220,8 @@ impl Tally {
 
     fn json(&self, flags: &SimulateFlags, violation: Value) -> Value {
         let world::Tally { generations, lost, left, redone, rollbacks, .. } = self.changes;
-        let world::Tally { installed, pages, joined, removed, stopped, full, replaced, .. } =
-            self.changes;
+        let world::Tally { installed, pages, line_pages, joined, removed, .. } = self.changes;
+        let world::Tally { stopped, full, replaced, .. } = self.changes;
         json!({
             "seeds": self.seeds, "from": flags.from, "workers": flags.workers,
             "minutes": flags.minutes, "virtual_seconds": self.simulated.as_secs_f64(),
@@ -231,7 +231,7 @@ impl Tally {
             "coordinators_joined": joined, "coordinators_removed": removed,
             "coordinators_stopped": stopped, "full_disks": full, "damaged_logs_replaced": replaced,
             "snapshots_sent": installed,
-            "history_pages_sent": pages,
+            "history_pages_sent": pages, "line_pages_sent": line_pages,
             "steps_redone": redone, "rollbacks": rollbacks, "events": self.events,
             "longest_ms": self.longest.as_secs_f64() * 1e3,
             "longest_change_ms": self.longest_change.as_secs_f64() * 1e3,

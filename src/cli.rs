@@ -60,7 +60,7 @@ pub use worker::{
 #[derive(Parser, Debug)]
 #[command(name = "everstep", version, after_help = AFTER_HELP)]
 pub struct Cli {
-    /// What to do.
+    /// The verb, with its flags.
     #[command(subcommand)]
     pub verb: Verb,
 }
@@ -71,7 +71,7 @@ time, 130 interrupted, 143 ended by SIGTERM or drained.
 EVERSTEP_LOG sets what is logged on stderr: error, warn, info, debug, trace. The default is info \
 of daemons, and warn of the other verbs.";
 
-/// The verbs.
+/// What the program does, with the flags of each.
 #[derive(Subcommand, Debug)]
 pub enum Verb {
     /// Train a model on a local cluster of real processes
@@ -219,11 +219,11 @@ pub struct DevicesFlags {
 /// What `everstep leash` takes: nothing that a user would type.
 #[derive(Args, Clone, Debug)]
 pub struct LeashFlags {
-    /// The parent process.
+    /// The process whose end ends this one.
     pub parent: i32,
-    /// The program.
+    /// The program that this process becomes.
     pub program: PathBuf,
-    /// Its arguments.
+    /// The arguments of the program.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     pub arguments: Vec<OsString>,
 }

@@ -39,7 +39,7 @@ pub use everstep_coordinator::history::{GenerationReport, Lapse, Protection};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update, Waiting, WorkerState};
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 
-pub(crate) use conclusion::{add_bigram, ended};
+pub(crate) use conclusion::{add_bigram, ended, own_report};
 pub use continuation::{ContinuedHistory, resume_stored};
 pub(crate) use coordinators::has_coordinators;
 pub use directory::Directory;
@@ -331,7 +331,7 @@ impl Cluster {
         failures
     }
 
-    /// Takes all news.
+    /// Takes the news of coordinators and processes, and returns the run's outcome so far.
     async fn poll(&mut self) -> Result<Outcome, ClusterError> {
         loop {
             let event = self.progress.events.newest();

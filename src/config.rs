@@ -35,7 +35,7 @@ pub(crate) use init::{is_init_elsewhere, read_initial_weights};
 use keys::Keys;
 pub(crate) use launch::{LaunchSettings, part_of_script, read_launch};
 pub(crate) use path::locate;
-use value::{Clip, OptionalDuration, Span, Vocabulary};
+use value::{Clip, HangAfter, OptionalDuration, Vocabulary};
 
 /// A valid run, and the launcher's other settings.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,7 +117,7 @@ pub fn resolve(
         give_up_after_ms: keys
             .read::<OptionalDuration>("redundancy.give_up_after")?
             .and_then(|it| it.0),
-        hang_after_ms: keys.read::<Span>("redundancy.hang_after")?.unwrap_or_default().0,
+        hang_after_ms: keys.read::<HangAfter>("redundancy.hang_after")?.unwrap_or_default().0,
         data: data(&mut keys, flags)?,
         checkpoint: checkpoint::checkpoints(&mut keys, None)?,
     };

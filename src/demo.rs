@@ -107,7 +107,7 @@ fn perform(
     directory: Directory,
 ) -> Result<DemoEnd, Failure> {
     let Resolved { run, workers, .. } = resolved;
-    let wait = Duration::from_secs(flags.wait.into());
+    let wait = flags.wait;
     let respawn = flags.respawn || flags.chaos.is_some();
     let options =
         ClusterOptions { wait, respawn, keeps_history: true, ..ClusterOptions::new(*workers) };

@@ -30,6 +30,7 @@ mod devices;
 mod drain;
 mod dry_run;
 pub mod failure;
+mod file_format;
 pub mod generate;
 mod launch;
 mod logging;

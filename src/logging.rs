@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use serde_json::json;
+use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::Writer;
 use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 use tracing_subscriber::layer::SubscriberExt;
@@ -40,12 +41,7 @@ pub(crate) fn start_traced(
     trace: Option<&Path>,
 ) -> Result<Option<Trace>, Failure> {
     let directives = std::env::var(VARIABLE).unwrap_or_else(|_| level.to_string());
-    let filter = EnvFilter::try_new(&directives).map_err(|error| {
-        Failure::new(Exit::Usage, "logging cannot start")
-            .at(VARIABLE)
-            .because(error)
-            .next("use error, warn, info, debug or trace")
-    })?;
+    let filter = filter(&directives)?;
     let colour = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none();
     let trace = trace.map(begin_trace).transpose()?;
     let logs = fmt::layer().with_writer(std::io::stderr);
@@ -56,6 +52,23 @@ pub(crate) fn start_traced(
     registry().with(logs).with(trace.as_ref().map(Trace::layer)).init();
     FORMAT.get_or_init(|| format);
     Ok(trace)
+}
+
+/// The filter that these directives mean.
+fn filter(directives: &str) -> Result<EnvFilter, Failure> {
+    let unusable = |why: String| {
+        Failure::new(Exit::Usage, "logging cannot start").at(VARIABLE).because(why).next(
+            "use error, warn, info, debug or trace, or TARGET=LEVEL for one part, such as \
+             everstep_worker=debug",
+        )
+    };
+    // `EnvFilter` takes any other word for a target.
+    let is_level = |word: &str| word.is_empty() || word.parse::<LevelFilter>().is_ok();
+    let is_directive = |part: &&str| part.contains(['=', '[']) || is_level(part);
+    if let Some(word) = directives.split(',').map(str::trim).find(|part| !is_directive(part)) {
+        return Err(unusable(format!("\"{word}\" is no level")));
+    }
+    EnvFilter::try_new(directives).map_err(|error| unusable(error.to_string()))
 }
 
 fn begin_trace(path: &Path) -> Result<Trace, Failure> {
@@ -88,4 +101,22 @@ fn last_word(level: &str, words: impl Display, exit_code: u8) {
         "timestamp": timestamp, "level": level, "target": module_path!(),
         "fields": { "message": words.to_string(), "exit_code": exit_code },
     }));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_word_that_is_no_level_is_refused_and_not_taken_for_a_target() {
+        for known in
+            ["info", "WARN", "off", "", "everstep_worker=debug", "warn,quinn=error", "warn, info"]
+        {
+            assert!(filter(known).is_ok(), "{known}");
+        }
+        for unknown in ["foo", "warn,foo", "everstep_worker", "foo=loud"] {
+            let words = filter(unknown).expect_err("no level").to_string();
+            assert!(words.contains("EVERSTEP_LOG") && words.contains("trace"), "{words}");
+        }
+    }
 }

@@ -50,7 +50,7 @@ pub(crate) struct Operator {
 /// The state of the coordinators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct CoordinatorsStatus {
-    /// The leader's term.
+    /// The term of the coordinator that leads.
     pub(crate) term: Term,
     /// All of them, by id.
     pub(crate) coordinators: Vec<CoordinatorStatus>,

@@ -45,7 +45,7 @@ const LEAVE: &str = "the workers save a checkpoint of this step and leave. A sec
 const RECENT: usize = 20;
 
 impl Display {
-    /// Announces the run.
+    /// Prints the size of the run, and where its files go.
     pub(crate) fn new(run: &RunSpec, workers: u32, dir: &Path) -> Self {
         say(opening(run, workers));
         say(format_args!("files: {}", dir.display()));
@@ -77,7 +77,7 @@ impl Display {
         Self { is_resumed: true, ..self }
     }
 
-    /// Shows the news.
+    /// Prints what is new since the last call.
     pub(crate) fn show(&mut self, progress: &Progress) {
         if !std::mem::replace(&mut self.has_shown_join, true) {
             self.tell(&format!("another worker joins with: {}", progress.join));

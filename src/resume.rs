@@ -26,7 +26,7 @@ use crate::{logging, output, progress, script};
 
 pub(crate) fn run(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure> {
     logging::start("warn")?;
-    if let Some(words) = cluster::ended(&flags.from).and_then(|it| complete(&flags.from, &it)) {
+    if let Some(words) = cluster::ended(&flags.from)?.and_then(|it| complete(&flags.from, &it)) {
         return output::print(words);
     }
     match ResumeSource::find(&flags.from)? {

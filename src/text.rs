@@ -20,7 +20,7 @@ pub(crate) enum RunText {
     NotText,
     /// A path that the user named.
     Named,
-    /// The default text.
+    /// The default text: these files of cargo's sources.
     Default(Vec<PathBuf>),
 }
 

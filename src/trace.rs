@@ -51,7 +51,7 @@ struct Fields {
 }
 
 impl Trace {
-    /// Begins a file.
+    /// Creates the file, and writes its head.
     pub(crate) fn begin(path: &Path) -> io::Result<Self> {
         let mut file = BufWriter::new(File::create(path)?);
         file.write_all(b"[\n")?;

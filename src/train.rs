@@ -3,7 +3,6 @@
 use std::fs::{self, OpenOptions};
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use everstep_kernels::device::{DeviceChoice, OpenError};
 use everstep_transport::protocol::{CheckpointSpec, RunSpec};
@@ -237,7 +236,7 @@ pub(crate) fn options(flags: &LocalFlags, workers: u32, registry: &Registry) -> 
 pub(crate) fn start_options(flags: &StartFlags, workers: u32) -> ClusterOptions {
     ClusterOptions {
         coordinators: flags.coordinators,
-        wait: Duration::from_secs(flags.wait.into()),
+        wait: flags.wait,
         respawn: flags.respawn,
         ..ClusterOptions::new(workers)
     }
@@ -262,7 +261,7 @@ pub(crate) fn interrupted(failure: Failure, home: &Path, run: &RunSpec) -> Failu
     if !failure.is_interruption() {
         return failure;
     }
-    let ended = cluster::ended(home).unwrap_or_default();
+    let ended = cluster::own_report(home).unwrap_or_default();
     let (step, steps) = (ended["step"].as_u64().unwrap_or_default(), run.steps);
     let command = resume_command(home);
     let next = match (ended["checkpoint"].as_u64(), &run.checkpoint) {
@@ -286,12 +285,12 @@ pub(crate) fn interrupted(failure: Failure, home: &Path, run: &RunSpec) -> Failu
 fn is_stored(run: &RunSpec, home: &Path) -> bool {
     let place = run.checkpoint.as_ref().map(CheckpointSpec::model_path);
     place.is_some()
-        && cluster::ended(home).and_then(|it| it["model"].as_str().map(Into::into)) == place
+        && cluster::own_report(home).and_then(|it| it["model"].as_str().map(Into::into)) == place
 }
 
 /// A run with all results but a model in the place where its user will look for it.
 fn without_model(model: &Path, home: &Path, report: &Report) -> Failure {
-    let place = cluster::ended(home);
+    let place = cluster::own_report(home);
     let told = |key: &str| place.as_ref()?[key].as_str().map(str::to_string);
     let place = match (told("model_host"), told("model")) {
         (Some(host), Some(path)) => format!("{host}:{path}"),

@@ -45,6 +45,7 @@ use everstep_worker::data::Sampler;
 
 use agreement::Agreement;
 use bounds::Bounds;
+pub use bounds::QueueKind;
 use commits::Commits;
 use copies::Copies;
 use durable::Durable;
@@ -88,7 +89,6 @@ pub struct Verdict {
     loss: u64,
     /// Those of the loss over held-out samples, if the step evaluates them.
     validation: Option<u64>,
-    /// Apply or skip.
     decision: Decision,
 }
 

@@ -42,7 +42,7 @@ pub const SECTOR: usize = 512;
 pub struct DiskFaults {
     /// **Stall**: an operation takes up to [`DiskFaults::longest_stall`] of virtual time.
     pub stall_ppm: u32,
-    /// The longest stall.
+    /// The longest time that a stalled operation takes.
     pub longest_stall: Duration,
     /// **Error**: an operation fails. It changes nothing, with one exception: after a failed sync
     /// the cache counts as clean, and its content has the fate that it would have in a crash.

@@ -18,7 +18,7 @@ pub use rates::Rates;
 pub use schedule::{SPARE_COORDINATORS, SPARE_MACHINES, Schedule};
 
 /// The longest interruption of a process or a path that a cluster must bear without a loss: less
-/// than the coordinator's patience, a heartbeat's interval and a tenth for a wrong clock.
+/// than the coordinator's time-out, a heartbeat's interval and a tenth for a wrong clock.
 pub const TOLERATED_OUTAGE: Duration = Duration::from_millis(1_500);
 
 /// A fault, or a request to the cluster. Workers are named by their machine, `0..workers` and some
@@ -55,7 +55,7 @@ pub enum Fault {
     },
     /// A new worker starts, or a machine that asks to be a coordinator, if no process runs there.
     Join {
-        /// The machine.
+        /// The machine that the fault hits.
         node: NodeId,
     },
     /// An operator asks a coordinator to stop. A leader hands over first.

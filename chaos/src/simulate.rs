@@ -44,7 +44,7 @@ struct Reference {
     state_hash: [u8; 32],
 }
 
-/// One seed's simulation.
+/// What came of the simulation of one seed.
 #[derive(Clone, Debug)]
 pub struct Simulated {
     /// The results of the run, or the promise that did not hold.

@@ -20,7 +20,6 @@ mod training;
 mod worker;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_coordinator::core::{CORE_TICK, Core, CoreInput, LinkId, ShellInput};
@@ -144,7 +143,6 @@ pub enum StormFailure {
 enum StormEvent {
     /// An event of a worker, by its place. It is void if the worker has a newer link.
     Worker(usize, LinkId, worker::WorkerEvent),
-    /// A worker connects.
     Connect(usize),
     /// An input reaches the coordinator's queue.
     Arrive(CoreInput),

@@ -23,7 +23,7 @@ impl Trace {
         self.lines.get_or_insert_default();
     }
 
-    /// Counts an event.
+    /// Counts an event, and takes it into the digest.
     pub fn mark(&mut self, now: Time, what: [u64; 3]) {
         self.events += 1;
         for word in [now.0, what[0], what[1], what[2]] {

@@ -256,13 +256,13 @@ impl World {
             Event::Dial { place, to, since, wait } => {
                 return self.dial(place, to, since, wait);
             }
-            Event::Overdue { place, to, since } => return self.overdue(place, to, since),
+            Event::Overdue { place, to, since } => return self.on_overdue(place, to, since),
             Event::Deliver(from, to, link) => return self.deliver(from, to, link),
             Event::Orphan(orphan) => return self.deliver_orphan(*orphan),
             Event::Coordinator(place, input) => return self.step_coordinator(place, *input),
-            Event::Durable(place) => return self.endured(place),
+            Event::Durable(place) => return self.on_durable(place),
             Event::LinesDurable(place, lineage, reach) => {
-                return self.lines_endured(place, (lineage, reach));
+                return self.on_lines_durable(place, (lineage, reach));
             }
             Event::Worker(place, input) => return self.step_worker(place, *input),
             Event::Device(place, build, done) => {
@@ -275,13 +275,13 @@ impl World {
             Event::Watch(link) => self.watch(link),
             Event::Ask { client, attempt } => return self.ask(client, attempt),
             Event::Operator(message) => self.tell_leader(*message),
-            Event::Header(stream) => return self.header(stream),
-            Event::Body(stream) => return self.body(stream),
-            Event::Free(place, build) => return self.free(place, build),
+            Event::Header(stream) => return self.on_header(stream),
+            Event::Body(stream) => return self.on_body(stream),
+            Event::Free(place, build) => return self.on_free(place, build),
             Event::WorkerTick(place) => return self.tick_worker(place),
             Event::CoordinatorTick(place) => return self.tick_coordinator(place),
-            Event::Idle { owner, peer, due } => return self.idle(owner, peer, due),
-            Event::Probe { owner, peer, link } => return self.probe(owner, peer, link),
+            Event::Idle { owner, peer, due } => return self.on_idle(owner, peer, due),
+            Event::Probe { owner, peer, link } => return self.on_probe(owner, peer, link),
             Event::Fault(fault) => return self.inflict(&fault),
             Event::Cloud(event) => return self.on_cloud_event(event),
             Event::Resume(node, until) => return self.resume(node, until),
@@ -289,11 +289,11 @@ impl World {
             Event::Restart(node) => return self.start_again(node),
             Event::ResumeRun => self.resume_run(),
             Event::Leave { place, since, restart } => {
-                return self.leave(place, since, restart);
+                return self.on_leave(place, since, restart);
             }
-            Event::Removed(place) => return self.removed(place),
+            Event::Removed(place) => return self.on_removed(place),
             Event::Check => return self.check_progress(),
-            Event::Calm => return self.calm_down(),
+            Event::Calm => return self.on_calm(),
         }
         Ok(())
     }

@@ -278,8 +278,8 @@ impl Core {
             }
             Command::ListCheckpoint { checkpoint, .. } => self.listed(now, &checkpoint, &verdict),
             Command::DamageCheckpoint { .. } => self.damage_known(now, &verdict),
-            Command::LeaveAll { .. } => self.left_together(now, &verdict),
-            Command::Note { .. } | Command::FailCheckpoint { .. } => self.directed(now),
+            Command::LeaveAll { .. } => self.on_joint_leave(now, &verdict),
+            Command::Note { .. } | Command::FailCheckpoint { .. } => self.on_directive(now),
             Command::SkipCheckpoint { .. } => self.checkpoints.skip_told(),
             Command::Lead { .. }
             | Command::Died(_)

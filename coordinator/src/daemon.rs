@@ -19,8 +19,6 @@ mod error;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;
 mod files;
-#[cfg(test)]
-mod golden;
 mod history_file;
 mod join;
 mod membership_file;
@@ -28,6 +26,10 @@ mod operator_folder;
 mod pending_reads;
 mod recover;
 mod renewal;
+#[cfg(test)]
+mod tests {
+    mod golden;
+}
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -11,10 +11,7 @@ use crate::state::{Divergence, MAX_NAMED, ProbeDigests, ProbeKind};
 
 impl fmt::Display for Divergence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::ProbeDigests(probes) => f.write_str(&sentence(probes)),
-            Self::Words(words) => f.write_str(words),
-        }
+        f.write_str(&sentence(&self.0))
     }
 }
 

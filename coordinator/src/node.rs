@@ -40,6 +40,7 @@ use self::peers::Peers;
 use self::proposal_queue::ProposalQueue;
 use self::removal::Removals;
 use self::snapshots::SnapshotSchedule;
+pub use self::status::ReachableVoters;
 use self::transfer::Handover;
 use self::worker_reach::WorkerReach;
 use self::writes::DiskWrites;

@@ -196,7 +196,7 @@ pub struct Replica {
     plant: Option<plant::RaftPlant>,
 }
 
-/// Inputs.
+// Inputs.
 impl Replica {
     /// A replica as its disk left it. Its first effects rebuild the state machine.
     ///
@@ -422,7 +422,7 @@ impl Replica {
     }
 }
 
-/// Outputs.
+// Outputs.
 impl Replica {
     /// The next effect. None when all effects are taken.
     pub fn poll_effect(&mut self) -> Option<RaftEffect> {

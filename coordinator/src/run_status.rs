@@ -197,7 +197,7 @@ fn grouped(number: u64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::outcome::{OwnersAwaited, PausedBy, Waiting};
+    use everstep_transport::protocol::outcome::{PausedBy, WaitNotice, Waiting};
     use everstep_transport::protocol::reason::{LossReason, PauseReason, UnsavedReason};
     use everstep_transport::protocol::{
         HostName, MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerLabel, WriteFailure,
@@ -212,11 +212,11 @@ mod tests {
     }
 
     /// A wait for this owner of the newest copies.
-    fn silent(owner: WorkerLabel) -> OwnersAwaited {
+    fn silent(owner: WorkerLabel) -> WaitNotice {
         let (owners, workers) = (vec![owner.worker], vec![owner]);
         let reasons = vec![LossReason::Silent(2_200)];
         let (since_unix_ms, checkpoint) = (78_000, Step(800));
-        OwnersAwaited { shards: 3, owners, since_unix_ms, workers, reasons, checkpoint }
+        WaitNotice { shards: 3, owners, since_unix_ms, workers, reasons, checkpoint }
     }
 
     fn at_step(step: u64) -> Option<MetricsLine> {

@@ -19,7 +19,6 @@ mod entry;
 mod events;
 mod fingerprint;
 mod format;
-pub(crate) mod format_1;
 mod generation;
 mod invariants;
 mod lines;
@@ -36,7 +35,7 @@ use everstep_transport::protocol::{CoordinatorId, RunId, Term, WorkerId};
 use rkyv::{Archive, Deserialize, Serialize};
 
 use self::access::Access;
-pub use self::awaited::{AwaitedOwner, AwaitedOwners};
+pub use self::awaited::{OwnerWait, OwnerWaits};
 pub use self::checkpoint_progress::{AskedCheckpoint, CheckpointStanding};
 pub(crate) use self::checkpoints::is_same;
 pub use self::checkpoints::{Checkpoints, NoWholeCheckpoint};
@@ -62,7 +61,7 @@ pub use self::workers::{Worker, WorkerPhase};
 /// What became of an entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryOutcome {
-    /// The entry holds.
+    /// The state has made the change of the entry.
     Accepted,
     /// The worker is registered under this id.
     Registered(WorkerId),

@@ -131,7 +131,7 @@ pub trait Backend: Send {
 pub struct Fetched<'a> {
     /// The part's range in the gradient arena.
     pub range: Range<usize>,
-    /// The part's values.
+    /// The gradients of the range, one for each parameter.
     pub gradient: Cow<'a, [f32]>,
 }
 

@@ -142,7 +142,7 @@ pub enum ComputeError {
     /// The batch does not have the shape that the model was built for.
     #[error("the batch does not fit the model: {0}")]
     Batch(String),
-    /// The device failed.
+    /// The device cannot go on, for this reason of its driver.
     #[error("the device failed: {0}")]
     Device(String),
     /// The model's own program failed, in its own words. It would fail again on every worker.

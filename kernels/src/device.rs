@@ -74,7 +74,7 @@ pub trait DeviceProvider: Send + Sync {
 pub struct OpenedDevice {
     /// The operations on it.
     pub backend: Box<dyn Backend>,
-    /// What it is.
+    /// The kind of the device, its name and its memory.
     pub info: DeviceInfo,
 }
 

@@ -11,7 +11,7 @@ pub enum Init {
     Constant(f32),
     /// Independent normal values with mean zero.
     Normal {
-        /// The standard deviation.
+        /// The standard deviation of the normal distribution around 0.
         deviation: f32,
     },
 }
@@ -38,7 +38,7 @@ pub enum Statistic {
 pub struct Tensor {
     /// The name in `model.safetensors`.
     pub name: String,
-    /// The shape, row-major.
+    /// The shape. The last index changes fastest in memory.
     pub shape: Vec<usize>,
     /// Where the tensor begins in the flat vector, elements.
     pub offset: usize,
@@ -69,7 +69,7 @@ pub struct Layout {
 }
 
 impl Layout {
-    /// An empty layout.
+    /// A layout without parameters, to which a model adds its own.
     pub fn new() -> Self {
         Self::default()
     }

@@ -42,7 +42,7 @@ impl Philox {
         self.block(index)[0]
     }
 
-    /// 64 random bits.
+    /// The 64 random bits at this index.
     pub fn u64(&self, index: u64) -> u64 {
         let [low, high, ..] = self.block(index);
         u64::from(high) << 32 | u64::from(low)

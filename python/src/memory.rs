@@ -25,7 +25,6 @@ impl TensorMemory {
         Self { address: std::ptr::with_exposed_provenance_mut(address), count }
     }
 
-    /// The elements.
     pub fn values(&self) -> &[f32] {
         if self.count == 0 {
             return &[];

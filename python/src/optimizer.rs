@@ -29,7 +29,6 @@ pub struct TorchRule {
     runs: Vec<(usize, usize)>,
 }
 
-/// Which formula applies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum TorchKind {

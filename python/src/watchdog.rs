@@ -9,7 +9,7 @@
 use std::time::Duration;
 
 /// How many times as long as the longest pass so far a pass may take.
-const PATIENCE: u32 = 3;
+const MAX_PASS_RATIO: u32 = 3;
 
 /// How long the passes of a process take.
 #[derive(Debug)]
@@ -21,14 +21,14 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// No pass yet.
+    /// A watchdog that has seen no pass. A pass of up to `at_least` never hangs.
     pub fn new(at_least: Duration) -> Self {
         Self { at_least, longest: None }
     }
 
     /// How long the next pass may take. None: as long as it likes.
     pub fn limit(&self) -> Option<Duration> {
-        self.longest.map(|longest| (PATIENCE * longest).max(self.at_least))
+        self.longest.map(|longest| (MAX_PASS_RATIO * longest).max(self.at_least))
     }
 
     /// A pass took so long.

@@ -35,7 +35,7 @@ struct Stages {
 
 pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
     let folder = scratch::folder()?;
-    let wait = Duration::from_secs(flags.wait.into());
+    let wait = flags.wait;
     let options = ClusterOptions { wait, ..ClusterOptions::new(flags.workers) };
     let (report, lines, stages) = if flags.stages {
         let (report, lines, workers) = train_traced(folder.path(), &spec(flags), options)?;
@@ -102,7 +102,8 @@ impl Stages {
 /// The smallest possible run.
 pub(super) fn smallest_run() -> RunSpec {
     let (stages, json) = (false, false);
-    spec(&AllReduceFlags { workers: 1, mb: 1, iterations: 1, stages, wait: 1, json })
+    let wait = Duration::from_secs(1);
+    spec(&AllReduceFlags { workers: 1, mb: 1, iterations: 1, stages, wait, json })
 }
 
 /// A run with the vector as its gradient, one data shard a worker and one owner a shard.

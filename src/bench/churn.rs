@@ -30,7 +30,7 @@ const CHURN: u32 = Philox::USER + 2;
 pub(super) struct Churn {
     cluster: Cluster,
     workers: usize,
-    patience: Duration,
+    wait: Duration,
     random: Philox,
     drawn: u64,
     said_at: Instant,
@@ -69,8 +69,7 @@ pub(super) fn run_for<T>(
     let (mut run, folder) = configured_run(flags.config.as_deref(), &overrides, registry)?;
     // A run must not wait for more copies than there can be.
     run.copies = run.copies.min(flags.workers);
-    let patience = Duration::from_secs(flags.wait.into());
-    let (workers, wait) = (flags.workers, patience);
+    let (workers, wait) = (flags.workers, flags.wait);
     let options = ClusterOptions { workers, wait, keeps_history: true, ..options };
     let directory = Directory::claim_new(folder.path(), &run)?;
     cluster::block_on(async {
@@ -78,8 +77,7 @@ pub(super) fn run_for<T>(
         cluster.submit(&run).await?;
         let (random, said_at) = (Philox::new(flags.seed, CHURN, 0), Instant::now());
         let (workers, is_over) = (flags.workers as usize, false);
-        let mut churn =
-            Churn { cluster, workers, patience, random, drawn: 0, said_at, run, is_over };
+        let mut churn = Churn { cluster, workers, wait, random, drawn: 0, said_at, run, is_over };
         work(&mut churn).await
     })
 }
@@ -130,8 +128,8 @@ impl Churn {
                     .because(format!("it was complete before it was {what}"))
                     .next("pass more --steps"));
             }
-            if began.elapsed() > self.patience {
-                let waited = format!("{what} after {} s", self.patience.as_secs());
+            if began.elapsed() > self.wait {
+                let waited = format!("{what} after {} s", self.wait.as_secs());
                 return Err(Failure::new(Exit::Capacity, "the cluster does not come to rest")
                     .because(format!("not {waited}"))
                     .next("give it a longer --wait, or fewer --workers"));

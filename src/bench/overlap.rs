@@ -1,7 +1,6 @@
 //! `everstep bench overlap`: the time that overlapping communication with compute saves.
 
 use std::path::Path;
-use std::time::Duration;
 
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
@@ -31,7 +30,7 @@ pub(super) fn run(flags: &OverlapFlags, registry: &Registry) -> Result<(), Failu
         ..Overrides::default()
     };
     let (run, folder) = configured_run(flags.config.as_deref(), &overrides, registry)?;
-    let wait = Duration::from_secs(flags.wait.into());
+    let wait = flags.wait;
     let options = |overlap| ClusterOptions { wait, overlap, ..ClusterOptions::new(flags.workers) };
     let mut pairs = Vec::new();
     for pair in 0..flags.pairs {

@@ -7,7 +7,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::ops::RangeInclusive;
 use std::path::Path;
-use std::time::Duration;
 
 use everstep_transport::protocol::{MetricsLine, RunSpec};
 use everstep_worker::registry::Registry;
@@ -67,7 +66,7 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
         ..Overrides::default()
     };
     let (run, folder) = configured_run(flags.config.as_deref(), &overrides, registry)?;
-    let wait = Duration::from_secs(flags.wait.into());
+    let wait = flags.wait;
     let options = ClusterOptions { wait, ..ClusterOptions::new(flags.workers) };
     let (_, lines, workers) = train_traced(folder.path(), &run, options)?;
 

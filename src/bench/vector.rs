@@ -65,7 +65,6 @@ impl Compute for Vector {
     }
 }
 
-/// Samples without content.
 struct Nothing;
 
 impl Dataset for Nothing {

@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
+use std::time::Duration;
 
 use everstep_checkpoint::choose::{self, Wanted};
 use everstep_checkpoint::history;
@@ -152,7 +153,8 @@ fn replay(
 }
 
 fn flags() -> LocalFlags {
-    let start = StartFlags { coordinators: 1, wait: 600, ..StartFlags::default() };
+    let wait = Duration::from_secs(600);
+    let start = StartFlags { coordinators: 1, wait, ..StartFlags::default() };
     LocalFlags { start, ..LocalFlags::default() }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand};
 
-use super::demo::duration;
+use super::demo::{duration, wait_time};
 
 /// What `everstep bench` measures.
 #[derive(Subcommand, Clone, Debug)]
@@ -49,9 +49,9 @@ pub struct AllReduceFlags {
     pub stages: bool,
     /// How long to wait for workers that have not registered yet. After that time the exit code is
     /// 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_WAIT", default_value = "10m",
+        value_parser = wait_time)]
+    pub wait: Duration,
     /// Print the result as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
@@ -77,9 +77,9 @@ pub struct OverlapFlags {
     pub pairs: u32,
     /// How long to wait for workers that have not registered yet. After that time the exit code is
     /// 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_WAIT", default_value = "10m",
+        value_parser = wait_time)]
+    pub wait: Duration,
     /// Print the result as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
@@ -101,9 +101,9 @@ pub struct StagesFlags {
     pub steps: u32,
     /// How long to wait for workers that have not registered yet. After that time the exit code is
     /// 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_WAIT", default_value = "10m",
+        value_parser = wait_time)]
+    pub wait: Duration,
     /// Print the result as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,
@@ -120,7 +120,7 @@ pub struct KillsFlags {
     /// This measures what the cluster notices by itself (Linux)
     #[arg(long, env = "EVERSTEP_BY_HAND", value_parser = BoolishValueParser::new())]
     pub by_hand: bool,
-    /// The cluster.
+    /// The cluster under test, with its run.
     #[command(flatten)]
     pub churn: ChurnFlags,
 }
@@ -151,7 +151,7 @@ pub struct FailoversFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS",
         value_parser = clap::value_parser!(u64).range(1..))]
     pub steps: Option<u64>,
-    /// The cluster.
+    /// The cluster under test, with its run.
     #[command(flatten)]
     pub churn: ChurnFlags,
 }
@@ -175,7 +175,7 @@ pub struct JoinsFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_JOINS", default_value_t = 50,
         value_parser = clap::value_parser!(u32).range(1..))]
     pub joins: u32,
-    /// The cluster.
+    /// The cluster under test, with its run.
     #[command(flatten)]
     pub churn: ChurnFlags,
 }
@@ -194,9 +194,9 @@ pub struct ChurnFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_SEED", default_value_t = 1)]
     pub seed: u64,
     /// How long to wait for workers that the run needs. After that time the exit code is 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_WAIT", default_value = "10m",
+        value_parser = wait_time)]
+    pub wait: Duration,
     /// Print the result as JSON
     #[arg(long, env = "EVERSTEP_JSON", value_parser = BoolishValueParser::new())]
     pub json: bool,

@@ -56,7 +56,7 @@ pub struct VerifyFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_REPLAY",
         value_parser = clap::value_parser!(u64).range(1..))]
     pub replay: Option<u64>,
-    /// The store.
+    /// Where the checkpoints are.
     #[command(flatten)]
     pub store: StoreFlags,
 }
@@ -73,7 +73,7 @@ pub struct ExportFlags {
     /// How the weights are stored
     #[arg(long, value_name = "TYPE", env = "EVERSTEP_DTYPE", default_value = "f32")]
     pub dtype: ExportType,
-    /// The store.
+    /// Where the checkpoints are.
     #[command(flatten)]
     pub store: StoreFlags,
 }
@@ -87,7 +87,7 @@ pub struct RemoveCheckpointFlags {
     /// Delete it even if it is the newest that can be restored
     #[arg(long, env = "EVERSTEP_FORCE", value_parser = BoolishValueParser::new())]
     pub force: bool,
-    /// The store.
+    /// Where the checkpoints are.
     #[command(flatten)]
     pub store: StoreFlags,
 }

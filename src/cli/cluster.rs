@@ -25,7 +25,7 @@ pub struct ClusterFlags {
 /// The cluster that an operator asks, and how the answer is printed.
 #[derive(Args, Clone, Debug, Default, PartialEq, Eq)]
 pub struct AskFlags {
-    /// The cluster.
+    /// Where the cluster to ask is.
     #[command(flatten)]
     pub cluster: ClusterFlags,
     /// Print the answer as JSON

@@ -31,9 +31,9 @@ pub struct DemoFlags {
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
     /// How long to wait for workers that the run needs. After that time the exit code is 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_WAIT", default_value = "10m",
+        value_parser = wait_time)]
+    pub wait: Duration,
     /// Start a new worker for every one that dies, as `--chaos` does
     #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
     pub respawn: bool,
@@ -71,6 +71,15 @@ pub(crate) fn duration(text: &str) -> Result<Duration, FlagError> {
     Ok(Duration::from_secs_f64(seconds))
 }
 
+/// How long to wait: a time as [`duration`] reads it, or whole seconds without a unit.
+pub(crate) fn wait_time(text: &str) -> Result<Duration, FlagError> {
+    match text.parse::<u32>() {
+        Ok(0) => Err(FlagError::Span),
+        Ok(seconds) => Ok(Duration::from_secs(seconds.into())),
+        Err(_) => duration(text),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +93,14 @@ mod tests {
         assert_eq!(duration("250ms"), Ok(second / 4));
         for text in ["", "20", "s", "3 m", "1.2.3s", "-1s", "1ms", "1e3s", "inf"] {
             assert!(duration(text).is_err(), "{text}");
+        }
+        for (text, seconds) in
+            [("20", 20), ("20s", 20), ("10m", 600), ("4294967295", 4_294_967_295)]
+        {
+            assert_eq!(wait_time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "0", "0s", "-1", "1.5", "10 m"] {
+            assert!(wait_time(text).is_err(), "{text}");
         }
         assert_eq!(Chances::parse("mtbf=20s"), Ok(Chances { mtbf: 20 * second }));
         assert!(Chances::parse("20s").is_err());

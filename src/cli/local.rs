@@ -2,10 +2,13 @@
 //! `everstep launch`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
 use everstep_kernels::device::DeviceChoice;
+
+use super::demo::wait_time;
 
 /// How a local cluster starts, and where the files of its run go.
 #[derive(Args, Clone, Debug, Default, PartialEq)]
@@ -22,9 +25,9 @@ pub struct StartFlags {
     pub report: Option<PathBuf>,
     /// How long to wait for workers that the run needs, before it begins or when too few are left.
     /// After that time the exit code is 3
-    #[arg(long, value_name = "SECONDS", env = "EVERSTEP_WAIT", default_value_t = 600,
-        value_parser = clap::value_parser!(u32).range(1..))]
-    pub wait: u32,
+    #[arg(long, value_name = "TIME", env = "EVERSTEP_WAIT", default_value = "10m",
+        value_parser = wait_time)]
+    pub wait: Duration,
     /// Start a new worker for every one that dies once the run has begun
     #[arg(long, env = "EVERSTEP_RESPAWN", value_parser = BoolishValueParser::new())]
     pub respawn: bool,

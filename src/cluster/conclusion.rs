@@ -3,6 +3,7 @@
 //! In: the run, its progress, and its ending. Out: one object with the keys of the report, the
 //! run's state in a word and in a sentence, its specification, and when and where it was trained.
 //! The launcher writes the file once, when no news follow. A directory without it has no ended run.
+//! Keys are only ever added to it.
 
 use std::fs;
 use std::path::Path;
@@ -13,9 +14,14 @@ use everstep_transport::protocol::outcome::event_json::utc;
 use serde_json::{Value, json};
 
 use super::{Directory, Progress, Report};
+use crate::failure::{Exit, Failure};
+use crate::file_format::{self, FORMAT_KEY};
 
-/// The file's name.
+/// The name of the file in the run's directory.
 pub(crate) const REPORT: &str = "report.json";
+
+/// The number of the file's format.
+const FORMAT: u64 = 1;
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,6 +90,7 @@ pub(super) fn text(
     let stalls = report.generations.iter().filter_map(|generation| generation.stall_ms);
     let submitted = progress.event_sums.submitted_unix_ms;
     let more = json!({
+        FORMAT_KEY: FORMAT,
         "name": run.name,
         "state": ending.state(),
         "status": sentence,
@@ -109,15 +116,32 @@ pub(super) fn text(
 }
 
 /// The report of the run in this directory, if it has ended.
-pub(crate) fn ended(dir: &Path) -> Option<Value> {
-    let text = fs::read_to_string(dir.join(REPORT)).ok()?;
-    serde_json::from_str(&text).ok().filter(Value::is_object)
+///
+/// # Errors
+/// If a later build wrote the report.
+pub(crate) fn ended(dir: &Path) -> Result<Option<Value>, Failure> {
+    let path = dir.join(REPORT);
+    let text = fs::read_to_string(&path).unwrap_or_default();
+    let Some(report) = serde_json::from_str(&text).ok().filter(Value::is_object) else {
+        return Ok(None);
+    };
+    file_format::check(&report, FORMAT).map_err(|later| {
+        Failure::new(Exit::Usage, "the report of the run cannot be read")
+            .at(path.display())
+            .because(later)
+    })?;
+    Ok(Some(report))
+}
+
+/// The report that a launcher of this build has written.
+pub(crate) fn own_report(dir: &Path) -> Option<Value> {
+    ended(dir).ok().flatten()
 }
 
 /// Adds the loss of a bigram model on the held-out text, which is known after the run. If the
 /// report cannot be written, it stays as it was.
 pub(crate) fn add_bigram(dir: &Path, bigram: Option<f64>) {
-    let Some(mut told) = ended(dir).filter(|_| bigram.is_some()) else { return };
+    let Some(mut told) = own_report(dir).filter(|_| bigram.is_some()) else { return };
     told["loss"]["bigram"] = json!(bigram);
     let partial = dir.join(format!("{REPORT}.partial"));
     let written = fs::write(&partial, format!("{told:#}\n"));
@@ -150,7 +174,7 @@ mod tests {
 
     #[test]
     fn an_end_that_the_coordinators_have_told_is_not_told_again() {
-        let told = progress(EventKind::Failed { reason: FailReason::Words("no disk".into()) });
+        let told = progress(EventKind::Failed { reason: FailReason::Cancelled });
         assert_eq!(Ending::Failed("no disk".into()).event(&told), None);
         let untold = progress(EventKind::Submitted { run: "one".into() });
         let event = Ending::Interrupted.event(&untold).expect("nobody else tells it");
@@ -164,16 +188,25 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let run = RunSpec { steps: 9, ..exemplars::run() };
         let directory = Directory::claim(folder.path(), &run).expect("a directory");
-        assert_eq!(ended(folder.path()), None, "it has not ended");
+        assert_eq!(ended(folder.path()), Ok(None), "it has not ended");
         let progress = progress(EventKind::Submitted { run: "one".into() });
         let report = Report::new(&run, &progress, std::time::Duration::from_secs(1));
         let text = text(&directory, &run, &progress, &report, &Ending::Interrupted);
         directory.write(REPORT, text.as_bytes()).expect("written");
-        let told = ended(folder.path()).expect("it has ended");
+        let told = own_report(folder.path()).expect("it has ended");
+        assert_eq!(told["format"], 1);
         assert_eq!((&told["state"], &told["step"]), (&json!("interrupted"), &json!(3)));
         assert_eq!((&told["state_hash"], &told["model"]), (&Value::Null, &Value::Null));
         assert!(told["status"].as_str().expect("words").contains("after step 3 of 9"), "{told}");
         add_bigram(folder.path(), Some(2.5));
-        assert_eq!(ended(folder.path()).expect("still there")["loss"]["bigram"], 2.5);
+        assert_eq!(own_report(folder.path()).expect("still there")["loss"]["bigram"], 2.5);
+    }
+
+    #[test]
+    fn i23_a_report_of_a_later_format_is_refused_by_its_number() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join(REPORT), r#"{ "format": 9, "state": "x" }"#).expect("written");
+        let words = ended(folder.path()).expect_err("a later format").to_string();
+        assert!(words.contains("report.json") && words.contains("it has format 9"), "{words}");
     }
 }

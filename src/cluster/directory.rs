@@ -148,7 +148,7 @@ impl Directory {
         }
     }
 
-    /// The directory's path.
+    /// Where the directory is.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -248,7 +248,7 @@ fn lock(path: &Path) -> Result<Option<File>, ClusterError> {
     }
 }
 
-/// Lines of JSON.
+/// The lines as JSON, one a line.
 pub(super) fn text_of<T: Serialize>(lines: &[T]) -> String {
     let line = |line| serde_json::to_string(line).expect("a line is plain data") + "\n";
     lines.iter().map(line).collect()

@@ -20,7 +20,7 @@ pub(super) struct SettledSums {
     pub(super) steps: u64,
     /// Steps that changed nothing.
     pub(super) skipped: u64,
-    /// Targets trained on.
+    /// The targets that the steps trained on.
     pub(super) tokens: u64,
     /// Samples of the plan that no committed partial sum contains.
     pub(super) samples_lost: u64,

@@ -13,7 +13,7 @@ use everstep_transport::protocol::{NodeName, WorkerId};
 pub struct Naming {
     /// The label, which is also the name of its log.
     pub label: String,
-    /// Its process id.
+    /// The id that the system gave the process.
     pub pid: u32,
     /// The name in its certificate.
     pub name: NodeName,

@@ -59,7 +59,7 @@ pub struct Program {
 /// of `everstep worker`, and states its run on the socket that is its stdin.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Script {
-    /// The interpreter.
+    /// The Python interpreter that runs the script.
     pub interpreter: PathBuf,
     /// The script, and its arguments.
     pub command: Vec<OsString>,

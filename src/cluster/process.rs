@@ -249,7 +249,7 @@ impl Process {
         ClusterError::Process { process, how, why: Some(difference.into()), log }
     }
 
-    /// Its names.
+    /// The names of the process for people and for the coordinators.
     pub fn naming(&self) -> &Naming {
         &self.naming
     }

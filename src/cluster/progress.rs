@@ -7,8 +7,7 @@
 use std::collections::BTreeMap;
 
 use everstep_transport::protocol::outcome::{
-    Event, EventKind, OwnersAwaited, RunPause, Update, Waiting, WorkerResult, WorkerState,
-    WorkerView,
+    Event, EventKind, RunPause, Update, WaitNotice, Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use everstep_transport::protocol::{
     Device, MetricsLine, ModelAwaited, ModelPlace, NodeName, Step, WorkerId,
@@ -41,7 +40,7 @@ pub struct Progress {
     /// Set while the run is paused, or is to pause.
     pub paused: Option<RunPause>,
     /// Set while the run waits for workers that alone hold some parameter shards.
-    pub owners_awaited: Option<OwnersAwaited>,
+    pub owners_awaited: Option<WaitNotice>,
     /// Set while a trained run waits for its model.
     pub model_awaited: Option<ModelAwaited>,
     /// The workers that cannot compute a run that has not begun, each with its reason.

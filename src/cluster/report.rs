@@ -110,7 +110,7 @@ pub struct LapseReport {
 /// A worker that finished.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkerReport {
-    /// The worker's id.
+    /// The id of the worker's registration.
     pub id: WorkerId,
     /// The device on which it computed.
     pub device: Option<Device>,
@@ -134,8 +134,9 @@ pub struct WorkerReport {
     pub refused: u64,
     /// The smallest UDP payload over its links, bytes.
     pub path_mtu: u64,
-    /// Socket buffers as the kernel granted them, bytes: receive, send.
-    pub socket_buffers: (u64, u64),
+    /// Socket buffers as the kernel granted them, bytes: that for packets that have arrived, then
+    /// that for packets that have not left.
+    pub socket_buffers: [u64; 2],
     /// QUIC packets lost on its links.
     pub lost_packets: u64,
 }
@@ -215,7 +216,7 @@ fn worker(result: &WorkerResult, progress: &Progress) -> WorkerReport {
         peak_rss_bytes: result.peak_rss_bytes,
         refused: result.refused,
         path_mtu: result.path_mtu,
-        socket_buffers: result.socket_buffers,
+        socket_buffers: [result.receive_buffer, result.send_buffer],
         lost_packets: result.lost_packets,
     }
 }

@@ -56,7 +56,7 @@ pub(super) struct EndedProcess {
     pub(super) naming: Naming,
     /// Where it listened, if that is known.
     pub(super) address: Option<SocketAddr>,
-    /// How it ended.
+    /// How the process ended, in words: its exit code or its signal.
     pub(super) how: String,
 }
 

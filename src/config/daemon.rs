@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use super::ConfigError;
 use super::error::ValueSource;
 use super::keys::{Keys, name, section};
-use super::value::Words;
+use super::value::CommaList;
 
 /// The keys that a file may have for each daemon. Settings that a coordinator uses once in its
 /// life, to found a cluster or to join one, are flags only.
@@ -52,7 +52,7 @@ pub fn complete(
     keys.leave_out(&RUN);
     let mut added = Vec::new();
     for key in KEYS {
-        let Some(Words(stated)) = keys.read(key)? else { continue };
+        let Some(CommaList(stated)) = keys.read(key)? else { continue };
         let flag = format!("--{}", name(key).replace('_', "-"));
         let is_set = variable(&format!("EVERSTEP_{}", name(key).to_uppercase())).is_some();
         if section(key) == daemon && value(&given, &flag).is_none() && !is_set {

@@ -25,7 +25,7 @@ pub enum ValueSource {
     File(PathBuf),
     /// A flag, or its variable.
     Flag(&'static str),
-    /// A default value.
+    /// What the program takes if the user states nothing.
     Default,
 }
 

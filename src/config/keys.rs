@@ -59,7 +59,7 @@ impl<'a> Keys<'a> {
         let Some(stated) = self.stated.get(key) else { return Ok(None) };
         let value = T::from_toml(stated.get_ref());
         value.map(Some).ok_or_else(|| {
-            let problem = format!("is {}, but must be {}", self.shown(stated), T::WHAT);
+            let problem = format!("is {}, but must be {}", self.shown(stated), T::EXPECTED);
             self.places.refusal(key, &problem)
         })
     }
@@ -81,7 +81,7 @@ impl<'a> Keys<'a> {
             self.places.lines.insert(key.clone(), line(self.text, name.span().start));
             let Some(option) = OptionValue::from_toml(value.get_ref()) else {
                 let problem =
-                    format!("is {}, but must be {}", self.shown(value), OptionValue::WHAT);
+                    format!("is {}, but must be {}", self.shown(value), OptionValue::EXPECTED);
                 return Err(self.places.refusal(&key, &problem));
             };
             options.0.insert(name.get_ref().to_string(), option);

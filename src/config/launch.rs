@@ -9,7 +9,7 @@ use everstep_transport::protocol::{CheckpointSpec, RunSpec};
 
 use super::error::ConfigError;
 use super::keys::Keys;
-use super::value::{OptionalDuration, Span};
+use super::value::{HangAfter, OptionalDuration};
 use super::{checkpoint, text_of};
 use crate::script::HANG_AFTER_MS;
 
@@ -45,7 +45,7 @@ pub(crate) fn read_launch(
     let text = text_of(path)?;
     let mut keys = Keys::parse(path.map(|path| (path, text.as_str())))?;
     let give_up_after = keys.read::<OptionalDuration>("redundancy.give_up_after")?;
-    let hang_after_ms = keys.read::<Span>("redundancy.hang_after")?.map(|it| it.0);
+    let hang_after_ms = keys.read::<HangAfter>("redundancy.hang_after")?.map(|it| it.0);
     let mut checkpoint = checkpoint::checkpoints(&mut keys, every)?;
     keys.reject_unknown()?;
     let places = keys.into_places();

@@ -16,7 +16,7 @@ use crate::cli::duration;
 /// A type that a key's value may have.
 pub(super) trait Value: Sized {
     /// The expected form of the value, for an error about another form.
-    const WHAT: &'static str;
+    const EXPECTED: &'static str;
 
     /// Reads the value. `None` if it has another form.
     fn from_toml(value: &DeValue<'_>) -> Option<Self>;
@@ -26,7 +26,7 @@ pub(super) trait Value: Sized {
 pub(super) struct Clip(pub(super) Option<f64>);
 
 impl Value for Clip {
-    const WHAT: &'static str = "a number above 0, or \"none\"";
+    const EXPECTED: &'static str = "a number above 0, or \"none\"";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         if value.as_str() == Some("none") {
@@ -40,7 +40,7 @@ impl Value for Clip {
 pub(super) struct OptionalDuration(pub(super) Option<u64>);
 
 impl Value for OptionalDuration {
-    const WHAT: &'static str = "a time such as \"10m\", or \"never\"";
+    const EXPECTED: &'static str = "a time such as \"10m\", or \"never\"";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         match value.as_str()? {
@@ -51,16 +51,16 @@ impl Value for OptionalDuration {
 }
 
 /// A time in milliseconds. The default is the time until a device is taken to hang.
-pub(super) struct Span(pub(super) u64);
+pub(super) struct HangAfter(pub(super) u64);
 
-impl Default for Span {
+impl Default for HangAfter {
     fn default() -> Self {
         Self(RunSpec::HANG_AFTER_MS)
     }
 }
 
-impl Value for Span {
-    const WHAT: &'static str = "a time such as \"10s\"";
+impl Value for HangAfter {
+    const EXPECTED: &'static str = "a time such as \"10s\"";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         duration(value.as_str()?).ok().map(|span| Self(span.as_millis() as u64))
@@ -77,7 +77,7 @@ impl Default for Vocabulary {
 }
 
 impl Value for Vocabulary {
-    const WHAT: &'static str = "a whole number from 2 to 16777216";
+    const EXPECTED: &'static str = "a whole number from 2 to 16777216";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         u32::from_toml(value).filter(|tokens| (2..=MAX_VOCABULARY).contains(tokens)).map(Self)
@@ -85,7 +85,7 @@ impl Value for Vocabulary {
 }
 
 impl Value for [f64; 2] {
-    const WHAT: &'static str = "two numbers, such as [0.9, 0.95]";
+    const EXPECTED: &'static str = "two numbers, such as [0.9, 0.95]";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         let numbers = value.as_array()?.iter().map(|number| f64::from_toml(number.get_ref()));
@@ -94,7 +94,7 @@ impl Value for [f64; 2] {
 }
 
 impl Value for OptionValue {
-    const WHAT: &'static str = "true, false, a number, or text in quotes";
+    const EXPECTED: &'static str = "true, false, a number, or text in quotes";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         match value {
@@ -110,7 +110,7 @@ impl Value for OptionValue {
 }
 
 impl Value for u32 {
-    const WHAT: &'static str = "a whole number from 1 to 65536";
+    const EXPECTED: &'static str = "a whole number from 1 to 65536";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         let integer = value.as_integer()?;
@@ -119,7 +119,7 @@ impl Value for u32 {
 }
 
 impl Value for u64 {
-    const WHAT: &'static str = "a whole number, not negative, below 2^64";
+    const EXPECTED: &'static str = "a whole number, not negative, below 2^64";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         let integer = value.as_integer()?;
@@ -128,7 +128,7 @@ impl Value for u64 {
 }
 
 impl Value for f64 {
-    const WHAT: &'static str = "a number";
+    const EXPECTED: &'static str = "a number";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         match value {
@@ -143,7 +143,7 @@ impl Value for f64 {
 }
 
 impl Value for bool {
-    const WHAT: &'static str = "true or false";
+    const EXPECTED: &'static str = "true or false";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         value.as_bool()
@@ -151,7 +151,7 @@ impl Value for bool {
 }
 
 impl Value for String {
-    const WHAT: &'static str = "text in quotes";
+    const EXPECTED: &'static str = "text in quotes";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         value.as_str().map(str::to_string)
@@ -159,10 +159,10 @@ impl Value for String {
 }
 
 /// One text, or several joined by commas, as a flag has them.
-pub(super) struct Words(pub(super) String);
+pub(super) struct CommaList(pub(super) String);
 
-impl Value for Words {
-    const WHAT: &'static str = "text in quotes, or a list of such";
+impl Value for CommaList {
+    const EXPECTED: &'static str = "text in quotes, or a list of such";
 
     fn from_toml(value: &DeValue<'_>) -> Option<Self> {
         let Some(list) = value.as_array() else { return String::from_toml(value).map(Self) };
@@ -176,7 +176,7 @@ impl Value for Words {
 macro_rules! names {
     ($type:ident: $what:literal, $($name:literal => $variant:ident),+) => {
         impl Value for $type {
-            const WHAT: &'static str = $what;
+            const EXPECTED: &'static str = $what;
 
             fn from_toml(value: &DeValue<'_>) -> Option<Self> {
                 match value.as_str()? {

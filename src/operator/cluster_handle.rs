@@ -131,7 +131,8 @@ impl ClusterHandle {
 
     /// Whether the run is over, by its report or its events.
     fn is_over(&self) -> bool {
-        if cluster::ended(&self.dir).is_some() {
+        // A report of a later build is one as well.
+        if cluster::ended(&self.dir).map_or(true, |report| report.is_some()) {
             return true;
         }
         let events = fs::read_to_string(self.dir.join("events.jsonl")).unwrap_or_default();

@@ -35,7 +35,6 @@ struct ClusterView {
     leader: Option<CoordinatorId>,
 }
 
-/// A dialled address.
 struct Connection {
     link: Option<Link>,
     /// Why there is no link.

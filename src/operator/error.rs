@@ -6,7 +6,7 @@ pub(crate) enum OperatorError {
     /// No leader has answered in time.
     #[error("{0}")]
     Unanswered(String),
-    /// The coordinators refuse.
+    /// The coordinators refuse the request, for this reason.
     #[error("{0}")]
     Refused(String),
     /// The operator's credentials cannot be used.

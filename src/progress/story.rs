@@ -93,9 +93,9 @@ mod tests {
 
     #[test]
     fn a_rollback_is_said_with_both_steps() {
-        let reason = RollbackReason::Words("shard 3 has no owner left".into());
+        let reason = RollbackReason::CheckpointDamaged(Step(40));
         let rollback = EventKind::Rollback { from: Step(57), to: Step(0), reason };
-        let expected = "went back from step 57 to step 0: shard 3 has no owner left";
+        let expected = "went back from step 57 to step 0: the checkpoint of step 40 is damaged";
         assert_eq!(said(9, rollback).as_deref(), Some(expected));
     }
 

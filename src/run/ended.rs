@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use crate::cli::ClusterFlags;
 use crate::cluster;
+use crate::failure::Failure;
 use crate::operator::ClusterHandle;
 use crate::output;
 use crate::progress::{clock, shown_loss};
@@ -22,12 +23,15 @@ pub(super) struct EndedRun {
 impl EndedRun {
     /// The run in the directory that the flags mean, if it has ended. If the flags name
     /// coordinators, the program asks those instead.
-    pub(super) fn find(flags: &ClusterFlags) -> Option<Self> {
+    ///
+    /// # Errors
+    /// If a later build wrote the report.
+    pub(super) fn find(flags: &ClusterFlags) -> Result<Option<Self>, Failure> {
         if !flags.coordinators.is_empty() {
-            return None;
+            return Ok(None);
         }
-        let dir = ClusterHandle::dir(flags).ok()?;
-        Some(Self { report: cluster::ended(&dir)?, dir })
+        let Ok(dir) = ClusterHandle::dir(flags) else { return Ok(None) };
+        Ok(cluster::ended(&dir)?.map(|report| Self { report, dir }))
     }
 
     /// An object with the keys of a coordinator's run.
@@ -114,11 +118,15 @@ mod tests {
 
     use super::*;
 
+    fn find(flags: &ClusterFlags) -> Option<EndedRun> {
+        EndedRun::find(flags).expect("a report of this build, or none")
+    }
+
     #[test]
     fn a_run_that_has_ended_is_told_of_without_its_coordinators() {
         let folder = tempfile::tempdir().expect("a folder");
         let flags = ClusterFlags { dir: Some(folder.path().into()), coordinators: Vec::new() };
-        assert!(EndedRun::find(&flags).is_none(), "it has not ended");
+        assert!(find(&flags).is_none(), "it has not ended");
         let report = json!({
             "name": "small", "state": "complete", "status": "complete: all 9 steps", "step": 9,
             "run": { "steps": 9 }, "loss": { "first": 5.5, "last": 2.5, "validation": 2.75 },
@@ -126,7 +134,7 @@ mod tests {
             "host": "ada", "longest_stall_ms": 57.4, "generations": [{}, {}], "rollbacks": [],
         });
         fs::write(folder.path().join("report.json"), report.to_string()).expect("written");
-        let ended = EndedRun::find(&flags).expect("it has ended");
+        let ended = find(&flags).expect("it has ended");
         assert!(ended.is_complete());
         let words = ended.words();
         for told in [
@@ -142,7 +150,7 @@ mod tests {
         let told = ended.json();
         assert_eq!((&told["hash"], &told["generations"]), (&json!("abcd"), &json!(2)));
         let elsewhere = ClusterFlags { coordinators: vec!["127.0.0.1:1".into()], ..flags };
-        assert!(EndedRun::find(&elsewhere).is_none(), "coordinators that are named are asked");
+        assert!(find(&elsewhere).is_none(), "coordinators that are named are asked");
     }
 
     #[test]
@@ -151,10 +159,10 @@ mod tests {
         let flags = ClusterFlags { dir: Some(folder.path().into()), coordinators: Vec::new() };
         for text in ["", "{", "[]", "\u{0}"] {
             fs::write(folder.path().join("report.json"), text).expect("written");
-            assert!(EndedRun::find(&flags).is_none(), "{text}");
+            assert!(find(&flags).is_none(), "{text}");
         }
         fs::write(folder.path().join("report.json"), "{}").expect("written");
-        let nothing = EndedRun::find(&flags).expect("an object");
+        let nothing = find(&flags).expect("an object");
         assert!(!nothing.is_complete() && nothing.words().contains("files"), "and no panic");
     }
 }

@@ -10,7 +10,7 @@ use crate::output::{self, table};
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let head = ["id", "name", "state", "step", "status"].map(str::to_string);
-    if let Some(ended) = EndedRun::find(&flags.cluster) {
+    if let Some(ended) = EndedRun::find(&flags.cluster)? {
         return match flags.json {
             true => output::print(json!([ended.json()])),
             false => output::print(table(&[head, ended.row()])),

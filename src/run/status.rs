@@ -15,7 +15,7 @@ use crate::output;
 use crate::progress::{clock, shown_loss};
 
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
-    if let Some(ended) = EndedRun::find(&flags.cluster) {
+    if let Some(ended) = EndedRun::find(&flags.cluster)? {
         return match flags.json {
             true => output::print(ended.json()),
             false => output::print(ended.words()),

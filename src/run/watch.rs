@@ -27,7 +27,7 @@ const RUN_LINE_INTERVAL: Duration = Duration::from_secs(2);
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let mut watched = Watched::default();
     loop {
-        if let Some(ended) = EndedRun::find(&flags.cluster) {
+        if let Some(ended) = EndedRun::find(&flags.cluster)? {
             output::print(if flags.json { ended.json().to_string() } else { ended.words() })?;
             return outcome(ended.is_complete());
         }
@@ -39,7 +39,7 @@ pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
             }
             Err(failure) if failure.exit == Exit::Capacity => output::say(failure),
             // The cluster of a single run has ended between two questions.
-            Err(_) if EndedRun::find(&flags.cluster).is_some() => {}
+            Err(_) if EndedRun::find(&flags.cluster)?.is_some() => {}
             Err(failure) => return Err(failure),
         }
         sleep(RUN_POLL_INTERVAL);

@@ -1,6 +1,6 @@
 //! How a run's directory keeps the script of its run, so that the run can go on.
 //!
-//! `script.json` has the working directory and the command. The number of threads, and digests of
+//! `script.json` has the working directory and the command. Keys are only ever added to it. The number of threads, and digests of
 //! all that decides bits, are in the run's specification: processes that state another run are
 //! refused. The directory keeps no copy of the script's files.
 
@@ -11,18 +11,26 @@ use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::RunSpec;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::{KIND, of, threads};
 use crate::cluster::{Directory, InstructionSet, Script};
 use crate::config;
 use crate::failure::{Exit, Failure};
+use crate::file_format;
 
 /// The file in a run's directory.
 const FILE: &str = "script.json";
 
+/// The number of the file's format.
+const FORMAT: u64 = 1;
+
 /// What starts the processes of a script again.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 struct KeptScript {
+    /// The number of the file's format. A file without it is of the first.
+    #[serde(default = "first_format")]
+    format: u64,
     /// The working directory of the processes.
     directory: PathBuf,
     /// The script, and its arguments.
@@ -40,15 +48,20 @@ impl KeptScript {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             read => read.map_err(|error| unusable(&path, error.to_string()))?,
         };
-        let kept: Self = serde_json::from_str(&text)
-            .map_err(|error| unusable(&path, format!("it cannot be read: {error}")))?;
-        Ok(Some(kept))
+        let unreadable = |error| unusable(&path, format!("it cannot be read: {error}"));
+        let kept: Value = serde_json::from_str(&text).map_err(unreadable)?;
+        file_format::check(&kept, FORMAT).map_err(|later| unusable(&path, later.to_string()))?;
+        Ok(Some(serde_json::from_value(kept).map_err(unreadable)?))
     }
 
     fn script(self, threads: u32) -> Script {
         let command = self.command.into_iter().map(Into::into).collect();
         Script { directory: Some(self.directory), ..of(command, threads, self.isa) }
     }
+}
+
+fn first_format() -> u64 {
+    1
 }
 
 /// The script of this command, in the working directory of this process.
@@ -80,7 +93,7 @@ pub(crate) fn here(
 pub(crate) fn keep(directory: &Directory, script: &Script) -> Result<(), Failure> {
     let command = script.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let (directory_of_script, isa) = (script.directory.clone().unwrap_or_default(), script.isa);
-    let kept = KeptScript { directory: directory_of_script, command, isa };
+    let kept = KeptScript { format: FORMAT, directory: directory_of_script, command, isa };
     let text = serde_json::to_string_pretty(&kept).expect("a command is plain data") + "\n";
     Ok(directory.write(FILE, text.as_bytes())?)
 }
@@ -163,6 +176,22 @@ mod tests {
         assert_eq!((script.directory, script.isa), (launched.directory, isa));
         let stated = script.stated.expect("the run that it must state");
         assert_eq!((stated.start_workers, &stated.checkpoint), (1, &None));
+    }
+
+    #[test]
+    fn i23_a_script_file_is_read_by_its_number_or_refused_by_it() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let read = |format: &str| {
+            let text = format!(r#"{{ {format} "directory": "/", "command": ["a.py"] }}"#);
+            fs::write(folder.path().join(FILE), text).expect("written");
+            KeptScript::read(folder.path())
+        };
+        for known in ["", r#""format": 1,"#] {
+            let kept = read(known).expect("a script of this build").expect("a file");
+            assert_eq!((kept.format, kept.command), (1, vec!["a.py".to_string()]), "{known}");
+        }
+        let words = read(r#""format": 9,"#).expect_err("a later format").to_string();
+        assert!(words.contains("script.json") && words.contains("it has format 9"), "{words}");
     }
 
     #[test]

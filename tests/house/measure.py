@@ -124,10 +124,13 @@ def python_prose(text: str) -> List[str]:
 
 
 def prose(tree: Tree) -> List[Row]:
-    """Prose beside the comments of Rust: messages to people, and what Python files say."""
+    """The prose of Rust's comments as a whole, of messages to people, and of Python files."""
     python = (text for path, text in tree.files.items() if path.endswith(".py"))
     messages = (rust.messages(lines) for lines in tree.production.values())
-    rows = []
+    words, sentences, whatever, unnamed = rust.style(tree.of())
+    rows = [("comments: words a sentence", ratio(words, sentences)),
+            ("comments: whatever, wherever, … in 1,000", ratio(whatever, words, 1000)),
+            ("comments: one, other, nobody, something, … in 1,000", ratio(unnamed, words, 1000))]
     for what, texts in [("messages of production", [it for found in messages for it in found]),
                         ("prose of Python", [it for text in python for it in python_prose(text)])]:
         words, pronouns, semicolons = rust.counted(texts)
@@ -166,10 +169,10 @@ def crates(tree: Tree) -> str:
 
 def spread(what: str, lengths: List[int]) -> List[Row]:
     ordered = sorted(lengths) or [0]
-    ninetieth = ordered[ceil(0.9 * len(ordered)) - 1]
-    return [(f"{what}: median of lines", f"{median(ordered):.0f}"),
-            (f"{what}: 90th percentile", f"{ninetieth}"),
-            (f"{what}: longest", f"{ordered[-1]}")]
+    rows = [(f"{what}: median of lines", f"{median(ordered):.0f}")]
+    rows += [(f"{what}: {percent}th percentile", f"{ordered[ceil(percent / 100 * len(ordered)) - 1]}")
+             for percent in (75, 90, 99)]
+    return rows + [(f"{what}: longest", f"{ordered[-1]}")]
 
 
 def sizes(tree: Tree) -> List[Row]:
@@ -190,9 +193,11 @@ def shape(tree: Tree) -> List[Row]:
     for what, parts in [("functions", PARTS[:1]), ("functions of tests", TESTS)]:
         lengths = rust.functions(tree.of(parts=parts))
         rows += [(what, f"{len(lengths):,}"), *spread(what, lengths),
-                 (f"{what}: of more than 60 lines", f"{sum(it > 60 for it in lengths)}")]
+                 (f"{what}: of more than 60 lines", f"{sum(it > 60 for it in lengths)}"),
+                 (f"{what}: of more than 100 lines", f"{sum(it > 100 for it in lengths)}")]
     lengths = [len(tree.files[path].splitlines()) for path in tree.production]
-    return rows + [("files", f"{len(lengths)}"), *spread("files", lengths)]
+    return rows + [("files", f"{len(lengths)}"), *spread("files", lengths),
+                   ("files: of fewer than 60 lines", f"{sum(it < 60 for it in lengths)}")]
 
 
 def objects(tree: Tree) -> List[Row]:
@@ -217,7 +222,8 @@ def manners(tree: Tree) -> List[Row]:
     return [(what, f"{sum(map(count, production))}") for what, count in [
         ("doc comments of three words or fewer", rust.short_docs),
         ("signatures with `Result<_, String>`", rust.text_errors),
-        ("unsafe without `SAFETY:`", rust.unsafe_without_reason)]] + [
+        ("unsafe without `SAFETY:`", rust.unsafe_without_reason),
+        ("lines `#[cfg(feature = \"planted\")]`", rust.planted)]] + [
         ("type names of more than one crate", f"{len(shared(tree))}")]
 
 

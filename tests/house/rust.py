@@ -22,6 +22,12 @@ STRING = re.compile(r"//[^\n]*|b?'(?:\\.[^']*|[^\\'])'|r#\"(.*?)\"#|\"((?:[^\"\\
 # A string of fewer words is a name, a key or a path.
 FEWEST_WORDS = 3
 PRONOUN = re.compile(r"\b(?:who|whoever|whom|whose|whomever)\b", re.IGNORECASE)
+WHATEVER = re.compile(r"\b(?:what|which|where|when|how)ever\b", re.IGNORECASE)
+# Words that stand for a subject without its name.
+UNNAMED = re.compile(r"\b(?:one|ones|other|others|another|nobody|nothing|none|somebody|something"
+                     r"|anybody|anything|everybody|everything)\b", re.IGNORECASE)
+SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+PLANTED = re.compile(r"#\[cfg\(.*feature = \"planted\"")
 
 
 def indentation(line: str) -> int:
@@ -102,6 +108,18 @@ def methods(lines: Lines) -> Dict[str, int]:
 
 def prose(lines: Lines) -> Tuple[int, int, int]:
     """Words, pronouns and semicolons of the comments, but for the code in them."""
+    return counted(comments(lines))
+
+
+def style(lines: Lines) -> Tuple[int, int, int, int]:
+    """Words, sentences, words like "whatever", and words that name no subject, of the comments."""
+    text = "\n".join(comments(lines))
+    found = [len(pattern.findall(text)) for pattern in (SENTENCE_END, WHATEVER, UNNAMED)]
+    return (len(text.split()), *found)
+
+
+def comments(lines: Lines) -> Lines:
+    """The texts of the comments, but for the code in them."""
     texts, is_code = [], False
     for line in lines:
         if not line.lstrip().startswith("//"):
@@ -111,7 +129,7 @@ def prose(lines: Lines) -> Tuple[int, int, int]:
             is_code = not is_code
         elif not is_code:
             texts.append(text)
-    return counted(texts)
+    return texts
 
 
 def counted(texts: Iterable[str]) -> Tuple[int, int, int]:
@@ -135,6 +153,11 @@ def short_docs(lines: Lines) -> int:
 
     return sum(is_doc(at) and not is_doc(at - 1) and not is_doc(at + 1) and len(line.split()) <= 4
                for at, line in enumerate(lines))
+
+
+def planted(lines: Lines) -> int:
+    """Lines that compile a bug for the simulator in."""
+    return sum(bool(PLANTED.search(line)) for line in lines)
 
 
 def text_errors(lines: Lines) -> int:

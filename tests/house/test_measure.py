@@ -76,6 +76,16 @@ class Rust(unittest.TestCase):
         code = ["/// Whoever asks", "// ```", "// a; b; c", "// ```"]
         self.assertEqual(rust.prose(code), (2, 1, 0))
 
+    def test_style_counts_sentences_and_words_without_a_name(self):
+        code = ["/// Whatever one asks, the other", "/// answers. It is done!"]
+        self.assertEqual(rust.style(code), (9, 2, 1, 2))
+        self.assertEqual(rust.style(["// It waits 1.5 s."]), (4, 1, 0, 0))
+
+    def test_lines_of_planted_bugs_are_counted(self):
+        code = ['#[cfg(feature = "planted")]', '#[cfg(all(test, feature = "planted"))]',
+                '#[cfg(feature = "loom")]', "let planted = true;"]
+        self.assertEqual(rust.planted(code), 2)
+
     def test_messages_are_counted_without_names_keys_and_values(self):
         code = ['fn f(c: char) -> bool { c == \'"\' } // "no string of code"',
                 'let name = "a_key"; let why = "it waits; {who} leads";',
@@ -99,12 +109,12 @@ class Rust(unittest.TestCase):
 
 
 # Documentation comments of three words or fewer in production: the number may only fall.
-MOST_SHORT_DOCS = 202
+MOST_SHORT_DOCS = 44
 
 # Type names that more than one crate defines: one idea seen from two sides, such as the link of an
 # endpoint and the link of a core, general words, or names that only one module knows. The number
 # may only fall.
-MOST_SHARED_NAMES = 78
+MOST_SHARED_NAMES = 77
 
 # Semicolons in a thousand words. Those of messages are in commands for a shell and in media types.
 # The number may only fall.

@@ -7,7 +7,7 @@ use super::source::Source;
 /// What defines a type.
 const DEFINITIONS: [&str; 5] = ["struct ", "enum ", "trait ", "union ", "type "];
 
-/// Type names that a crate's production code defines more than once, and durations without a
+/// Type names that a crate's production code defines more than once, and constants without a
 /// subject, in words.
 pub fn problems(sources: &[Source]) -> Vec<String> {
     let mut types: BTreeMap<(String, String), Vec<String>> = BTreeMap::new();
@@ -18,8 +18,8 @@ pub fn problems(sources: &[Source]) -> Vec<String> {
             if let Some(name) = defined_type(line) {
                 let key = (crate_of(&source.path), name.to_string());
                 types.entry(key).or_default().push(place);
-            } else if let Some(name) = vague_duration(line) {
-                problems.push(format!("{place}: {name} does not say what lasts so long"));
+            } else if let Some(name) = vague_constant(line) {
+                problems.push(format!("{place}: {name} does not say what it bounds"));
             }
         }
     }
@@ -63,12 +63,17 @@ fn without_visibility(item: &str) -> &str {
     }
 }
 
-/// The name of a constant duration that has one word only.
-fn vague_duration(line: &str) -> Option<&str> {
+/// Words that say how somebody feels about a bound, and not what it bounds.
+const MOODS: [&str; 9] =
+    ["PATIENCE", "PAUSE", "PAUSES", "AGAIN", "SOON", "CALM", "COURTESY", "BREATH", "GLANCE"];
+
+/// The name of a constant without a subject: a duration of one word, or a bound named for a mood.
+fn vague_constant(line: &str) -> Option<&str> {
     let item = without_visibility(line.trim_start());
     let item = item.strip_prefix("const ").or_else(|| item.strip_prefix("static "))?;
     let (name, kind) = item.split_once(": ")?;
-    (kind.starts_with("Duration") && !name.contains('_')).then_some(name)
+    let is_vague = kind.starts_with("Duration") && !name.contains('_') || MOODS.contains(&name);
+    is_vague.then_some(name)
 }
 
 #[cfg(test)]
@@ -99,9 +104,11 @@ mod tests {
     }
 
     #[test]
-    fn a_duration_without_a_subject_is_found() {
-        let vague = "const PATIENCE: Duration = Duration::from_secs(1);";
-        assert_eq!(found(&[("a/src/lib.rs", vague)]).len(), 1);
+    fn a_constant_without_a_subject_is_found() {
+        for vague in ["const LIMIT: Duration = Duration::from_secs(1);", "const PATIENCE: u32 = 3;"]
+        {
+            assert_eq!(found(&[("a/src/lib.rs", vague)]).len(), 1, "{vague}");
+        }
         let named =
             "pub const DIAL_TIMEOUT: Duration = Duration::from_secs(1);\nconst MOST: u64 = 1;";
         assert!(found(&[("a/src/lib.rs", named)]).is_empty());

@@ -48,7 +48,6 @@ fn of_text(error: TextError) -> BuildError {
     }
 }
 
-/// As [`of_text`].
 fn of_tokens(error: TokenFileError) -> BuildError {
     let reason = error.to_string();
     match error.is_of_place() {

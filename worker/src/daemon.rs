@@ -65,7 +65,7 @@ pub use preemption::{Fate, FateChange, FateWatch, MetadataService, PREEMPTION_PO
 pub struct WorkerOptions {
     /// Addresses of coordinators. At least one must answer, and it names the others.
     pub coordinators: Vec<HostPort>,
-    /// The join token.
+    /// The join token that admits the worker.
     pub token: String,
     /// The address to listen on for other workers. Port 0 takes a free port.
     pub listen: SocketAddr,
@@ -123,7 +123,7 @@ pub enum WorkerError {
     /// Other machines cannot reach the address, and a coordinator is on another machine.
     #[error("cannot listen on {listen}: the coordinator at {coordinator} cannot call it there")]
     Loopback {
-        /// The worker's address.
+        /// The address where the worker was to listen.
         listen: SocketAddr,
         /// A coordinator on another machine.
         coordinator: HostPort,
@@ -247,7 +247,7 @@ async fn run_actor(
     let (exit, ended) = tokio::sync::oneshot::channel();
     let endpoint = shell.endpoint.clone();
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));
-    actix::spawn(accept(endpoint, actor.clone()));
+    actix::spawn(run_acceptor(endpoint, actor.clone()));
     actix::spawn(drain::run(orders, actor.clone()));
     let link_events = LinkEvents { connected: actor.clone().recipient(), event: actor.recipient() };
     actix::spawn(coordinator_links::run(dial_context, link_events));
@@ -255,7 +255,8 @@ async fn run_actor(
     ended.await.unwrap_or_else(broken)
 }
 
-async fn accept(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
+/// Brings the links of other workers to the actor.
+async fn run_acceptor(endpoint: Arc<Endpoint>, actor: Addr<WorkerActor>) {
     while let Some(link) = endpoint.accept().await {
         if actor.send(PeerConnected(link)).await.is_err() {
             return;

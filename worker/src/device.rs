@@ -73,11 +73,11 @@ pub struct DeviceParts {
     pub run: RunSpec,
     /// The run's model, with the initial parameters loaded.
     pub compute: Box<dyn Compute>,
-    /// The run's optimizer.
+    /// The optimizer with the run's settings.
     pub optimizer: Optimizer,
     /// The run's data set.
     pub dataset: Arc<dyn Dataset>,
-    /// Fills batches ahead.
+    /// The thread that fills batches ahead of the passes.
     pub loader: Loader,
     /// The parameters before the first step.
     pub initial: initial::InitialParameters,

@@ -101,7 +101,7 @@ pub enum RegistryError {
         what: &'static str,
         /// The name that the run asks for.
         name: String,
-        /// The registered names.
+        /// The names that are registered, for the user.
         known: String,
     },
     /// The name is registered, but this run's values do not suit it, or this machine does not.

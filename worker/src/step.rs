@@ -22,6 +22,7 @@ pub mod member;
 mod model_writer;
 pub mod plan;
 mod progress;
+mod promise;
 pub mod replica_state;
 pub mod scaling;
 pub mod setup;
@@ -30,3 +31,4 @@ pub mod version;
 pub mod vote_tally;
 
 pub(crate) use self::catch_up::MAX_STATE_BYTES_UNDER_WAY;
+pub use self::promise::Promise;

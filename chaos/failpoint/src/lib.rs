@@ -25,7 +25,7 @@ const TRIAL: &str = "trial";
 #[derive(Debug, thiserror::Error)]
 #[error("FAILPOINTS: \"{term}\" {problem}")]
 pub struct FailpointError {
-    /// The invalid part.
+    /// The part of the setting that is not valid.
     pub term: String,
     /// What is wrong with it.
     pub problem: TermError,

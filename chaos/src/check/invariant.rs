@@ -23,7 +23,7 @@ pub enum Invariant {
     I8,
     /// An agreed entry stays under every leader, and each request happens once.
     I9,
-    /// Queues are bounded.
+    /// No queue grows beyond what the plan bounds, whatever the network does.
     I10,
     /// After the last fault the run goes on, and becomes complete, in a stated time.
     I11,

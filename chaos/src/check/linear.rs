@@ -16,9 +16,9 @@ use std::fmt::{self, Debug};
 /// An operation of a client on a register, with its times on a clock that all clients share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation<K, V> {
-    /// The register.
+    /// The register that the operation reads or writes.
     pub key: K,
-    /// The operation.
+    /// A read with its result, or a write with its value.
     pub action: Action<V>,
     /// When it was called.
     pub called: u64,
@@ -42,7 +42,7 @@ pub enum Action<V> {
 /// A register with a history that no single story explains.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Contradiction<K, V> {
-    /// The register.
+    /// The register that the operation reads or writes.
     pub key: K,
     /// All its operations, by the times of their calls.
     pub history: Vec<Operation<K, V>>,

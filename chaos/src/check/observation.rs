@@ -10,7 +10,7 @@ use everstep_transport::protocol::{
     ModelPlace, Record, Shard, Step, Term, WorkerId,
 };
 
-use super::{ReceiverState, TokenAnswer, TokenRequest};
+use super::{QueueKind, ReceiverState, TokenAnswer, TokenRequest};
 
 /// An event that a checker needs.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +94,7 @@ pub enum Observation<'a> {
     /// A worker in this state takes a chunk.
     Admitted(WorkerId, &'a Chunk, ReceiverState),
     /// The length of a queue of this kind.
-    Queued(&'static str, usize),
+    Queued(QueueKind, usize),
     /// A fault has changed a worker's memory. Its copies may differ from now on.
     Corrupted(WorkerId),
 }
@@ -104,7 +104,7 @@ pub enum Observation<'a> {
 pub struct ShardCopy<'a> {
     /// The step that made it.
     pub version: Step,
-    /// The shard.
+    /// The parameter shard that the copy is of.
     pub shard: Shard,
     /// The digest of master weights and moments. None for a worker that only computes with the
     /// shard.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use super::linear::{Action, Operation, check};
 use super::{Breach, Invariant};
 
-/// A question.
+/// What a client asks the cluster about its token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenRequest {
     /// Accept this token. Granted, whether it was there or not.
@@ -21,7 +21,7 @@ pub enum TokenRequest {
     List,
 }
 
-/// An answer.
+/// What the cluster answers about a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenAnswer {
     /// The request was carried out.

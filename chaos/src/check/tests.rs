@@ -337,7 +337,7 @@ fn i7_what_is_said_or_committed_after_a_promise() {
 #[test]
 fn i10_queues_that_grow() {
     let mut checks = checks(None);
-    for kind in ["control lane", "device", "pair of workers", "learner"] {
+    for kind in [QueueKind::Control, QueueKind::Device, QueueKind::Pair, QueueKind::Joiner] {
         assert_eq!(see(&mut checks, Observation::Queued(kind, 5)), Ok(()));
         let grown = see(&mut checks, Observation::Queued(kind, 10_000));
         assert_eq!(grown, Err(Invariant::I10), "{kind}");

@@ -110,7 +110,7 @@ pub struct Rates {
     pub mistakes: f64,
     /// The share of interruptions that are longer than a cluster must bear ([`TOLERATED_OUTAGE`]).
     pub long: f64,
-    /// The longest interruption.
+    /// The longest time for which a fault interrupts a process or a path.
     pub longest: Duration,
     /// The most that a slow link or lane adds to a delay.
     pub slowest: Duration,

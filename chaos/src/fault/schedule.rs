@@ -264,7 +264,6 @@ impl Draw<'_> {
         self.place(index)
     }
 
-    /// Two different nodes.
     fn pair(&mut self) -> (NodeId, NodeId) {
         let all = self.coordinators + self.machines;
         let first = self.random.below(all);
@@ -288,7 +287,6 @@ impl Draw<'_> {
         (0..nodes).filter(member).map(|index| self.place(index + 1)).collect()
     }
 
-    /// Some workers.
     fn workers(&mut self) -> Vec<NodeId> {
         let chosen = 1 + self.random.below((1 << self.machines.min(63)) - 1);
         let member = |slot: &usize| chosen >> slot.min(&63) & 1 == 1;

@@ -1,4 +1,4 @@
-//! Faults in words.
+//! The sentence that a report has for each fault.
 
 use std::fmt;
 

@@ -1,13 +1,13 @@
 //! What must hold in a storm, too: the invariants of coordinator and membership.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use everstep_coordinator::core::LinkId;
 use everstep_transport::protocol::chunk::MAX_MESSAGE_CHUNK;
 use everstep_transport::protocol::outcome::{Event, EventKind, Update};
-use everstep_transport::protocol::{Generation, Record, Step, WorkerId, codec};
+use everstep_transport::protocol::{Generation, Message, Record, Step, WorkerId, codec};
 use everstep_transport::quic::Settings;
-
-use super::{Arc, LinkId, Message};
 
 /// Messages of one worker that may wait for the coordinator. With more, its link would hold it
 /// back, and its heartbeats would be late.
@@ -22,9 +22,9 @@ pub enum BrokenPromise {
     /// A worker was taken for lost that sent heartbeats.
     #[error("I8: worker {worker} sent heartbeats and was lost: {reason}")]
     LostAlive {
-        /// The lost worker.
+        /// The worker that was lost without a fault.
         worker: WorkerId,
-        /// The coordinator's reason.
+        /// The reason that the coordinator gives for the loss.
         reason: String,
     },
     /// A queue is longer than its bound.
@@ -33,7 +33,7 @@ pub enum BrokenPromise {
     /// A message is larger than the wire carries.
     #[error("I10: a message `{name}` of {bytes} bytes")]
     LargeMessage {
-        /// The message's name.
+        /// The name of the message, as failpoints have it.
         name: &'static str,
         /// The size of the encoded message.
         bytes: u64,

@@ -1,18 +1,18 @@
 //! The coordinator's side: its core, its queue, and a log that agrees after a while.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use everstep_coordinator::core::{
-    CoreEffect, CoreInput, EventRange, LinkEnd, ShellEffect, ShellInput,
+    Core, CoreEffect, CoreInput, EventRange, LinkEnd, LinkId, ShellEffect, ShellInput,
 };
 use everstep_coordinator::lines::{LinesFound, PAGE};
 use everstep_transport::protocol::outcome::{Event, Update};
-use everstep_transport::protocol::{HistoryEvent, Lineage, MetricsLine, Step, Term};
+use everstep_transport::protocol::{HistoryEvent, Lineage, Message, MetricsLine, Step, Term};
+use everstep_transport::time::Time;
 
 use super::worker::WorkerEvent;
-use super::{
-    Arc, Core, LinkId, Message, OPERATOR, StormEvent, StormFailure, StormLane, StormSim, Time,
-};
+use super::{OPERATOR, StormEvent, StormFailure, StormLane, StormSim};
 
 /// The only term of the only coordinator.
 pub(super) const TERM: Term = Term(1);
@@ -171,7 +171,7 @@ impl StormSim {
             CoreEffect::Shell(ShellEffect::SkipLines(_))
             | CoreEffect::Shell(ShellEffect::TellLines { .. })
             | CoreEffect::Shell(ShellEffect::OrderManifest { .. }) => {}
-            // Another simulation covers its disk.
+            // No node enrols here, and nobody reads.
             CoreEffect::Shell(ShellEffect::Admitted { .. })
             | CoreEffect::Shell(ShellEffect::ReadReady(_)) => {}
             // No operator asks for it here.

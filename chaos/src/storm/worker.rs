@@ -1,19 +1,21 @@
 //! A worker of a storm: its progress, and its next message.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_coordinator::core::{CoreInput, LinkEnd, ShellInput};
+use everstep_coordinator::core::{CoreInput, LinkEnd, LinkId, ShellInput};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Device, Generation, MachineId, ModelPlace, NodeName, Record, Shard, Step, Term, WorkerId,
+    Device, Generation, MachineId, Message, ModelPlace, NodeName, Record, Shard, Step, Term,
+    WorkerId,
 };
 use everstep_transport::time::Time;
 
-use super::{Arc, LinkId, Message, StormEvent, StormFailure, StormLane, StormSim};
+use super::{StormEvent, StormFailure, StormLane, StormSim};
 
 /// The time between two heartbeats, as of a real worker.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_millis(250);
@@ -48,7 +50,6 @@ pub(super) enum WorkerEvent {
     Closed,
     /// The link is cut.
     Cut,
-    /// Its process ends.
     Killed,
     /// Model and data are built.
     Built,
@@ -68,7 +69,6 @@ enum Phase {
     Away,
     /// It has connected and is not registered yet.
     Joining,
-    /// It sends heartbeats.
     Present(WorkerId),
     /// It is registered and sends nothing, until it hears that it was lost.
     Silent,
@@ -79,7 +79,6 @@ enum Phase {
 #[derive(Debug)]
 pub(super) struct StormWorker {
     phase: Phase,
-    /// Its newest link.
     link: LinkId,
     fault: Option<StormFault>,
     /// The generation that it knows of, and the one that it has promised.

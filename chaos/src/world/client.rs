@@ -29,7 +29,7 @@ const MAX_CLIENT_PAUSE: Duration = Duration::from_millis(600);
 /// What the digit 0 stands for in a token's text.
 const FIRST: u8 = 52;
 
-/// One client.
+/// An operator that asks for tokens, one request after the other.
 #[derive(Clone, Debug, Default)]
 pub struct Client {
     /// How many questions it has asked. This is also the number of the question under way.

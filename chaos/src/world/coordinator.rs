@@ -66,7 +66,7 @@ pub enum Process {
     Down,
     /// A machine that asks to be a coordinator, and when it last asked.
     Asks(Option<Time>),
-    /// A coordinator.
+    /// The process is a coordinator of the cluster.
     Runs(Box<node::Node>),
 }
 
@@ -138,22 +138,22 @@ impl SimCoordinator {
         self.lives
     }
 
-    /// Its clock.
+    /// The clock of its machine, for a fault that sets it.
     pub fn clock_mut(&mut self) -> &mut Clock {
         &mut self.clock
     }
 
-    /// Its clock.
+    /// The clock of its machine, which may be fast or slow.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Its disk.
+    /// What its machine keeps when the process ends.
     pub fn disk(&self) -> &CoordinatorDisk {
         &self.disk
     }
 
-    /// Its disk.
+    /// What its machine keeps when the process ends, for a fault.
     pub fn disk_mut(&mut self) -> &mut CoordinatorDisk {
         &mut self.disk
     }
@@ -179,7 +179,7 @@ impl SimCoordinator {
         self.heard.get(&place).is_some_and(|heard| *heard >= self.awake)
     }
 
-    /// Ends the process.
+    /// Ends the process. What it has not synced may be lost.
     pub fn crash(&mut self, now: Time, random: &mut Random) {
         (self.process, self.leads) = (Process::Down, None);
         self.startable = now + PROCESS_START_TIME;
@@ -331,7 +331,7 @@ impl World {
     }
 
     /// A batch should be durable by now, unless the disk stalls or is full.
-    pub(super) fn endured(&mut self, place: usize) -> Result<(), Violation> {
+    pub(super) fn on_durable(&mut self, place: usize) -> Result<(), Violation> {
         let disk = &mut self.coordinators[place].disk;
         if let Some(until) = disk.stalled(self.now) {
             self.queue.put(until, Event::Durable(place));

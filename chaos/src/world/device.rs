@@ -12,7 +12,7 @@ use everstep_worker::store_work::StoreWork;
 use super::sim_device::{DeviceOutput, SimDevice};
 use super::types::Event;
 use super::{NodeId, World};
-use crate::check::{Invariant, Observation, ShardCopy, Violation};
+use crate::check::{Invariant, Observation, QueueKind, ShardCopy, Violation};
 use crate::random::mix;
 
 /// The zones of machines. An empty label is no zone.
@@ -106,11 +106,11 @@ impl World {
         let sim_device = sim_device.expect("a device is built before its first job");
         sim_device.push(job);
         let waiting = sim_device.waiting();
-        self.observe(Observation::Queued("device", waiting))?;
+        self.observe(Observation::Queued(QueueKind::Device, waiting))?;
         self.work(place)
     }
 
-    pub(super) fn free(&mut self, place: usize, build: u64) -> Result<(), Violation> {
+    pub(super) fn on_free(&mut self, place: usize, build: u64) -> Result<(), Violation> {
         if self.workers[place].builds != build {
             return Ok(());
         }

@@ -99,7 +99,7 @@ impl World {
 
     /// Ends all interruptions, and disarms faults that wait for their moment. Clocks stay as they
     /// are. Every slot that had a worker at first gets one again.
-    pub(super) fn calm_down(&mut self) -> Result<(), Violation> {
+    pub(super) fn on_calm(&mut self) -> Result<(), Violation> {
         self.note(format_args!("no more faults"));
         self.checkers.liveness.calm(self.now);
         self.network.roads.clear();

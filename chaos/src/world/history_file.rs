@@ -29,7 +29,7 @@ const PAGE_EVENTS: usize = 5;
 /// How many events a core keeps in memory at least. They are few, so that it reads its file.
 const ROOM: usize = 4;
 
-/// The file.
+/// The file of events on the disk of a coordinator's machine.
 #[derive(Debug, Default)]
 pub struct HistoryFile {
     records: Vec<HistoryRecord>,

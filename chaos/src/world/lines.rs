@@ -16,7 +16,7 @@ use super::types::Event;
 use crate::check::{Invariant, Violation};
 use crate::random::Random;
 
-/// The files.
+/// The files of metrics lines on the disk of a coordinator's machine, by run.
 #[derive(Debug, Default)]
 pub struct LineFiles {
     files: BTreeMap<RunId, LineFile>,
@@ -36,7 +36,7 @@ struct LineFile {
 }
 
 impl LineFiles {
-    /// See [`everstep_coordinator::line_file::LineFiles::open`].
+    /// As [`everstep_coordinator::line_file::LineFiles::open`] does.
     fn open(&mut self, history: &LineHistory) -> LinesFound {
         self.open = history.lineage;
         let records = &mut self.files.entry(history.lineage.run).or_default().records;
@@ -178,7 +178,7 @@ impl World {
     }
 
     /// A sync of lines should be done by now.
-    pub(super) fn lines_endured(
+    pub(super) fn on_lines_durable(
         &mut self,
         place: usize,
         (lineage, reach): (Lineage, Step),

@@ -18,7 +18,7 @@ use everstep_worker::step::event::{Input, Lane, LinkId};
 use super::clock::Clock;
 use super::types::Event;
 use super::{NodeId, World};
-use crate::check::{Observation, Violation};
+use crate::check::{Observation, QueueKind, Violation};
 
 /// The transport's idle time-out.
 pub const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -30,7 +30,6 @@ const MAX_PROBE_TIME: Duration = Duration::from_millis(75);
 /// An item on a control lane.
 #[derive(Clone, Debug)]
 pub enum Item {
-    /// A message.
     Message(Box<Message>),
     /// The end of the link.
     Closed(End),
@@ -207,7 +206,7 @@ impl World {
         let waiting = lane.items.len();
         let Some(item) = lane.items.pop_front() else { return Ok(()) };
         let between = matches!((from, to), (NodeId::Coordinator(_), NodeId::Coordinator(_)));
-        let kind = if between { "lane between coordinators" } else { "control lane" };
+        let kind = if between { QueueKind::Coordinators } else { QueueKind::Control };
         self.observe(Observation::Queued(kind, waiting))?;
         if !self.network.links.is_open(to, from)
             || self.network.links.number(to, from) != Some(link)
@@ -381,7 +380,7 @@ impl World {
         }
     }
 
-    /// Reviews every link.
+    /// Reviews every link. A fault has begun or ended.
     pub(super) fn review_all(&mut self) {
         let ends: Vec<_> = self.network.links.ends.keys().copied().collect();
         for (owner, peer) in ends {
@@ -400,7 +399,7 @@ impl World {
         let silent = !alive || standing || !whole || self.shut_until(peer, owner).is_some();
         let now = self.now;
         let why = self.why_silent(owner, peer, (alive, standing, whole));
-        let patience = self.clock(owner).true_time(IDLE_TIMEOUT);
+        let lost_after = self.clock(owner).true_time(IDLE_TIMEOUT);
         let earlier =
             Duration::from_nanos(self.random.below(KEEP_ALIVE_INTERVAL.as_nanos() as u64));
         let Some(side) = self.network.links.ends.get_mut(&(owner, peer)) else { return };
@@ -413,7 +412,7 @@ impl World {
             return;
         }
         let at = match why {
-            Silence::Unknown => since + (patience - earlier),
+            Silence::Unknown => since + (lost_after - earlier),
             Silence::Refused => now + (MAX_PROBE_TIME - earlier / 10),
             Silence::Forgotten => now + earlier,
         };
@@ -448,7 +447,12 @@ impl World {
     }
 
     /// A silent link may be due to be lost now.
-    pub(super) fn idle(&mut self, owner: NodeId, peer: NodeId, due: Time) -> Result<(), Violation> {
+    pub(super) fn on_idle(
+        &mut self,
+        owner: NodeId,
+        peer: NodeId,
+        due: Time,
+    ) -> Result<(), Violation> {
         let side = self.network.links.ends.get(&(owner, peer)).and_then(|side| side.due);
         let end = match side.filter(|(_, at)| *at == due) {
             None => return Ok(()),

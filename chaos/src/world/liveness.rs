@@ -17,8 +17,8 @@ use super::NodeId;
 use super::endure::MAX_STANDSTILL;
 use crate::fault::{Fault, TOLERATED_OUTAGE};
 
-/// After this silence a coordinator may take a worker for gone. It is the coordinator's patience,
-/// by a clock that is a tenth fast, less a message's travel time.
+/// After this silence a coordinator may take a worker for gone. It is the time after which
+/// the coordinator suspects the worker, by a clock that is a tenth fast, less a message's travel time.
 const MIN_SUSPECT_SILENCE: Duration = Duration::from_millis(1_950);
 /// A coordinator that hears only workers that came in the isolation waits for this long: 20 s, by a
 /// clock that is a tenth fast.
@@ -35,16 +35,13 @@ const DISTURBANCE_MERGE_GAP: Duration = Duration::from_secs(1);
 /// by a clock that is a tenth slow.
 const REPEATED_LOSS_WINDOW: Duration = Duration::from_millis(11_500);
 
-/// The entry for all workers' machines.
-const EVERYONE: NodeId = NodeId::Leader;
-
 /// The faults so far, and the last progress.
 #[derive(Debug, Default)]
 pub struct LivenessChecker {
     /// A schedule of faults is under way, and a fault must explain every loss.
     judging: bool,
     /// Since when and until when a machine or its roads were last disturbed.
-    disturbed: BTreeMap<NodeId, (Time, Time)>,
+    disturbed: BTreeMap<Disturbed, (Time, Time)>,
     /// The last time that no coordinator heard any worker: since when, and until when. That alone
     /// costs no worker its place (I8).
     isolated: Option<(Time, Time)>,
@@ -76,6 +73,13 @@ pub struct LivenessChecker {
     quiet_since: Time,
     /// Counts of changes of members.
     pub(super) tally: Tally,
+}
+
+/// The machines that a fault disturbs, or whose roads it does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Disturbed {
+    Machine(NodeId),
+    AllWorkers,
 }
 
 /// Many workers stand still together: a coordinator waits for them as it does in an outage.
@@ -217,26 +221,27 @@ impl LivenessChecker {
         self.note_standstill(now, fault, running);
         self.interrupted_until = self.interrupted_until.max(end);
         self.quiet_since = now;
-        let mut disturb = |node: &NodeId| {
-            let (since, until) = self.disturbed.entry(*node).or_insert((now, end));
+        let mut disturb = |whom: Disturbed| {
+            let (since, until) = self.disturbed.entry(whom).or_insert((now, end));
             if now > *until + DISTURBANCE_MERGE_GAP {
                 *since = now;
             }
             *until = end.max(*until);
         };
         let is_worker = |node: &&NodeId| matches!(node, NodeId::Worker(_));
+        let machine = |node: &NodeId| Disturbed::Machine(*node);
         match fault {
-            Fault::Pause { node, .. } => disturb(node),
+            Fault::Pause { node, .. } => disturb(machine(node)),
             Fault::Refuse { node, .. } => {
-                disturb(node);
+                disturb(machine(node));
                 self.refused.insert(*node, end);
             }
-            Fault::Deafen { .. } => disturb(&EVERYONE),
+            Fault::Deafen { .. } => disturb(Disturbed::AllWorkers),
             Fault::Misstate { node, of } => self.misstated.extend([*node, *of]),
-            Fault::PauseTogether { side, .. } => side.iter().for_each(disturb),
-            Fault::Clog { from, to, .. } => [from, to].into_iter().for_each(disturb),
+            Fault::PauseTogether { side, .. } => side.iter().map(machine).for_each(disturb),
+            Fault::Clog { from, to, .. } => [from, to].map(machine).into_iter().for_each(disturb),
             Fault::Bridge { ends: (one, other), .. } => {
-                [one, other].into_iter().for_each(disturb);
+                [one, other].map(machine).into_iter().for_each(disturb);
             }
             Fault::Hang { node, span } => _ = self.hung.insert(*node, now + *span),
             Fault::Isolation { .. } => {
@@ -245,10 +250,10 @@ impl LivenessChecker {
                 self.isolated = Some((since, until.max(end)));
             }
             Fault::Partition { side, .. } | Fault::OneWay { side, .. } => {
-                side.iter().for_each(&mut disturb);
+                side.iter().map(machine).for_each(&mut disturb);
                 // The other side of a coordinator's partition is cut off from it as well.
                 if !side.iter().all(|node| is_worker(&node)) {
-                    disturb(&EVERYONE);
+                    disturb(Disturbed::AllWorkers);
                 }
             }
             _ => {}
@@ -273,7 +278,7 @@ impl LivenessChecker {
         self.other_fault_until = self.other_fault_until.max(until + FAULT_AFTERMATH);
     }
 
-    /// All faults end.
+    /// All faults end, and no more begin.
     pub fn calm(&mut self, now: Time) {
         self.interrupted_until = self.interrupted_until.min(now);
         self.quiet_since = now;
@@ -363,7 +368,8 @@ impl LivenessChecker {
             let awake = listener.map_or(Time(0), |listener| listener.awake);
             since <= awake && now <= until + FAULT_AFTERMATH
         });
-        let disturbed = [machine, EVERYONE].map(|node| self.disturbed.get(&node));
+        let disturbed =
+            [Disturbed::Machine(machine), Disturbed::AllWorkers].map(|it| self.disturbed.get(&it));
         let disturbed =
             disturbed.into_iter().flatten().filter(|(_, until)| now <= *until + FAULT_AFTERMATH);
         let disturbed: Vec<_> = disturbed.collect();

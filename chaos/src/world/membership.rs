@@ -315,7 +315,7 @@ impl World {
     ///
     /// # Errors
     /// I8, if the others still count on it. I13, if a part of the history goes with it.
-    pub(super) fn removed(&mut self, place: usize) -> Result<(), Violation> {
+    pub(super) fn on_removed(&mut self, place: usize) -> Result<(), Violation> {
         let node = NodeId::Coordinator(place);
         let coordinator = &self.coordinators[place];
         let plan = coordinator.plan;
@@ -348,7 +348,7 @@ impl World {
 
     /// Stops a coordinator. A leader first waits up to [`LEADER_TRANSFER_TIMEOUT`] for another one
     /// to lead.
-    pub(super) fn leave(
+    pub(super) fn on_leave(
         &mut self,
         place: usize,
         since: Option<Time>,

@@ -25,7 +25,7 @@ const PEER_DIAL_BACKOFF: (Duration, Duration) = (Duration::from_millis(50), Dura
 /// How many generations may begin while a link is of no use.
 const MAX_PENDING_GENERATIONS: u32 = 4;
 
-/// Another worker.
+/// Another worker, as one worker's links know it.
 #[derive(Debug)]
 pub struct Peer {
     place: usize,
@@ -110,9 +110,9 @@ impl World {
         let peer = Peer { place: other, linked, used, waiting, expected, called };
         self.workers[place].peers_mut().peers.insert(id, peer);
         if !linked {
-            let patience = self.workers[place].clock().true_time(PEER_LINK_TIMEOUT);
+            let lost_after = self.workers[place].clock().true_time(PEER_LINK_TIMEOUT);
             let overdue = Event::Overdue { place, to: id, since: self.now };
-            self.queue.put(self.now + patience, overdue);
+            self.queue.put(self.now + lost_after, overdue);
         }
     }
 
@@ -188,7 +188,7 @@ impl World {
     }
 
     /// A link should be up by now.
-    pub(super) fn overdue(
+    pub(super) fn on_overdue(
         &mut self,
         place: usize,
         to: WorkerId,

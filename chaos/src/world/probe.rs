@@ -110,7 +110,7 @@ impl World {
     }
 
     /// A round of probes ends, and the next one begins.
-    pub(super) fn probe(
+    pub(super) fn on_probe(
         &mut self,
         owner: NodeId,
         peer: NodeId,

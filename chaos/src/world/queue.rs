@@ -16,7 +16,6 @@ pub struct Queue<T> {
 }
 
 impl<T> Queue<T> {
-    /// An empty queue.
     pub fn new() -> Self {
         let (order, slots, free) = Default::default();
         Self { order, slots, free, count: 0 }

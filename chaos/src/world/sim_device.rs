@@ -87,7 +87,7 @@ impl Store {
     }
 }
 
-/// A finished job.
+/// What a job has left when its time is over.
 pub struct FinishedJob {
     /// For a gradient: the generation of the device, the step, and the loss scale.
     pub gradient: Option<(Generation, Step, LossScale)>,
@@ -122,7 +122,7 @@ impl SimDevice {
         self.jobs.len()
     }
 
-    /// Delivers a job.
+    /// Queues a job behind those that wait.
     pub fn push(&mut self, job: Job) {
         self.jobs.push_back(job);
     }

@@ -15,7 +15,7 @@ use everstep_worker::step::event::{Admission, Input, Lane, StreamItem};
 
 use super::types::Event;
 use super::{NodeId, World, over_the_wire};
-use crate::check::{Observation, Violation};
+use crate::check::{Observation, QueueKind, Violation};
 use crate::random::mix;
 
 /// A bulk stream between two workers, by their places.
@@ -25,7 +25,6 @@ pub struct StreamId {
     to: usize,
     lane: Lane,
     step: Step,
-    /// The sender's generation.
     generation: Generation,
     /// The number of their link.
     link: u64,
@@ -138,7 +137,8 @@ impl World {
                 self.travel(Event::Header(stream), stream);
             }
             let pending = self.network.wire.pending.get(&(from, to)).copied().unwrap_or(0);
-            let kind = if self.is_member_here(from, to) { "pair of workers" } else { "learner" };
+            let kind =
+                if self.is_member_here(from, to) { QueueKind::Pair } else { QueueKind::Joiner };
             self.observe(Observation::Queued(kind, pending))?;
         }
         Ok(())
@@ -181,7 +181,7 @@ impl World {
     }
 
     /// A header has arrived, or has waited until its receiver moved on.
-    pub(super) fn header(&mut self, stream: StreamId) -> Result<(), Violation> {
+    pub(super) fn on_header(&mut self, stream: StreamId) -> Result<(), Violation> {
         let (sender, receiver) = stream.ends();
         if !self.network.links.is_open(receiver, sender) {
             self.next(stream);
@@ -210,7 +210,7 @@ impl World {
     }
 
     /// An admitted item has arrived whole.
-    pub(super) fn body(&mut self, stream: StreamId) -> Result<(), Violation> {
+    pub(super) fn on_body(&mut self, stream: StreamId) -> Result<(), Violation> {
         let from = self.workers[stream.to].peers().id_of(stream.from);
         let Some((item, from)) = self.next(stream).zip(from) else { return Ok(()) };
         let input = match item {

@@ -1,6 +1,7 @@
 //! What the checkers see of a worker: its state after every input, and its messages.
 
 use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Message, WorkerId};
+use everstep_worker::step::Promise;
 use everstep_worker::step::event::{Input, StreamItem};
 
 use super::sim_device::SimDevice;
@@ -21,7 +22,7 @@ impl World {
         }
         let Some(id) = after.worker else { return Ok(()) };
         if before.promised != after.promised || before.worker != after.worker {
-            let (term, number) = after.promised;
+            let Promise { term, generation: number } = after.promised;
             self.observe(Observation::Promised(id, term, number))?;
         }
         let Some(committed) = after.committed else { return Ok(()) };
@@ -154,7 +155,8 @@ impl World {
     ) -> bool {
         let worker = &self.workers[place];
         let core_view = worker.core_view();
-        let current = core_view.generation == generation && core_view.promised.1 <= generation;
+        let current =
+            core_view.generation == generation && core_view.promised.generation <= generation;
         let members =
             core_view.committed.is_some() && self.checkers.invariants.lists(generation, from);
         let syncing = chunk.is_some_and(|chunk| match chunk.kind {
@@ -185,7 +187,13 @@ impl World {
 }
 
 fn standing(core_view: &CoreView) -> String {
-    let CoreView { worker, generation, promised: (term, number), settled, .. } = core_view;
+    let CoreView {
+        worker,
+        generation,
+        promised: Promise { term, generation: number },
+        settled,
+        ..
+    } = core_view;
     format!(
         "id {worker:?}, settled {settled:?}, in generation {generation}, has promised {number} to \
          term {term}"

@@ -8,10 +8,9 @@ use everstep_coordinator::core::ShellInput;
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::{
-    Chunk, Generation, Message, NodeName, Shard, Step, Term, WorkerId,
-};
+use everstep_transport::protocol::{Chunk, Generation, Message, NodeName, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
+use everstep_worker::step::Promise;
 use everstep_worker::step::core::{self, Core};
 use everstep_worker::step::event::{Admission, Effect, Exit, Input, LinkId};
 
@@ -54,8 +53,8 @@ pub struct SimWorker {
 pub struct CoreView {
     /// Its id. None before it is registered.
     pub worker: Option<WorkerId>,
-    /// The newest promise.
-    pub promised: (Term, Generation),
+    /// The promise that the worker made last.
+    pub promised: Promise,
     /// The generation that it is in, as member or joiner.
     pub generation: Generation,
     /// Its last commit, if it is a member.
@@ -108,17 +107,17 @@ impl SimWorker {
         self.slot
     }
 
-    /// Its clock.
+    /// The clock of its machine, which may be fast or slow.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Its clock.
+    /// The clock of its machine, for a fault that sets it.
     pub fn clock_mut(&mut self) -> &mut Clock {
         &mut self.clock
     }
 
-    /// Its core.
+    /// The state machine that decides for the process.
     pub fn core(&self) -> &Core {
         &self.core
     }
@@ -153,7 +152,7 @@ impl SimWorker {
         self.ended
     }
 
-    /// See [`Core::admit`].
+    /// What [`Core::admit`] says of a chunk.
     pub fn admit(&self, from: WorkerId, chunk: &Chunk) -> Admission {
         self.core.admit(from, chunk)
     }
@@ -181,7 +180,8 @@ impl SimWorker {
         let CoreView { worker, generation, promised, committed, .. } = self.core_view();
         let member = self.core.member();
         let owns = member.is_some_and(|member| member.plan().owned().contains_key(&shard));
-        let receiver = ReceiverState { floor: generation.max(promised.1), committed, owns };
+        let receiver =
+            ReceiverState { floor: generation.max(promised.generation), committed, owns };
         (worker.unwrap_or_default(), receiver)
     }
 

@@ -12,7 +12,7 @@ use everstep_transport::protocol::WorkerId;
 use super::NodeId;
 use super::worker::SimWorker;
 
-/// All worker processes.
+/// All worker processes, those included that have ended.
 #[derive(Default)]
 pub struct Workers {
     processes: Vec<SimWorker>,

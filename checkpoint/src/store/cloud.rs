@@ -34,7 +34,7 @@ use upload::CloudUpload;
 pub struct Bucket<'a> {
     /// The service that has it.
     pub service: Service,
-    /// Its name.
+    /// The name of the object, below the folder of the store.
     pub name: &'a str,
     /// Folders, without slashes at the ends.
     pub prefix: &'a str,

@@ -26,7 +26,7 @@ use everstep_transport::time::Time;
 use self::holding::Holding;
 use self::pausing::Pausing;
 use super::catch_up::CatchUp;
-use super::directives::Asked;
+use super::directives::GenerationRequest;
 use super::failure_detector::{SignOfLife, Suspicion};
 use super::feeds::Feeds;
 use super::partition::Partition;
@@ -51,7 +51,7 @@ pub(super) struct GenerationChange {
 /// How far a change has come.
 #[derive(Debug, Default)]
 enum ChangePhase {
-    /// Nothing changes.
+    /// No change is under way.
     #[default]
     Steady,
     /// The leader has asked the step leader to hold.
@@ -202,7 +202,7 @@ impl GenerationChange {
     fn plan(
         &self,
         roster: Roster<'_>,
-        (term, written, asked): (Term, Step, Asked),
+        (term, written, asked): (Term, Step, GenerationRequest),
         partition: &Partition,
     ) -> Option<Plan> {
         let ChangePhase::Pausing(pausing) = &self.phase else { return None };
@@ -298,15 +298,15 @@ impl Core {
     }
 
     /// A member has lost its links to other members of its generation.
-    pub(super) fn cut_off(&mut self, now: Time, worker: WorkerId, unreachable: &[WorkerId]) {
+    pub(super) fn on_unreachable(&mut self, now: Time, worker: WorkerId, unreachable: &[WorkerId]) {
         for other in unreachable.iter().filter(|other| self.state.is_member(**other)) {
             self.health.partition.report(worker, *other);
         }
-        self.join_up(now);
+        self.renew_for_partition(now);
     }
 
     /// Begins a new generation for members that cannot reach each other, if it is time for one.
-    fn join_up(&mut self, now: Time) {
+    fn renew_for_partition(&mut self, now: Time) {
         if self.change.is_free() && self.running() && self.health.partition.is_due(now) {
             self.pause(now);
         }
@@ -335,14 +335,14 @@ impl Core {
         } else {
             self.suspect_silent(now);
         }
-        self.join_up(now);
+        self.renew_for_partition(now);
         self.judge_builds(now);
         self.judge_unable(now);
         self.see_to_model(now);
         self.see_to_checkpoints(now);
-        self.see_to_departures(now);
+        self.propose_joint_leave(now);
         match &self.change.phase {
-            ChangePhase::Steady => self.consider(now),
+            ChangePhase::Steady => self.begin_due_change(now),
             ChangePhase::Holding(_) => self.keep_holding(now),
             ChangePhase::Pausing(_) => self.keep_pausing(now),
             ChangePhase::Proposed(_) => {}
@@ -443,7 +443,7 @@ impl Core {
         if self.state.is_to_go_back() {
             return self.pause(now); // An operator asked while this generation was on its way.
         }
-        self.consider(now);
+        self.begin_due_change(now);
     }
 
     /// A proposal came too late. The change is still to be made, and all workers are paused: pauses

@@ -42,7 +42,6 @@ impl Questions {
 
 #[derive(Debug, Default)]
 pub(super) struct Confirmations {
-    /// The newest ticket.
     ticket: u64,
     /// The questions of the newest ticket, until its answer comes.
     asked: Option<Questions>,

@@ -1,5 +1,5 @@
 //! How a leader carries out what operators ask of a run besides its members: a pause, its end, a
-//! checkpoint. And what it does when all workers of a run are to leave.
+//! checkpoint. Besides, how all workers of a run leave together: a joint leave.
 //!
 //! Each of these is a planned change: the leader compares the current record with what is asked
 //! for. The members of a run that rests hold everything, join, leave and repair copies as ever, and
@@ -23,7 +23,7 @@ const LAST_SAVE_RETRY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// What is asked of the next generation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Asked {
+pub(super) struct GenerationRequest {
     /// It starts no step: the run is paused.
     pub(super) pause: bool,
     /// All workers are to leave: it starts no step, and no member goes before the others.
@@ -32,7 +32,7 @@ pub(super) struct Asked {
     pub(super) save: bool,
 }
 
-impl Asked {
+impl GenerationRequest {
     /// Whether the generation starts no step, however many members it has.
     pub(super) fn rests(self) -> bool {
         self.pause || self.closing
@@ -64,18 +64,19 @@ fn has_enough(state: &State) -> bool {
     let leaves = |worker: &WorkerId| {
         state.workers().get(worker).is_some_and(|known| known.phase == WorkerPhase::Leaving)
     };
+    // Where all members leave, one of them stays until others have copies of what it holds.
     let stay = state.members().filter(|worker| !leaves(worker)).count().max(1);
     state.run().is_some_and(|run| stay >= run.min_workers as usize)
 }
 
 impl Core {
     /// What is asked of the next generation.
-    pub(super) fn asked(&self, now: Time) -> Asked {
+    pub(super) fn asked(&self, now: Time) -> GenerationRequest {
         let closing = self.state.is_closing();
         let pause = self.state.pause().is_some();
         #[cfg(feature = "planted")]
         let pause = pause && !self.forgets_pause();
-        Asked { pause, closing, save: self.asks_to_save(now, closing) }
+        GenerationRequest { pause, closing, save: self.asks_to_save(now, closing) }
     }
 
     #[cfg(feature = "planted")]
@@ -99,14 +100,18 @@ impl Core {
         if let Some(asked) = self.state.asked_checkpoint() {
             return record.waiting && own == Some(asked.id) && asked.generation < record.number;
         }
-        // Members that restore a checkpoint would begin again, and what rests there is saved.
+        // A new generation would make members that restore a checkpoint begin to read it again. A
+        // run that rests at a listed step has its checkpoint.
         if self.restores().is_some() || record.waiting && self.state.is_saved() {
             return false;
         }
         let is_over = self.is_over();
         let has_failed = |pause: &RunPause| pause.by == PausedBy::FailedCheckpoint;
-        self.state.wants_checkpoint() && (!is_over || self.state.pause().is_some_and(has_failed))
-            || closing && !is_over && self.departures.may_save(now)
+        // The run also pauses if the checkpoint of its last step fails. It ends once that is saved.
+        let is_open = !is_over || self.state.pause().is_some_and(has_failed);
+        let is_wanted = self.state.wants_checkpoint() && is_open;
+        let leaves_soon = closing && !is_over && self.departures.may_save(now);
+        is_wanted || leaves_soon
     }
 
     /// Whether the current record is not what is asked for.
@@ -121,15 +126,15 @@ impl Core {
     }
 
     /// An operator's word has changed what is asked for.
-    pub(super) fn directed(&mut self, now: Time) {
+    pub(super) fn on_directive(&mut self, now: Time) {
         if self.change.is_steady() {
-            self.consider(now);
+            self.begin_due_change(now);
         }
         self.conclude(now);
     }
 
     /// Lets all members leave together, once a checkpoint has all that they hold.
-    pub(super) fn see_to_departures(&mut self, now: Time) {
+    pub(super) fn propose_joint_leave(&mut self, now: Time) {
         let is_free = self.change.is_steady() && self.running();
         if !is_free || !self.state.may_leave_together() {
             return;
@@ -143,7 +148,7 @@ impl Core {
 
     /// All members have left, as the log says. The leader lets them go. The next workers find the
     /// checkpoint.
-    pub(super) fn left_together(&mut self, now: Time, verdict: &EntryOutcome) {
+    pub(super) fn on_joint_leave(&mut self, now: Time, verdict: &EntryOutcome) {
         if *verdict != EntryOutcome::Accepted {
             self.departures.proposed = None;
             return;

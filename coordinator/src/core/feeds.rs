@@ -134,7 +134,7 @@ impl Feeds {
     }
 
     /// A joiner and a member cannot reach each other: the joiner would be of no use as a member.
-    pub(super) fn cut_off(&mut self, now: Time, joiner: WorkerId) {
+    pub(super) fn on_lost_link(&mut self, now: Time, joiner: WorkerId) {
         if self.shard_syncs.contains_key(&joiner) {
             self.ready.remove(&joiner);
             self.cut.entry(joiner).or_insert(LostLink { told: now, fed: now }).told = now;

@@ -42,7 +42,7 @@ pub(super) enum PeerPhase {
     Registering(u64),
     /// A worker that cannot compute the run, and waits for the next one.
     Unable,
-    /// A registered worker.
+    /// A worker with this id.
     Registered(WorkerId),
     /// A former member that knows that it is none any more. Only one of its messages still counts:
     /// that the history is broken of which it was a part.
@@ -51,13 +51,10 @@ pub(super) enum PeerPhase {
     Left(WorkerId),
     /// A peer that was refused, lost or dismissed: its messages no longer count.
     Released,
-    /// An operator.
     Operator,
-    /// A coordinator.
     Coordinator,
 }
 
-/// One peer.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) identity: Identity,

@@ -133,7 +133,7 @@ impl Core {
             }
             OperatorCommand::Pause(_)
             | OperatorCommand::Resume(_)
-            | OperatorCommand::Checkpoint(_) => self.directed(now),
+            | OperatorCommand::Checkpoint(_) => self.on_directive(now),
             OperatorCommand::Revoke(node) if *verdict == EntryOutcome::Accepted => {
                 self.revoked(now, node)
             }

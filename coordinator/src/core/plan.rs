@@ -37,7 +37,7 @@ use self::planned_members::PlannedMembers;
 use self::resume_point::ResumePoint;
 use self::shard_holders::ShardHolders;
 pub(super) use self::target::{Target, candidates};
-use super::directives::Asked;
+use super::directives::GenerationRequest;
 use super::failure_detector::FailureDetector;
 use super::partition::Pair;
 use crate::assign::Occasion;
@@ -78,7 +78,7 @@ pub(super) struct PlanInputs<'a> {
     /// The checkpoints that the log lists.
     pub(super) checkpoints: &'a Checkpoints,
     /// What operators ask of the next generation, and workers that are to leave.
-    pub(super) asked: Asked,
+    pub(super) asked: GenerationRequest,
     /// Why the leader gives up the state of owners, or why the run is to go back although
     /// nothing is lost.
     pub(super) give_up: Option<&'a GiveUp>,
@@ -91,9 +91,9 @@ pub(super) struct PlanInputs<'a> {
 /// The result of a plan.
 #[derive(Debug, PartialEq)]
 pub(super) enum Plan {
-    /// Nothing yet: wait.
+    /// No generation can be planned yet. The plan waits for this.
     Wait(Wait),
-    /// Propose this change.
+    /// The leader can propose this change.
     Change(Box<Change>),
 }
 

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{
-    Outcome, OwnersAwaited, RunPause, UnregisteredWorker, Update, Waiting, WorkerState, WorkerView,
+    Outcome, RunPause, UnregisteredWorker, Update, WaitNotice, Waiting, WorkerState, WorkerView,
 };
 use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::protocol::{Rank, Step, WorkerId, WorkerLabel};
@@ -225,14 +225,14 @@ impl Core {
     }
 
     /// The owners that a run waits for: it starts no step while they do not answer.
-    pub(super) fn owners_awaited(&self) -> Option<OwnersAwaited> {
+    pub(super) fn owners_awaited(&self) -> Option<WaitNotice> {
         let (shards, owners, since) = self.change.waits_for_owners().filter(|_| self.running())?;
         let known = owners.iter().filter_map(|owner| Some((*owner, self.state.label(*owner)?)));
         let (owners, workers): (Vec<WorkerId>, Vec<WorkerLabel>) = known.unzip();
         let reasons = owners.iter().map(|owner| self.reason_of_wait(*owner)).collect();
         let since_unix_ms = self.state.awaited().since().unwrap_or(self.unix_ms(since));
         let checkpoint = self.newest_checkpoint();
-        Some(OwnersAwaited { shards, owners, since_unix_ms, workers, reasons, checkpoint })
+        Some(WaitNotice { shards, owners, since_unix_ms, workers, reasons, checkpoint })
     }
 
     /// Why an owner that the run waits for does not answer. A revoked worker is let in no more,

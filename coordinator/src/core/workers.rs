@@ -410,7 +410,7 @@ impl Core {
             self.change.reach(heartbeat.step);
             self.health.set_unread(worker, generation, heartbeat.unread);
             self.report(now, worker, lines);
-            self.cut_off(now, worker, &unreachable);
+            self.on_unreachable(now, worker, &unreachable);
             if heartbeat.held {
                 self.holds(now, worker);
             }

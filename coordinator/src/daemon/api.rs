@@ -23,7 +23,7 @@ use super::history_file::HistoryFile;
 use crate::core::{Core, LinkEnd, LinkId, ShellInput};
 use crate::history::HistorySummary;
 use crate::line_file::LineFiles;
-use crate::node::NodeInput;
+use crate::node::{NodeInput, ReachableVoters};
 use crate::raft::ReplicaId;
 
 /// The knowledge that answers a query.
@@ -39,8 +39,8 @@ pub(crate) struct QueryContext<'a> {
     pub(crate) peers: Vec<Role>,
     /// The coordinators, by id.
     pub(crate) coordinators: Vec<CoordinatorStatus>,
-    /// How many voting coordinators can be reached, and how many there are.
-    pub(crate) reachable: (usize, usize),
+    /// How many of the voting coordinators can be reached.
+    pub(crate) reachable: ReachableVoters,
     /// The leader, as far as this coordinator knows.
     pub(crate) leader: Option<ReplicaId>,
 }
@@ -50,7 +50,7 @@ pub(crate) struct QueryContext<'a> {
 #[rtype(result = "A")]
 pub(crate) struct Query<A: 'static>(pub(crate) QueryFn<A>);
 
-/// See [`Query`].
+/// What a [`Query`] computes from what the actor knows.
 pub(crate) type QueryFn<A> = Box<dyn FnOnce(&QueryContext<'_>) -> A + Send>;
 
 /// The result of a request: the run's id, if it submitted one.

@@ -51,7 +51,7 @@ pub enum CoordinatorError {
     File {
         /// The path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// What the system says of it.
         source: std::io::Error,
     },
     /// The process could not read the certificate authority.

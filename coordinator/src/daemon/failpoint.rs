@@ -172,7 +172,7 @@ pub(super) fn on_broadcast(message: &Message) {
     of_message(message, "send").into_iter().for_each(pass);
 }
 
-/// Batches are durable.
+/// Passes the points of batches that have become durable.
 pub(super) fn on_appended(batches: &[WriteBatch]) {
     let entries = batches.iter().flat_map(|batch| &batch.entries);
     entries.filter_map(|entry| of_entry("appended", entry)).for_each(pass);

@@ -12,13 +12,11 @@
 //! start cuts away a record at the end that differs from what was written. If the log lacks the
 //! events that are missing then, the file is damaged, and the start fails.
 
-mod format_1;
 mod index;
 mod records;
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::outcome::Event;
@@ -28,13 +26,12 @@ use rkyv::util::AlignedVec;
 
 use self::index::{HistoryIndex, Stretch};
 use self::records::StoredRecords;
-use super::files::replace;
 use crate::core::EventRange;
 use crate::format::{HISTORY_FILE_FORMAT, UnknownFormat};
 use crate::history_coverage::{HistoryCoverage, HistoryRecord};
 use crate::log::SyncFile;
 
-/// The first bytes.
+/// The first bytes of the file.
 const MAGIC: [u8; 8] = *b"eshistr\x03";
 /// [`MAGIC`], the number of the format, the cluster.
 const HEAD: usize = 16 + 32;
@@ -249,10 +246,7 @@ impl HistoryFile {
         let file = OpenOptions::new().read(true).append(true).open(&path)?;
         let mut found = Vec::new();
         (&file).take(HEAD as u64).read_to_end(&mut found)?;
-        if check(&found, cluster)? < HISTORY_FILE_FORMAT.newest {
-            upgrade(&path, cluster, log_begins)?;
-            return Self::read(path, cluster, log_begins);
-        }
+        check(&found, cluster)?;
         let end = file.metadata()?.len();
         let (coverage, index) = (HistoryCoverage::default(), HistoryIndex::default());
         let mut history_file = Self { path, file, length: HEAD as u64, coverage, index };
@@ -271,19 +265,6 @@ impl HistoryFile {
     }
 }
 
-/// Writes a file of an older format in the newest one, if it has what the log lacks.
-fn upgrade(path: &Path, cluster: [u8; 32], log_begins: u64) -> Result<(), HistoryFileProblem> {
-    let bytes = format_1::upgraded(&std::fs::read(path)?, head(cluster));
-    let (mut coverage, mut at) = (HistoryCoverage::default(), HEAD);
-    while let Some((record, end)) = decode(&bytes, at, 0) {
-        coverage.note(&record);
-        at = end;
-    }
-    check_reach(&coverage, log_begins)?;
-    let mode = std::fs::metadata(path)?.permissions().mode();
-    Ok(replace(path, &bytes, mode)?)
-}
-
 /// The file and a log that begins behind this entry have all events, or know which they lack.
 fn check_reach(coverage: &HistoryCoverage, log_begins: u64) -> Result<(), HistoryFileProblem> {
     let (reach, whole) = (coverage.reach(), coverage.whole());
@@ -294,8 +275,8 @@ fn check_reach(coverage: &HistoryCoverage, log_begins: u64) -> Result<(), Histor
     Err(HistoryFileProblem::Damaged(problem))
 }
 
-/// The number of the file's format, if this build reads it and the file is the cluster's.
-fn check(bytes: &[u8], cluster: [u8; 32]) -> Result<u64, HistoryFileProblem> {
+/// Whether this build reads the file's format, and the file is the cluster's.
+fn check(bytes: &[u8], cluster: [u8; 32]) -> Result<(), HistoryFileProblem> {
     let Some((magic, rest)) = bytes.split_first_chunk().filter(|(magic, _)| **magic == MAGIC)
     else {
         return Err(HistoryFileProblem::Damaged("it does not begin as it should".into()));
@@ -305,8 +286,8 @@ fn check(bytes: &[u8], cluster: [u8; 32]) -> Result<u64, HistoryFileProblem> {
         return Err(HistoryFileProblem::Damaged("it ends within its head".into()));
     };
     let format = u64::from_le_bytes(format.try_into().expect("eight bytes"));
-    let format = HISTORY_FILE_FORMAT.number(format)?;
-    if found == cluster { Ok(format) } else { Err(HistoryFileProblem::OtherCluster) }
+    HISTORY_FILE_FORMAT.number(format)?;
+    if found == cluster { Ok(()) } else { Err(HistoryFileProblem::OtherCluster) }
 }
 
 fn head(cluster: [u8; 32]) -> [u8; HEAD] {

@@ -219,7 +219,6 @@ fn decode(bytes: &[u8]) -> Result<Membership, MembershipProblem> {
     if *magic != MAGIC {
         return Err(MembershipProblem::Damaged);
     }
-    // Formats 1 and 2 differ in nothing but the number.
     MEMBERSHIP_FILE_FORMAT.number(u64::from_le_bytes(format.try_into().expect("eight bytes")))?;
     if *digest != *blake3::hash(body).as_bytes() {
         return Err(MembershipProblem::Damaged);

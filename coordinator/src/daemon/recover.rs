@@ -39,7 +39,7 @@ pub enum RecoverError {
     /// The cluster cannot go on from its log.
     #[error(transparent)]
     Log(#[from] RecoveryError),
-    /// Another coordinator lives.
+    /// Another coordinator of the cluster lives, and may be a part of a majority.
     #[error("coordinator {id} answers at {address}: it is not lost")]
     Answers {
         /// The id of that coordinator.

@@ -12,7 +12,7 @@ use everstep_transport::protocol::{Cause, Generation, MetricsLine, Step, WorkerI
 /// The report of one generation.
 #[derive(Clone, Debug, PartialEq, serde::Serialize)]
 pub struct GenerationReport {
-    /// The generation's number.
+    /// The number of the generation, from 1.
     pub number: Generation,
     /// Why the generation began.
     pub cause: Cause,

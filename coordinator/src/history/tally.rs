@@ -16,17 +16,9 @@ use super::Histogram;
 const CAUSES: [&str; 9] =
     ["start", "lost", "join", "leave", "rebalance", "rollback", "pause", "resume", "checkpoint"];
 
-/// The classes of reasons for the loss of a worker, each with the beginnings of the sentences that
-/// builds of log format 1 made. A sentence that fits no class is `other`.
-const REASONS: [(&str, &[&str]); 7] = [
-    ("link", &["its link closed"]),
-    ("process", &["its process "]),
-    ("silence", &["no heartbeat", "it did not answer"]),
-    ("failure", &["it failed"]),
-    ("replaced", &["it registered anew", "another process listens", "another worker states"]),
-    ("unreachable", &["it and worker ", "it and the worker "]),
-    ("other", &[""]),
-];
+/// The classes of reasons for the loss of a worker.
+const LOSS_CLASSES: [&str; 7] =
+    ["link", "process", "silence", "failure", "replaced", "unreachable", "other"];
 
 /// Bounds for the seconds of a log write. An fsync takes milliseconds, on a bad day seconds.
 const WRITES: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5];
@@ -38,7 +30,7 @@ const STALLS: &[f64] = &[0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 /// How often each event happened.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tally {
-    /// Workers that registered.
+    /// How many workers have registered.
     pub registrations: u64,
     /// Workers that the cluster refused.
     pub refusals: u64,
@@ -85,7 +77,7 @@ impl Default for Tally {
             refusals: 0,
             joins: 0,
             leaves: 0,
-            losses: REASONS.iter().map(|(class, _)| (*class, 0)).collect(),
+            losses: LOSS_CLASSES.iter().map(|class| (*class, 0)).collect(),
             generations: CAUSES.iter().map(|cause| (*cause, 0)).collect(),
             redone: 0,
             rollbacks: 0,
@@ -162,14 +154,7 @@ fn class(reason: &LossReason) -> &'static str {
         LossReason::Unreachable(_) => "unreachable",
         LossReason::FoundDead | LossReason::Revoked | LossReason::Left => "other",
         LossReason::CannotCompute(_) | LossReason::DeviceHangs(_) => "other",
-        LossReason::Words(words) => class_of_words(words),
     }
-}
-
-/// The class of a reason in words.
-fn class_of_words(reason: &str) -> &'static str {
-    let fits = |(_, words): &&(_, &[&str])| words.iter().any(|word| reason.starts_with(word));
-    REASONS.iter().find(fits).map_or("other", |(class, _)| class)
 }
 
 fn name(cause: Cause) -> &'static str {

@@ -29,6 +29,7 @@ use crate::daemon::{
     CoordinatorActor, LinearizableRead, OperatorRequest, Query, QueryContext, RequestError,
     RequestResult,
 };
+use crate::node::ReachableVoters;
 
 /// How long an overview is new enough for a client that takes a stale answer.
 const STALE_OVERVIEW_MAX_AGE: Duration = Duration::from_millis(100);
@@ -143,7 +144,7 @@ impl ActorClient {
         match timeout(ACTOR_ANSWER_TIMEOUT, wanted).await {
             Ok(answer) => answer,
             Err(_) => {
-                let (reached, all) = self.find(|known| known.reachable).await?;
+                let ReachableVoters { reached, all } = self.find(|known| known.reachable).await?;
                 Err(HttpProblem::unconfirmed(reached, all))
             }
         }

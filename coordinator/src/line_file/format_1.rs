@@ -6,7 +6,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use everstep_transport::protocol::Step;
+use everstep_transport::protocol::{Decision, Generation, MetricsLine, Step};
 use rkyv::util::AlignedVec;
 use rkyv::{Archive, Deserialize, Serialize, rancor};
 
@@ -14,7 +14,6 @@ use super::record::{CHECKSUM, RecordLayout};
 use super::{BLOCK, FIRST_HEAD, HEAD, LineRecords, rewritten};
 use crate::format::LINES_FILE_FORMAT;
 use crate::lines::{LineRecord, LineSums};
-use crate::state::format_1::MetricsLineV1;
 
 /// The bytes of one record.
 const RECORD: usize = CHECKSUM + size_of::<rkyv::Archived<LineRecordV1>>();
@@ -28,6 +27,50 @@ struct LineRecordV1 {
 impl From<LineRecordV1> for LineRecord {
     fn from(record: LineRecordV1) -> Self {
         Self { line: record.line.into(), sums: record.sums }
+    }
+}
+
+#[derive(Archive, Serialize, Deserialize)]
+struct MetricsLineV1 {
+    step: Step,
+    generation: Generation,
+    world_size: u32,
+    loss: f64,
+    grad_norm: f64,
+    decision: Decision,
+    loss_scale: u32,
+    learning_rate: f64,
+    tokens: u64,
+    seconds: f64,
+    unix_ms: u64,
+    compute_seconds: f64,
+    commit_seconds: f64,
+    samples_lost: u64,
+    samples_repeated: u64,
+}
+
+impl From<MetricsLineV1> for MetricsLine {
+    fn from(line: MetricsLineV1) -> Self {
+        Self {
+            step: line.step,
+            generation: line.generation,
+            world_size: line.world_size,
+            loss: line.loss,
+            grad_norm: line.grad_norm,
+            decision: line.decision,
+            loss_scale: line.loss_scale,
+            learning_rate: line.learning_rate,
+            tokens: line.tokens,
+            seconds: line.seconds,
+            unix_ms: line.unix_ms,
+            compute_seconds: line.compute_seconds,
+            commit_seconds: line.commit_seconds,
+            samples_lost: line.samples_lost,
+            samples_repeated: line.samples_repeated,
+            validation_loss: None,
+            metric: None,
+            scalars: Vec::new(),
+        }
     }
 }
 

@@ -28,7 +28,6 @@ use crate::format::LOG_FILE_FORMAT;
 use crate::raft::{
     DurableState, EntryKind, HardState, LogPosition, RaftEntry, ReplicaId, Snapshot, WriteBatch,
 };
-use crate::state::format_1::{self, Format1Error};
 
 /// Half of a BLAKE3 digest.
 type Digest = [u8; 16];
@@ -50,7 +49,7 @@ const CACHE_BYTES: usize = 4 << 20;
 pub struct DiskOwner {
     /// A digest of the certificate of the cluster's authority. No other cluster has the same.
     pub cluster: [u8; 32],
-    /// The replica's id.
+    /// The replica whose log it is.
     pub replica: ReplicaId,
 }
 
@@ -112,8 +111,7 @@ impl ReplicaStore {
         })
     }
 
-    /// Opens a replica's file, and returns its whole content. A file of an older format is written
-    /// anew first, in one transaction.
+    /// Opens a replica's file, and returns its whole content.
     ///
     /// # Errors
     /// [`ReplicaStoreError`], also where redb would panic.
@@ -126,12 +124,7 @@ impl ReplicaStore {
             // Also where redb finds no fault: it would overwrite pages that it mistook for free.
             database.check_integrity()?;
             let (header, kept) = read(&database, owner)?;
-            let mut store = Self { database, header, confirmed: false };
-            let kept = match header.number()? {
-                1 => store.migrate(kept)?,
-                _ => kept,
-            };
-            Ok((store, kept))
+            Ok((Self { database, header, confirmed: false }, kept))
         })
     }
 
@@ -162,29 +155,6 @@ impl ReplicaStore {
         })?;
         self.confirmed = true;
         Ok(())
-    }
-
-    /// Writes the content of a file of format 1 in the format of today, and returns it. Entries of
-    /// format 1 do not state their format.
-    fn migrate(&mut self, mut kept: DurableState) -> Result<DurableState, ReplicaStoreError> {
-        let unreadable =
-            |problem: Format1Error| ReplicaStoreError::Damaged(format!("in format 1, {problem}"));
-        for entry in kept.entries.iter_mut().filter(|entry| entry.is_command()) {
-            entry.bytes = format_1::entry(&entry.bytes).map_err(unreadable)?;
-        }
-        if !kept.snapshot.bytes.is_empty() {
-            kept.snapshot.bytes = format_1::snapshot(&kept.snapshot.bytes).map_err(unreadable)?;
-        }
-        self.header.format = LOG_FILE_FORMAT.newest;
-        self.commit(&[WriteBatch {
-            number: 0,
-            hard_state: kept.hard_state,
-            snapshot: Some(kept.snapshot.clone()),
-            base: kept.base,
-            entries: kept.entries.iter().cloned().collect(),
-        }])?;
-        tracing::info!(from = 1, to = self.header.format, "log written in a newer format");
-        Ok(kept)
     }
 
     fn commit(&mut self, batches: &[WriteBatch]) -> Result<(), ReplicaStoreError> {

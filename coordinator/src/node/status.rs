@@ -11,6 +11,15 @@ use super::Node;
 use crate::core::{LinkId, ShellEffect};
 use crate::raft::ReplicaId;
 
+/// How many of the coordinators with a vote a coordinator can reach.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReachableVoters {
+    /// Those that it can reach, itself included.
+    pub reached: usize,
+    /// All coordinators with a vote.
+    pub all: usize,
+}
+
 impl Node {
     /// Since when this leader has not heard a replica. None if it hears it.
     pub(super) fn silent_since(&self, now: Time, id: ReplicaId) -> Option<Time> {
@@ -46,12 +55,12 @@ impl Node {
         self.push(ShellEffect::Send { to, message });
     }
 
-    /// How many voting coordinators this one can reach, itself included, and how many there are.
-    pub fn reachable(&self) -> (usize, usize) {
+    /// How many of the voting coordinators this one can reach, itself included.
+    pub fn reachable(&self) -> ReachableVoters {
         let (own, voters) = (self.peers.own(), &self.replica.members().voters);
         let linked = |id: &&ReplicaId| {
             **id == own || self.peers.link_of(self.replica.members(), **id).is_some()
         };
-        (voters.iter().filter(linked).count(), voters.len())
+        ReachableVoters { reached: voters.iter().filter(linked).count(), all: voters.len() }
     }
 }

@@ -767,7 +767,7 @@ fn the_leader_tells_how_the_others_stand_and_who_is_silent() {
         );
         assert_eq!(status.matched.expect("who leads knows") < *applied, id == dead);
     }
-    assert_eq!(world.nodes[&leader].reachable(), (2, 3));
+    assert_eq!(world.nodes[&leader].reachable(), ReachableVoters { reached: 2, all: 3 });
 }
 
 /// It believes that it leads, until it notices that no other coordinator answers.

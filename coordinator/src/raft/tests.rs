@@ -356,15 +356,15 @@ fn timeout(replica: &mut Replica, from: Time) -> (u32, Time) {
 
 #[test]
 fn a_follower_is_as_patient_as_its_leader_is_slow() {
-    let patience_with = |tick_us| {
+    let timeout_with = |tick_us| {
         let mut replica = replica(3, 0);
         written(&mut replica);
         let now = lead_on(&mut replica, Time(0), 10, tick_us);
         timeout(&mut replica, now).0
     };
-    let (near, far) = (patience_with(5_000), patience_with(20_000));
+    let (near, far) = (timeout_with(5_000), timeout_with(20_000));
     assert!(near.abs_diff(33) <= 9 && far.abs_diff(4 * near) <= 4, "{near}, {far}");
-    let least = (patience_with(0), patience_with(u32::MAX));
+    let least = (timeout_with(0), timeout_with(u32::MAX));
     assert!(least.0 == near && least.1 < 32 * 42, "it is bounded: {least:?}");
 }
 

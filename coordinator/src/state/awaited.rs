@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use everstep_transport::protocol::outcome::{EventKind, OwnersAwaited};
+use everstep_transport::protocol::outcome::{EventKind, WaitNotice};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{Generation, WorkerId};
 use rkyv::{Archive, Deserialize, Serialize};
@@ -15,24 +15,25 @@ use super::{EntryOutcome, State};
 
 /// An owner that a change of generation waits for.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
-pub struct AwaitedOwner {
+pub struct OwnerWait {
     /// The owner's worker id.
     pub worker: WorkerId,
-    /// How long leaders have listened for it in vain, while another worker answered, milliseconds.
+    /// How long leaders have heard some worker, and not this owner, milliseconds. A silence of all
+    /// workers does not count.
     pub waited_ms: u64,
 }
 
 /// The owners that a change of generation waits for.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
-pub struct AwaitedOwners {
+pub struct OwnerWaits {
     /// How long leaders have listened for each owner in vain, milliseconds.
     owners: BTreeMap<WorkerId, u64>,
-    /// Since when the wait lasts, whichever owners it is for, in milliseconds of Unix time. It is
-    /// for people, by the wall clock of the leader that told it first.
+    /// When the wait for its first owner began, in milliseconds of Unix time. Later owners do not
+    /// change it. It is for people, by the wall clock of the leader that told it first.
     since: Option<u64>,
 }
 
-impl AwaitedOwners {
+impl OwnerWaits {
     /// Since when the wait lasts, milliseconds of Unix time.
     pub fn since(&self) -> Option<u64> {
         self.since
@@ -50,7 +51,7 @@ impl AwaitedOwners {
     }
 
     /// The wait is for these owners, or it is over if there are none.
-    fn replace(&mut self, unix_ms: u64, owners: &[AwaitedOwner]) {
+    fn replace(&mut self, unix_ms: u64, owners: &[OwnerWait]) {
         self.since = (!owners.is_empty()).then(|| self.since.unwrap_or(unix_ms));
         self.owners = owners.iter().map(|owner| (owner.worker, owner.waited_ms)).collect();
     }
@@ -61,7 +62,7 @@ impl State {
         &mut self,
         unix_ms: u64,
         generation: Generation,
-        (owners, awaited): (&[AwaitedOwner], Option<&OwnersAwaited>),
+        (owners, awaited): (&[OwnerWait], Option<&WaitNotice>),
     ) -> Result<EntryOutcome, Rejection> {
         if generation != self.generation() {
             return Err(Rejection::ChangeIsOver(generation));

@@ -22,7 +22,6 @@ pub const FOUNDER: CoordinatorId = 1;
 /// How many coordinators that were shut out the state remembers.
 const SHUT_OUT: usize = 1_000;
 
-/// Coordinators by id.
 pub(super) type CoordinatorMap = BTreeMap<CoordinatorId, CoordinatorInfo>;
 
 /// The coordinators of the cluster, and those that are removed from it.

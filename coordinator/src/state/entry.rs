@@ -12,7 +12,7 @@ use everstep_transport::identity::{AcceptedToken, TokenId};
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
-use everstep_transport::protocol::outcome::{EventKind, Outcome, OwnersAwaited};
+use everstep_transport::protocol::outcome::{EventKind, Outcome, WaitNotice};
 use everstep_transport::protocol::reason::{LossReason, RollbackReason, UnsavedReason};
 use everstep_transport::protocol::{
     CheckpointId, CoordinatorId, Generation, Lineage, ListedCheckpoint, NodeName, OperatorCommand,
@@ -20,7 +20,7 @@ use everstep_transport::protocol::{
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::awaited::AwaitedOwner;
+use super::awaited::OwnerWait;
 use super::lines::Gap;
 
 /// A command that the coordinators agree on, with the wall clock of its proposer.
@@ -28,7 +28,7 @@ use super::lines::Gap;
 pub struct CommandEntry {
     /// The proposer's wall clock, milliseconds of Unix time.
     pub unix_ms: u64,
-    /// The change.
+    /// The change of the state that the entry asks for.
     pub command: Command,
 }
 
@@ -102,7 +102,7 @@ pub enum Command {
     Request {
         /// The client's id, and the number that it gave this request.
         id: RequestId,
-        /// The operator's command.
+        /// What the operator asks for.
         command: OperatorCommand,
         /// The run as the proposer knows it, in case this ends the run.
         so_far: RunSoFar,
@@ -111,7 +111,7 @@ pub enum Command {
     Found {
         /// Whether the cluster is there for one run, and dismisses its workers afterwards.
         ephemeral: bool,
-        /// The first coordinator.
+        /// The coordinator that founds the cluster, and is the first of it.
         founder: CoordinatorInfo,
         /// The tokens in the coordinators' files, which admit nodes from the beginning.
         tokens: Vec<AcceptedToken>,
@@ -151,9 +151,9 @@ pub enum Command {
         /// The newest generation there was when this was proposed: the wait ends with the next.
         generation: Generation,
         /// The owners, by id.
-        owners: Vec<AwaitedOwner>,
+        owners: Vec<OwnerWait>,
         /// The wait as people see it, if there is one.
-        awaited: Option<OwnersAwaited>,
+        awaited: Option<WaitNotice>,
     },
     /// A checkpoint is complete: its manifest is durable, and its step is settled.
     ListCheckpoint {
@@ -227,7 +227,7 @@ pub struct CoordinatorInfo {
 /// A generation, and what it does to workers that are no part of it.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The generation.
+    /// The record of the generation that begins.
     pub record: Record,
     /// Members of the generation before that were lost.
     pub lost: Vec<Loss>,
@@ -245,7 +245,7 @@ pub struct Change {
 /// How a member was lost.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Loss {
-    /// The member's id.
+    /// The member that was lost.
     pub worker: WorkerId,
     /// How the coordinator noticed that.
     pub reason: LossReason,

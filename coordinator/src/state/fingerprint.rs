@@ -31,7 +31,7 @@ impl RunFingerprint {
         Ok(Self { name: name.clone(), fingerprint })
     }
 
-    /// Refuses another statement.
+    /// Refuses a worker whose model, data or text are not those of the run.
     pub(super) fn check(&self, name: &NodeName, other: &Registration) -> Result<(), Rejection> {
         match self.fingerprint == other.fingerprint {
             true => Ok(()),

@@ -27,7 +27,7 @@ pub enum EntryError {
          later build", LOG_FORMATS.start()
     )]
     OtherFormat {
-        /// The entry's format.
+        /// The number that the entry states.
         found: LogFormat,
         /// The newest format that this build reads.
         newest: LogFormat,

@@ -12,7 +12,7 @@ use everstep_transport::protocol::{
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{AwaitedOwners, Change, EntryOutcome, Loss, State, WorkerPhase, is_same};
+use super::{Change, EntryOutcome, Loss, OwnerWaits, State, WorkerPhase, is_same};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
 
@@ -32,7 +32,7 @@ pub(super) struct CurrentGeneration {
     /// Those of them that have left in good order, since a checkpoint has all that they held.
     pub(super) departed: BTreeSet<WorkerId>,
     /// The owners that a change of generation waits for.
-    pub(super) awaited: AwaitedOwners,
+    pub(super) awaited: OwnerWaits,
 }
 
 impl CurrentGeneration {
@@ -120,7 +120,7 @@ impl State {
     }
 
     /// The owners that a change of generation waits for, if it does.
-    pub fn awaited(&self) -> &AwaitedOwners {
+    pub fn awaited(&self) -> &OwnerWaits {
         &self.generation.awaited
     }
 

@@ -31,14 +31,10 @@ pub struct ProbeKind {
     pub count: u64,
 }
 
-/// Why the bits of a run are not those of any other such run. It displays itself as a sentence.
+/// Why the bits of a run are not those of any other such run: its workers got different first
+/// gradients. It displays itself as a sentence.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
-pub enum Divergence {
-    /// Its workers got different first gradients.
-    ProbeDigests(ProbeDigests),
-    /// A build of log format 1 put it in these words.
-    Words(String),
-}
+pub struct Divergence(pub(crate) ProbeDigests);
 
 impl ProbeDigests {
     /// Takes note of a worker that has registered.
@@ -67,7 +63,7 @@ impl ProbeDigests {
 
     /// Why the bits are not those of any other such run. `None` if they are.
     pub(crate) fn divergence(&self) -> Option<Divergence> {
-        self.differ().then(|| Divergence::ProbeDigests(self.clone()))
+        self.differ().then(|| Divergence(self.clone()))
     }
 }
 

@@ -18,7 +18,7 @@ use super::{EntryOutcome, RunSoFar, State};
 /// How many clients the state keeps the newest outcome of.
 pub(super) const CLIENTS: usize = 1_000;
 
-/// The newest outcomes.
+/// The outcome of the newest request of each client, as long as there is room.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub(super) struct RequestOutcomes {
     pub(super) clients: BTreeMap<u64, RequestOutcome>,

@@ -98,7 +98,7 @@ fn altered(number: u64, workers: &[u64], alter: impl FnOnce(&mut Change)) -> Com
 }
 
 fn loss(worker: u64) -> Loss {
-    let reason = LossReason::Words("gone".into());
+    let reason = LossReason::Failed("gone".into());
     Loss { worker: WorkerId(worker), reason, detect_ms: 4, pause_ms: 2 }
 }
 
@@ -411,7 +411,7 @@ fn a_pair_that_cannot_be_parted_is_told_of_once_as_long_as_both_are_members() {
 
 #[test]
 fn the_first_ending_counts() {
-    let failed = Outcome::Failed { name: None, reason: FailReason::Words("first".into()) };
+    let failed = Outcome::Failed { name: None, reason: FailReason::Cancelled };
     let complete = end(1, Outcome::Complete(vec![]));
     let entries = [submitted(), end(1, failed.clone()), complete];
     let (state, verdicts) = replay(&entries);
@@ -639,7 +639,7 @@ fn of_the_events_the_newest_thousand_are_kept() {
 }
 
 /// A state with an example of everything that a state can hold.
-pub(crate) fn rich() -> State {
+fn rich() -> State {
     let mut entries = preemptions(3);
     entries.push(found(false));
     entries.push(request(1, OperatorCommand::CreateToken(exemplars::token())));

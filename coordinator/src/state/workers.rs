@@ -12,10 +12,10 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{EntryOutcome, State};
 
-/// A registered worker.
+/// A worker since its registration.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Worker {
-    /// The number that people call it by: see `Workers::number`.
+    /// The number that people call it by. A worker that comes back under its name keeps it.
     pub number: u32,
     /// The name of its node.
     pub name: NodeName,
@@ -149,8 +149,9 @@ impl Workers {
         }
     }
 
-    /// Forgets the oldest worker that was lost. A worker that has left, and did not hear of it,
-    /// would come back.
+    /// Forgets the oldest worker that was lost. A worker that has left is kept for longer: if it
+    /// did not hear that it has left, it asks, and would register anew if the state had forgotten
+    /// it.
     fn forget_one(&mut self) {
         let is_lost = |id: &WorkerId| self.by_id[id].phase == WorkerPhase::Lost;
         let oldest = self.gone.iter().position(is_lost).unwrap_or(0);
@@ -257,7 +258,8 @@ impl State {
         Ok(EntryOutcome::Registered(worker))
     }
 
-    /// An index of the log occurs once: so no process is ever taken for a worker that is gone.
+    /// The index of the registration's entry. No other entry has it, so no process is ever taken for
+    /// a worker that is gone.
     fn next_id(&self) -> WorkerId {
         #[cfg(feature = "planted")]
         if self.plant == Some(crate::plant::CorePlant::ReuseId) {
@@ -266,6 +268,7 @@ impl State {
         WorkerId(self.applied)
     }
 
+    /// Loses a worker that is no member. Members are lost by the entry of the next generation.
     pub(super) fn lose(
         &mut self,
         unix_ms: u64,
@@ -283,8 +286,8 @@ impl State {
         Ok(EntryOutcome::Accepted)
     }
 
-    /// A member leaves with a generation, any other worker at once. A cloud's notice is news of a
-    /// worker that was not to leave already.
+    /// A member leaves with a generation, any other worker at once. The event of a cloud's notice is
+    /// noted only if the worker was not leaving yet.
     pub(super) fn drain(
         &mut self,
         unix_ms: u64,

@@ -218,19 +218,26 @@ fn an_empty_directory_is_not_begun_from_without_a_word() {
 }
 
 #[tokio::test]
-async fn i23_files_of_a_later_format_say_so() {
+async fn i23_files_of_a_later_or_an_earlier_format_say_so() {
     let whole = left_by_a_run().await;
     let checked = tokio::task::spawn_blocking(move || {
-        for file in ["coordinators", "history.log"] {
+        // Files of format 1 state a digest of their layouts.
+        let stated = [(9, 9), (0xbff5_2c02_7448_12bf, 1)];
+        for (file, (stated, number)) in ["coordinators", "history.log"]
+            .into_iter()
+            .flat_map(|file| stated.map(|stated| (file, stated)))
+        {
             let (dir, mut bytes) = (copy(whole.path()), read(whole.path(), file));
-            bytes[8..16].copy_from_slice(&9_u64.to_le_bytes());
+            bytes[8..16].copy_from_slice(&u64::to_le_bytes(stated));
             put(&dir, file, &bytes);
             let words = begin(dir.path(), Start::Again).to_string();
-            let wanted = format!("{file}: it has format 9, and this build of Everstep reads");
+            let wanted = format!(
+                "{file}: it has format {number}, and this build of Everstep reads format 2"
+            );
             assert!(words.contains(&wanted), "{words}");
         }
     });
-    checked.await.expect("both are refused");
+    checked.await.expect("all are refused");
 }
 
 /// The system refuses nothing to a user that may write everywhere.

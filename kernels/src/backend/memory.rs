@@ -19,7 +19,7 @@ pub struct Memory<T> {
 }
 
 impl<T: Copy + Default> Memory<T> {
-    /// Allocates everything, zeroed.
+    /// Allocates memory of these sizes, filled with zeros.
     pub fn new(sizes: Sizes) -> Self {
         let line = ALIGNMENT / size_of::<T>();
         let Sizes { parameters, activations, statistics, .. } = sizes;

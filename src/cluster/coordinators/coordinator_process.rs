@@ -43,7 +43,7 @@ enum ProcessStage {
 }
 
 /// Breaks within [`CRASH_WINDOW`] that are too many for a coordinator that is alone. Where others
-/// lead meanwhile there is more patience: this many times the number of coordinators.
+/// lead meanwhile, too many are this many times the number of coordinators.
 const MAX_CRASHES: usize = 5;
 /// The time in which breaks count together. See [`MAX_CRASHES`].
 const CRASH_WINDOW: Duration = Duration::from_secs(10);

@@ -71,7 +71,7 @@ impl Encoding {
 pub struct Chunk {
     /// What the body contains.
     pub kind: ChunkKind,
-    /// The sender's generation.
+    /// The generation in which the sender sends it.
     pub generation: Generation,
     /// The step of the body. For parameters, masters and states, their version.
     pub step: Step,

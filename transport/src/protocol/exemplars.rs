@@ -26,8 +26,8 @@ use super::ids::{
 use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
 use super::outcome::{
-    Event, EventKind, Inability, Outcome, OwnersAwaited, PausedBy, RunPause, UnregisteredWorker,
-    Update, Waiting, WorkerResult, WorkerState, WorkerView,
+    Event, EventKind, Inability, Outcome, PausedBy, RunPause, UnregisteredWorker, Update,
+    WaitNotice, Waiting, WorkerResult, WorkerState, WorkerView,
 };
 use super::preemption::{Cloud, PreemptionNotice};
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
@@ -347,7 +347,7 @@ fn of_operators() -> Vec<Message> {
             forgotten: vec![WorkerId(6)],
             divergence: Some("one computes on cpu".into()),
             waiting: Some(Waiting { members: 1, wanted: 2, since_unix_ms: 3 }),
-            owners_awaited: Some(OwnersAwaited {
+            owners_awaited: Some(WaitNotice {
                 shards: 3,
                 owners: vec![WorkerId(4)],
                 since_unix_ms: 5,

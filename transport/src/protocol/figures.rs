@@ -60,7 +60,7 @@ pub struct RunFigures {
 pub struct Trouble {
     /// When: wall clock of a coordinator, milliseconds of Unix time.
     pub unix_ms: u64,
-    /// What happened.
+    /// The event that was the trouble.
     pub kind: EventKind,
     /// The known ones of the workers that a sentence about it names. The state may forget them.
     pub labels: Vec<WorkerLabel>,

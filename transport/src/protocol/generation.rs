@@ -150,7 +150,7 @@ impl Record {
         self.members[0].worker
     }
 
-    /// Number of members.
+    /// How many members the generation has.
     pub fn world_size(&self) -> u32 {
         self.members.len() as u32
     }

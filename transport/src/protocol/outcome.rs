@@ -15,7 +15,7 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 pub use self::event::{Event, EventKind, Inability};
-pub use self::waits::{OwnersAwaited, PausedBy, RunPause, Waiting};
+pub use self::waits::{PausedBy, RunPause, WaitNotice, Waiting};
 use super::cluster::RunId;
 use super::device::{Device, Telemetry};
 use super::ids::{DataShard, HostName, NodeName, Rank, Shard, Step, WorkerId, WorkerLabel, Zone};
@@ -137,8 +137,10 @@ pub struct WorkerResult {
     pub refused: u64,
     /// UDP payload that the path to the peers carries, bytes: the smallest over its links.
     pub path_mtu: u64,
-    /// Socket buffers as the kernel granted them, bytes: receive, then send.
-    pub socket_buffers: (u64, u64),
+    /// The socket's buffer for packets that have arrived, as the kernel granted it, bytes.
+    pub receive_buffer: u64,
+    /// The socket's buffer for packets that have not left, as the kernel granted it, bytes.
+    pub send_buffer: u64,
     /// QUIC packets lost on its links.
     pub lost_packets: u64,
     /// Steps that were computed again after a failure.
@@ -163,7 +165,7 @@ pub enum Outcome {
     Failed {
         /// The node of the worker at fault, if a worker is at fault.
         name: Option<NodeName>,
-        /// The reason.
+        /// Why the run cannot go on.
         reason: FailReason,
     },
 }
@@ -198,7 +200,7 @@ pub struct Update {
     /// What the run waits for, if it waits.
     pub waiting: Option<Waiting>,
     /// The owners that the run waits for: no other worker holds their parameter shards.
-    pub owners_awaited: Option<OwnersAwaited>,
+    pub owners_awaited: Option<WaitNotice>,
     /// What the model of a trained run waits for.
     pub model_awaited: Option<ModelAwaited>,
     /// Why workers cannot compute the run. Before the run has begun: all such workers. Afterwards:

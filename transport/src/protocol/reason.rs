@@ -116,9 +116,6 @@ pub enum LossReason {
     /// The worker has left with all others, once a checkpoint had what they held.
     #[error("it has left")]
     Left,
-    /// A build of log format 1 put it in these words.
-    #[error("{0}")]
-    Words(String),
 }
 
 /// Why a run has failed.
@@ -159,9 +156,6 @@ pub enum FailReason {
     /// the last one, in these words.
     #[error("no checkpoint of the run is whole, and that of step {step} is damaged: {damage}")]
     NoWholeCheckpoint { step: Step, damage: String },
-    /// A build of log format 1 put it in these words.
-    #[error("{0}")]
-    Words(String),
 }
 
 fn nor_others(others: u64) -> String {
@@ -199,8 +193,6 @@ pub enum RollbackReason {
     },
     /// The members were to restore the checkpoint of this step, and it is damaged.
     CheckpointDamaged(Step),
-    /// A build of log format 1 put it in these words.
-    Words(String),
 }
 
 impl fmt::Display for RollbackReason {
@@ -221,7 +213,6 @@ impl fmt::Display for RollbackReason {
             Self::CheckpointDamaged(step) => {
                 write!(f, "the checkpoint of step {step} is damaged")
             }
-            Self::Words(words) => f.write_str(words),
         }
     }
 }
@@ -232,9 +223,6 @@ pub enum StandstillReason {
     /// The device of one worker hangs, and no other device gets on.
     #[error("{worker}: {hang}")]
     DeviceHangs { worker: NamedWorker, hang: DeviceHang },
-    /// A build of log format 1 put it in these words.
-    #[error("{0}")]
-    Words(String),
 }
 
 /// Why a checkpoint was not written.

@@ -177,9 +177,6 @@ pub enum Rejection {
     Superseded,
     #[error("its client has asked for something else")]
     OtherCommand,
-    /// A build of log format 1 refused it, in these words.
-    #[error("{0}")]
-    Words(String),
 }
 
 /// Which answer a rejection takes.

@@ -42,7 +42,7 @@ pub struct LossScale {
 }
 
 impl LossScale {
-    /// The greatest exponent.
+    /// The greatest exponent of a loss scale: the scale is 2 to that power.
     pub const MAX_EXPONENT: u8 = 24;
 
     /// The factor: 1 to 2^24, whatever exponent a peer sends.

@@ -2,7 +2,8 @@
 //!
 //! Input: each link's connection and peer, when the link comes up. Output: [`EndpointStats`], and
 //! the end of links to peers that are not wanted any more. The table holds connections, not links,
-//! and drops each when it has ended. So the table does not keep a link alive.
+//! so it does not keep a link alive. When a connection has ended, the table drops it, and adds its
+//! counters to those of the links before.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -15,7 +16,7 @@ use super::wire;
 use crate::identity::Identity;
 
 /// What an endpoint and all its links, also those that have ended, have counted since it was bound.
-/// Handshakes and enrolments are not among the packets and bytes, except those of links.
+/// Packets of handshakes and enrolments that led to no link do not count.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EndpointStats {
     /// Handshakes from outside that failed, including refused enrolments.
@@ -33,7 +34,7 @@ pub struct EndpointStats {
 }
 
 /// A link that has not ended.
-struct Live {
+struct LiveLink {
     connection: Connection,
     peer: Identity,
     /// Why this side ended the link, if it has.
@@ -50,15 +51,15 @@ pub(super) struct Links {
     /// The endpoint rests: it probes peers less often.
     pub(super) rests: AtomicBool,
     /// By the connection's stable id, which no other connection has while the table holds this one.
-    live: DashMap<usize, Live>,
+    live: DashMap<usize, LiveLink>,
     /// The sums of links that have left the table. Locked while a link moves from there to here, so
     /// that a reader counts each link exactly once.
     ended: Mutex<EndpointStats>,
 }
 
 impl Links {
-    /// Enters a link. When the link has ended, takes it out and keeps its counters.
-    pub(super) fn enter(
+    /// Adds a link to the table. When the link has ended, takes it out and keeps its counters.
+    pub(super) fn insert(
         self: &Arc<Self>,
         connection: &Connection,
         peer: &Identity,
@@ -66,7 +67,7 @@ impl Links {
     ) {
         let connection = connection.clone();
         let (peer, ended) = (peer.clone(), ended.clone());
-        let live = Live { connection: connection.clone(), peer, ended };
+        let live = LiveLink { connection: connection.clone(), peer, ended };
         self.live.insert(connection.stable_id(), live);
         let links = self.clone();
         tokio::spawn(async move {

@@ -23,7 +23,7 @@ impl Wire {
     /// For the connection of a new link. This enters it in the endpoint's table.
     pub(super) fn new(connection: Connection, peer: &Identity, links: Arc<Links>) -> Self {
         let wire = Self { connection, ended: Arc::default(), links };
-        wire.links.enter(&wire.connection, peer, &wire.ended);
+        wire.links.insert(&wire.connection, peer, &wire.ended);
         wire
     }
 

@@ -55,7 +55,6 @@ fn a_loss_has_its_sentence() {
         (LossReason::Failed(words()), "it failed: no space left"),
         (LossReason::CannotCompute(words()), "it cannot compute yet: no space left"),
         (LossReason::DeviceHangs(HANG), HANGS),
-        (LossReason::Words(words()), "no space left"),
     ] {
         assert_eq!(reason.to_string(), sentence);
     }
@@ -100,7 +99,6 @@ fn the_failure_of_a_run_has_its_sentence() {
             FailReason::NoWholeCheckpoint { step: Step(3), damage: "it was cut".into() },
             "no checkpoint of the run is whole, and that of step 3 is damaged: it was cut",
         ),
-        (FailReason::Words(words()), "no such file"),
     ] {
         assert_eq!(reason.to_string(), sentence);
     }
@@ -117,10 +115,8 @@ fn a_rollback_and_a_standstill_have_their_sentences() {
     assert_eq!(lost(1).to_string(), more);
     let damaged = RollbackReason::CheckpointDamaged(Step(7));
     assert_eq!(damaged.to_string(), "the checkpoint of step 7 is damaged");
-    assert_eq!(RollbackReason::Words("all are lost".into()).to_string(), "all are lost");
     let hangs = StandstillReason::DeviceHangs { worker: worker(), hang: HANG };
     assert_eq!(hangs.to_string(), format!("worker 2 (id 4): {HANGS}"));
-    assert_eq!(StandstillReason::Words("slow".into()).to_string(), "slow");
 }
 
 #[test]

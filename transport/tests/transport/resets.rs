@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::support::{World, loopback, settings};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const RESET_TIMEOUT: Duration = Duration::from_secs(20);
 /// A packet is answered with a reset only if it is longer than one.
 const LONGER_THAN_A_RESET: usize = 100;
 
@@ -123,7 +123,7 @@ async fn a_reset_of_one_coordinator_ends_no_link_of_another() {
 
     // The same coordinator, started again.
     let again = coordinator(&world, &own);
-    let end = timeout(PATIENCE, async {
+    let end = timeout(RESET_TIMEOUT, async {
         loop {
             // An answer counts only if its packet went to the connection ID that is in use now.
             let _ = told.iter().try_for_each(|message| here.send(message.clone()));

@@ -258,7 +258,8 @@ impl WorkerActor {
         result.refused += endpoint.refused_peers + endpoint.failed_handshakes;
         result.path_mtu = u64::from(endpoint.path_mtu);
         result.lost_packets = endpoint.lost_packets;
-        result.socket_buffers = (buffers.receive as u64, buffers.send as u64);
+        result.receive_buffer = buffers.receive as u64;
+        result.send_buffer = buffers.send as u64;
         result
     }
 }

@@ -48,7 +48,7 @@ pub struct DialContext {
     pub places: Vec<HostPort>,
     /// The list of coordinators. Empty until a coordinator has sent it.
     pub known: watch::Receiver<Vec<CoordinatorView>>,
-    /// The join token.
+    /// The token that admits the worker, and names the cluster's authority.
     pub token: JoinToken,
 }
 

@@ -94,7 +94,7 @@ impl Lanes {
             let (link, traffic) = (link.clone(), traffic.clone());
             let (generation, fed) = (self.generation, self.fed.clone());
             self.tasks.spawn(async move {
-                if let Err(error) = send(&link, (queue, &fed), generation, &traffic).await {
+                if let Err(error) = run(&link, (queue, &fed), generation, &traffic).await {
                     link.close(&format!("a lane ended: {error}"));
                 }
             });
@@ -119,7 +119,8 @@ impl Lanes {
     }
 }
 
-async fn send(
+/// Sends what is queued, in order. Each step has a stream of its own.
+async fn run(
     link: &Link,
     (mut queue, fed): (UnboundedReceiver<QueuedItem>, &FeedBacklog),
     generation: Generation,

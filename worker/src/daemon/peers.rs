@@ -147,7 +147,7 @@ impl Peers {
         overdue.collect()
     }
 
-    /// Closes all links.
+    /// Closes all links to other workers, and states this reason to them.
     pub fn clear(&mut self, reason: &str) {
         let links = std::mem::take(&mut self.known).into_values().filter_map(Peer::into_link);
         let pending = self.pending.drain(..).map(|pending_link| pending_link.link);

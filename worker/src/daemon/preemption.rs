@@ -46,12 +46,12 @@ pub struct Notice {
 pub fn notices(service: Option<MetadataService>) -> watch::Receiver<Option<Notice>> {
     let (told, notices) = watch::channel(None);
     if let Some(service) = service {
-        actix::spawn(poll(service, told));
+        actix::spawn(run(service, told));
     }
     notices
 }
 
-async fn poll(service: MetadataService, told: watch::Sender<Option<Notice>>) {
+async fn run(service: MetadataService, told: watch::Sender<Option<Notice>>) {
     let MetadataService { cloud, ref place } = service;
     let (name, place) = (cloud.name(), place.to_string());
     tracing::info!(cloud = name, %place, "asks the cloud's metadata service for preemptions");

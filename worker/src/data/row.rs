@@ -27,7 +27,7 @@ const LATE_REPEAT_INTERVAL: Duration = Duration::from_secs(60);
 pub enum SampleIndex {
     /// One to train on.
     Training(u64),
-    /// A held-out one.
+    /// A held-out sample, by its number.
     HeldOut(u64),
 }
 

@@ -73,7 +73,7 @@ impl Sampler {
         Self { seed, len: samples, batch }
     }
 
-    /// The global batch.
+    /// The sizes of the global batch.
     pub fn batch(&self) -> BatchSpec {
         self.batch
     }

@@ -51,7 +51,7 @@ pub struct BuildContext {
     pub dir: Option<PathBuf>,
     /// The device that the model computes on.
     pub device: DeviceChoice,
-    /// See [`DeviceParts::overlap`].
+    /// Whether gradients leave during the backward pass: see [`DeviceParts::overlap`].
     pub overlap: bool,
     /// Data shards that the loader fills ahead. See [`Loader::new`].
     pub prefetch: usize,

@@ -93,7 +93,7 @@ pub enum ShardError {
          cannot be trusted"
     )]
     Changed {
-        /// The shard.
+        /// The parameter shard whose state is meant.
         shard: Shard,
         /// The version of its state.
         version: Step,
@@ -104,7 +104,7 @@ pub enum ShardError {
          changed in memory, here or there"
     )]
     Gradient {
-        /// The shard.
+        /// The parameter shard whose state is meant.
         shard: Shard,
         /// The step of the gradient.
         step: Step,

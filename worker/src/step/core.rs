@@ -32,7 +32,7 @@ use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::Refusal;
 use everstep_transport::protocol::message::{Heartbeat, Registration};
 use everstep_transport::protocol::outcome::{Inability, WorkerResult};
-use everstep_transport::protocol::{Generation, Message, NodeName, RunSpec, Step, Term, WorkerId};
+use everstep_transport::protocol::{Generation, Message, NodeName, RunSpec, Step, WorkerId};
 use everstep_transport::time::Time;
 
 use self::checkpoints::Checkpoints;
@@ -45,6 +45,7 @@ use self::peers::PeerInbox;
 use self::settings::CoreSettings;
 use self::unable::{BuildBackoff, Unable};
 use self::writes::ModelWrites;
+use super::Promise;
 use super::event::{Built, Effect, Exit, Input, LinkId, Report, Summary};
 use super::joiner::Joiner;
 use super::member::Member;
@@ -82,7 +83,7 @@ enum Phase {
 /// Most lines in one heartbeat, because it must fit the control stream.
 const LINES_PER_HEARTBEAT: usize = 200;
 
-/// The worker's core.
+/// The state machine of a worker, from its first message to its last.
 #[derive(Debug)]
 pub struct Core {
     settings: CoreSettings,
@@ -181,7 +182,7 @@ impl Core {
 
     /// The promised number, at least the generation's, and the term of the leader that asked for
     /// the last promise.
-    pub fn promised(&self) -> (Term, Generation) {
+    pub fn promised(&self) -> Promise {
         self.membership.promised()
     }
 

@@ -165,6 +165,26 @@ impl Gradients {
     }
 }
 
+/// A subtree of which a plan sends the sum.
+#[derive(Clone, Copy, Debug)]
+pub struct MergeTarget {
+    /// The tree over all data shards.
+    pub tree: Tree,
+    /// The root of the subtree.
+    pub node: TreeNode,
+}
+
+/// The sum of a subtree's gradients of one parameter shard. The worker keeps it for a redo.
+#[derive(Clone, Debug)]
+pub struct SubtreeKept {
+    /// The parameter shard of whose gradients it is the sum.
+    pub shard: Shard,
+    /// The root of the subtree.
+    pub node: TreeNode,
+    /// The sum over the subtree's data shards.
+    pub sum: Shared,
+}
+
 /// Sums on their way up to the subtrees that a plan sends.
 #[derive(Debug, Default)]
 pub struct Merge {
@@ -172,17 +192,19 @@ pub struct Merge {
 }
 
 impl Merge {
-    /// Adds the sum of `node` into that of `target`, which is `node` or an ancestor of it. Returns
-    /// the sum once it is complete. It never adds into a sum that the worker keeps for a redo.
+    /// Adds a subtree's sum into that of the target, whose node is the subtree's or an ancestor of
+    /// it. Returns the sum once it is complete. It never adds into a sum that the worker keeps for a
+    /// redo.
+    ///
     /// # Panics
-    /// If a part of `node` was added before (invariant I18), or `node` is not under `target`.
+    /// If a part of the subtree was added before (invariant I18), or is not under the target.
     pub fn add(
         &mut self,
-        (tree, target): (Tree, TreeNode),
-        (shard, node): (Shard, TreeNode),
-        sum: Shared,
+        MergeTarget { tree, node: target }: MergeTarget,
+        subtree: SubtreeKept,
         pool: &Pool,
     ) -> Option<Addend> {
+        let SubtreeKept { shard, node, sum } = subtree;
         let place = (shard, target);
         let begin = || Sum::of(target, tree, sum.len(), pool.clone());
         let total = self.sums.entry(place).or_insert_with(begin).insert(node, Addend::Kept(sum));

@@ -13,11 +13,10 @@ use std::sync::Arc;
 use everstep_kernels::buffer::Buffer;
 use everstep_transport::protocol::codec::MAX_CONTROL;
 use everstep_transport::protocol::step::Status;
-use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Generation, Message, Shard, Step, Term, WorkerId,
-};
+use everstep_transport::protocol::{Chunk, ChunkKind, Commit, Message, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 
+use super::Promise;
 use super::catch_up::{CatchUp, CatchUpContext, StateHeader};
 use super::event::{Admission, Effect, Gradient, Job, Report};
 use super::replica_state::{EnterError, ReducedShard, ReplicaState};
@@ -134,12 +133,8 @@ impl Joiner {
     }
 
     /// The joiner's state, as an answer to a Pause.
-    pub fn status(
-        &self,
-        pause: (Term, Generation),
-        unreachable: impl Iterator<Item = WorkerId>,
-    ) -> Status {
-        let mut status = self.replica.status(pause, unreachable);
+    pub fn status(&self, promise: Promise, unreachable: impl Iterator<Item = WorkerId>) -> Status {
+        let mut status = self.replica.status(promise, unreachable);
         let prepared = self.catch_up.prepared(&self.replica).into_iter();
         status.prepared.extend(prepared.map(|(shard, _)| (shard, self.sized_record.generation())));
         status
@@ -234,7 +229,7 @@ impl Joiner {
         }
     }
 
-    /// The device reports.
+    /// The device has finished a job, or a part of it.
     pub fn report(&mut self, report: Report) {
         match report {
             Report::Entered { generation, .. } => self.replica.device.entered(generation),

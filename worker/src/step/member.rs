@@ -31,8 +31,7 @@ use everstep_kernels::reduce::{Sum, TreeNode};
 use everstep_transport::protocol::message::ShardTime;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Encoding, Generation, Message, MetricsLine, Shard, Step, Term,
-    WorkerId,
+    Chunk, ChunkKind, Commit, Encoding, Message, MetricsLine, Shard, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -42,6 +41,7 @@ pub use self::feed::Feed;
 use self::gather::AllGather;
 use self::serve::Serving;
 use self::step_state::StepControl;
+use super::Promise;
 use super::catch_up::{CatchUp, CatchUpContext};
 use super::event::{Effect, Job, Lane, Report, StreamItem, Summary};
 use super::finish::Finish;
@@ -208,10 +208,10 @@ impl Member {
     /// The member's state, as an answer to a Pause.
     pub(super) fn status(
         &self,
-        pause: (Term, Generation),
+        promise: Promise,
         unreachable: impl Iterator<Item = WorkerId>,
     ) -> Status {
-        let mut status = self.replica.status(pause, unreachable);
+        let mut status = self.replica.status(promise, unreachable);
         let syncing = self.catch_up.iter().flat_map(|catch_up| catch_up.prepared(&self.replica));
         status.prepared.extend(syncing.map(|(shard, _)| (shard, self.plan.generation())));
         status
@@ -236,7 +236,7 @@ impl Member {
         self.advance(now);
     }
 
-    /// The device reports.
+    /// The device has finished a job, or a part of it.
     pub fn report(&mut self, now: Time, report: Report) {
         let Some(report) = self.follow_device(report) else { return };
         match report {

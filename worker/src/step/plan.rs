@@ -79,7 +79,7 @@ impl MemberPlan {
         &self.sized_record
     }
 
-    /// The generation's number.
+    /// The number of the generation that the plan is of.
     pub fn generation(&self) -> Generation {
         self.sized_record.generation()
     }
@@ -150,7 +150,7 @@ impl MemberPlan {
         self.sized_record.length(shard)
     }
 
-    /// The other members.
+    /// All members but this worker, by rank.
     pub fn others(&self) -> impl Iterator<Item = WorkerId> {
         self.record()
             .members

@@ -33,9 +33,10 @@ pub struct Progress {
     /// The data set cannot read a sample yet, or the device evaluates held-out samples: no data
     /// shard is computed, and nothing hangs.
     is_exempt: bool,
-    /// The last look at all, and the time since the newest data shard. That time leaves out spans
-    /// in which this process stood still.
-    passed: (Option<Time>, Duration),
+    /// The last look at all.
+    last_look: Option<Time>,
+    /// The time since the newest data shard, without spans in which this process stood still.
+    since_shard: Duration,
 }
 
 /// How long a data shard takes as a rule.
@@ -72,9 +73,9 @@ impl Progress {
     /// Time passes. `is_ready` says whether the device has a data shard to compute, and all that it
     /// needs for it.
     pub(super) fn look(&mut self, now: Time, is_ready: bool) {
-        let (before, passed) = self.passed;
-        let span = before.map_or(Duration::ZERO, |before| now.since(before).min(MAX_COUNTED_GAP));
-        self.passed = (Some(now), passed + span);
+        let before = self.last_look.replace(now);
+        self.since_shard +=
+            before.map_or(Duration::ZERO, |before| now.since(before).min(MAX_COUNTED_GAP));
         if !is_ready || self.is_exempt {
             (self.looked, self.under_way) = (None, Duration::ZERO);
             return;
@@ -96,8 +97,8 @@ impl Progress {
     pub(super) fn computed(&mut self, now: Time, loaded: Duration) {
         let is_timed = self.looked.is_some();
         self.look(now, true);
-        let passed = std::mem::take(&mut self.passed.1);
-        let took = std::mem::take(&mut self.under_way).max(loaded.min(passed));
+        let since_shard = std::mem::take(&mut self.since_shard);
+        let took = std::mem::take(&mut self.under_way).max(loaded.min(since_shard));
         if is_timed {
             self.usual = self.usual.after(took);
         }

@@ -15,11 +15,12 @@ use std::collections::BTreeMap;
 
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
-    Cause, Commit, Decision, Generation, MetricsLine, Record, Shard, Step, Term, WorkerId,
+    Cause, Commit, Decision, Generation, MetricsLine, Record, Shard, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 
 pub use self::error::EnterError;
+use super::Promise;
 use super::event::{Gradient, Job, ShardOrigin};
 use super::gradients::Gradients;
 use super::progress::Progress;
@@ -75,7 +76,7 @@ pub(super) struct ShardCopy {
     pub syncing: bool,
 }
 
-/// A reduced gradient.
+/// The sum of all data shards' gradients of a parameter shard.
 #[derive(Clone, Debug)]
 pub(super) struct ReducedShard {
     /// The generation in which it was reduced.
@@ -368,10 +369,10 @@ impl ReplicaState {
 
     // Evidence.
 
-    /// The worker's state, as an answer to the Pause of this term and number.
+    /// The worker's state, as an answer to the Pause that asked for this promise.
     pub(super) fn status(
         &self,
-        (term, number): (Term, Generation),
+        promise: Promise,
         unreachable: impl Iterator<Item = WorkerId>,
     ) -> Status {
         let versions = self
@@ -380,8 +381,8 @@ impl ReplicaState {
             .map(|(shard, ShardCopy { version, .. })| (*shard, version.step, version.generation));
         let prepared = self.prepared.iter().map(|(shard, reduced)| (*shard, reduced.generation));
         let status = Status {
-            term,
-            number,
+            term: promise.term,
+            number: promise.generation,
             commit: self.commit.clone(),
             prepared: prepared.collect(),
             versions: versions.collect(),

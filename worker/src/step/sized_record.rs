@@ -25,12 +25,12 @@ impl SizedRecord {
         Ok(Self { record, parameters })
     }
 
-    /// The record itself.
+    /// The record as the leader announced it.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// The generation's number.
+    /// The number of the record's generation.
     pub fn generation(&self) -> Generation {
         self.record.number
     }

@@ -169,7 +169,7 @@ enum ManifestPlace {
     Taken,
     /// The manifest of this checkpoint, which no log can list any more.
     Outdated(CheckpointId),
-    /// Something that stays.
+    /// The name is taken by another object, which stays.
     Occupied,
 }
 

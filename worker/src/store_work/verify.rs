@@ -10,7 +10,7 @@ use crate::device::checkpoint_facts::CheckpointFacts;
 
 /// A checkpoint, and how far it is read.
 pub struct CheckpointReading {
-    /// The checkpoint.
+    /// The checkpoint that is read whole.
     pub id: CheckpointId,
     /// None before it was read.
     manifest: Option<Manifest>,

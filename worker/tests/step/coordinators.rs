@@ -7,6 +7,7 @@ use std::time::Duration;
 use everstep_transport::protocol::{
     CoordinatorView, Generation, Message, RunSpec, Step, Term, WorkerId,
 };
+use everstep_worker::step::Promise;
 use everstep_worker::step::event::{Effect, Exit, Input, LinkId, Report};
 
 use crate::cluster::{Cluster, run};
@@ -154,7 +155,7 @@ fn a_stale_leader_is_not_obeyed() {
         solo.hear(stale);
         assert!(solo.took().is_empty(), "{name}");
     }
-    assert_eq!(solo.core.promised().1, GENERATION);
+    assert_eq!(solo.core.promised().generation, GENERATION);
     beat(&mut solo);
     assert_eq!(told(&mut solo), [(SECOND, "heartbeat")]);
     solo.hear_on(SECOND, answer(NEXT));
@@ -193,10 +194,10 @@ fn a_promise_is_given_to_whoever_asks_for_it_in_the_highest_term() {
     assert_eq!(told(&mut solo), [(SECOND, "status")]);
     solo.hear(Message::Pause { term: TERM, number: NEXT });
     assert_eq!(told(&mut solo), []);
-    assert_eq!(solo.core.promised(), (LATER, NEXT));
+    assert_eq!(solo.core.promised(), Promise { term: LATER, generation: NEXT });
     // A leader that lets the worker in has no promise yet.
     solo.hear_on(THIRD, registered(Term(LATER.0 + 1)));
-    assert_eq!(solo.core.promised(), (LATER, NEXT));
+    assert_eq!(solo.core.promised(), Promise { term: LATER, generation: NEXT });
 }
 
 /// The verdict is in the log, and its sender has confirmed it.

@@ -7,7 +7,7 @@ use everstep_kernels::reduce::{Tree, TreeNode};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, Generation, Message, Record, Shard, Step};
 use everstep_worker::step::event::{Effect, Input, Lane, Work};
-use everstep_worker::step::gradients::{Gradients, Merge};
+use everstep_worker::step::gradients::{Gradients, Merge, MergeTarget, SubtreeKept};
 use everstep_worker::step::version::Version;
 use proptest::prelude::*;
 
@@ -170,7 +170,8 @@ proptest! {
             let range = tree.range(node);
             let above = targets.iter().find(|target| tree.range(**target).contains(&range.start));
             let target = *above.expect("what counts is under a target");
-            if let Some(total) = merge.add((tree, target), (SHARD, node), sum, &pool) {
+            let subtree = SubtreeKept { shard: SHARD, node, sum };
+            if let Some(total) = merge.add(MergeTarget { tree, node: target }, subtree, &pool) {
                 assert!(sent.insert(target, bits(&total)).is_none());
             }
         };

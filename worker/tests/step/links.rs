@@ -126,7 +126,7 @@ fn whoever_was_evicted_begins_again_as_another() {
     ));
     let core = &solo.core;
     assert!(core.member().is_none());
-    assert_eq!((core.worker(), core.promised().1), (None, Generation(0)));
+    assert_eq!((core.worker(), core.promised().generation), (None, Generation(0)));
     solo.hear(Message::Welcome { run: run(10), term: TERM });
     solo.give(Input::Built(Cluster::built()));
     assert!(matches!(solo.told()[..], [Message::Register(_)]));

@@ -5,6 +5,7 @@ use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::{
     Chunk, ChunkKind, Commit, Decision, Generation, Message, Record, Shard, Step, Term,
 };
+use everstep_worker::step::Promise;
 use everstep_worker::step::event::{Admission, Effect, Exit, Job, Report, ShardOrigin};
 
 use crate::solo::{Solo, TERM, chunk, commit, length, next_record};
@@ -34,7 +35,10 @@ fn a_pause_is_answered_unless_it_is_of_an_older_term_or_number() {
     for ((term, number), answered) in table {
         assert_eq!(pause(&mut solo, term, number), answered, "term {term}, number {number}");
     }
-    assert_eq!(solo.core.promised(), (Term(3), Generation(GENERATION.0 + 3)));
+    assert_eq!(
+        solo.core.promised(),
+        Promise { term: Term(3), generation: Generation(GENERATION.0 + 3) }
+    );
     assert_eq!(solo.core.generation(), GENERATION);
 }
 

@@ -17,7 +17,7 @@ use super::super::roster::Roster;
 use super::super::{Core, Parts};
 use super::pausing::Pausing;
 use super::{ChangePhase, GenerationChange};
-use crate::state::{AwaitedOwner, AwaitedOwners, Command};
+use crate::state::{Command, OwnerWait, OwnerWaits};
 
 /// The log tells of a wait for owners that takes this long.
 const OWNER_WAIT_LOGGED_AFTER: Duration = Duration::from_secs(1);
@@ -37,8 +37,10 @@ pub(super) struct Awaiting {
     owners_since: Option<Time>,
     /// How long earlier leaders had listened for each owner in vain.
     logged: Option<BTreeMap<WorkerId, Duration>>,
-    /// How long another worker had answered before now, and since when one answers again.
-    hears: (Duration, Option<Time>),
+    /// How long another worker had answered before the present answers.
+    heard_before: Duration,
+    /// Since when another worker answers. None if none does.
+    heard_since: Option<Time>,
     /// The owners in the newest proposal, and its time.
     told: Option<(Vec<WorkerId>, Time)>,
     /// Members for which the leader has proposed the entry that they ended.
@@ -47,7 +49,7 @@ pub(super) struct Awaiting {
 
 impl Awaiting {
     /// The plan waits for this. `logged` is the wait of earlier leaders.
-    pub(super) fn on_wait(&mut self, now: Time, wait: &Wait, logged: &AwaitedOwners) {
+    pub(super) fn on_wait(&mut self, now: Time, wait: &Wait, logged: &OwnerWaits) {
         let (owners, hears) = match wait {
             Wait::Owners { hears, .. } => (true, *hears),
             Wait::Workers(_) | Wait::Checkpoint => (false, false),
@@ -62,18 +64,19 @@ impl Awaiting {
 
     /// Another worker answers from now on, or none does. The time listened so far counts on.
     fn hear(&mut self, now: Time, hears: bool) {
-        let (heard, since) = self.hears;
-        self.hears = match (since, hears) {
-            (None, true) => (heard, Some(now)),
-            (Some(since), false) => (heard + now.since(since), None),
-            _ => return,
-        };
+        match (self.heard_since, hears) {
+            (None, true) => self.heard_since = Some(now),
+            (Some(since), false) => {
+                self.heard_before += now.since(since);
+                self.heard_since = None;
+            }
+            _ => {}
+        }
     }
 
     /// How long another worker has answered, in all.
     fn heard(&self, now: Time) -> Duration {
-        let (heard, since) = self.hears;
-        heard + since.map_or(Duration::ZERO, |since| now.since(since))
+        self.heard_before + self.heard_since.map_or(Duration::ZERO, |since| now.since(since))
     }
 
     /// How long this leader has waited for an owner in vain, while another worker answered.
@@ -112,7 +115,7 @@ impl Awaiting {
 
 impl Pausing {
     /// The wait for owners that the log should tell of now. Each is reported once.
-    fn wait_to_log(&mut self, roster: Roster<'_>) -> Option<Vec<AwaitedOwner>> {
+    fn wait_to_log(&mut self, roster: Roster<'_>) -> Option<Vec<OwnerWait>> {
         let owners: Vec<WorkerId> = match self.wait.as_ref()? {
             Wait::Owners { owners, .. } => owners.iter().copied().collect(),
             Wait::Workers(_) | Wait::Checkpoint => Vec::new(),
@@ -122,7 +125,7 @@ impl Pausing {
         }
         let waited = owners.iter().map(|owner| {
             let waited_ms = self.awaiting.waited(roster, *owner).as_millis() as u64;
-            AwaitedOwner { worker: *owner, waited_ms }
+            OwnerWait { worker: *owner, waited_ms }
         });
         let waited = waited.collect();
         self.awaiting.told = Some((owners, roster.now));

@@ -15,7 +15,7 @@ impl Core {
             self.forget(worker);
         }
         if self.change.is_steady() {
-            self.consider(now);
+            self.begin_due_change(now);
         }
     }
 
@@ -26,7 +26,7 @@ impl Core {
             self.let_go(worker);
         }
         if self.change.is_steady() {
-            self.consider(now);
+            self.begin_due_change(now);
         }
     }
 

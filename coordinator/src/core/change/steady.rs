@@ -55,8 +55,8 @@ impl GenerationChange {
     ) {
         for other in unreachable.iter().copied() {
             match (roster.state.is_member(worker), roster.state.is_member(other)) {
-                (false, true) => self.feeds.cut_off(roster.now, worker),
-                (true, false) => self.feeds.cut_off(roster.now, other),
+                (false, true) => self.feeds.on_lost_link(roster.now, worker),
+                (true, false) => self.feeds.on_lost_link(roster.now, other),
                 _ => {}
             }
         }
@@ -121,7 +121,7 @@ impl GenerationChange {
 
 impl Core {
     /// Looks for a reason to change, and takes the first.
-    pub(in crate::core) fn consider(&mut self, now: Time) {
+    pub(in crate::core) fn begin_due_change(&mut self, now: Time) {
         if !self.running() || self.ends_without_checkpoint(now) {
             return;
         }

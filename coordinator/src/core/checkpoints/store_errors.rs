@@ -12,12 +12,12 @@ use crate::core::workers::bounded;
 /// The run's store does not take or give what a worker wants.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct CheckpointStoreError {
-    /// The worker's id.
+    /// The worker that cannot use the store.
     pub worker: WorkerId,
     /// The worker as people know it.
     #[serde(skip)]
     pub called: String,
-    /// The worker's words.
+    /// What the store answers, in the worker's words.
     pub reason: String,
     /// Since when the worker tries in vain, milliseconds of Unix time.
     pub since_unix_ms: u64,

@@ -84,7 +84,7 @@ fn a_change_is_due_when_all_are_ready_or_some_have_waited_long() {
     assert_eq!(feeds.ready().len(), 1, "of another generation, or not fed");
     feeds.synced(Time(0), WorkerId(3), Generation(3));
     assert!(feeds.are_due(Time(0)));
-    feeds.cut_off(Time(0), WorkerId(3));
+    feeds.on_lost_link(Time(0), WorkerId(3));
     assert!(!feeds.are_due(Time(0)));
 }
 
@@ -93,8 +93,8 @@ fn who_stays_cut_off_is_fed_again_each_second_and_is_ready_when_nobody_complains
     let mut feeds = feeds(&record(1, &[&[0]]), feed_targets(&[2, 3], &[]));
     let at = |tenths: u64| Time(0) + Duration::from_millis(100 * tenths);
     for tenths in 0..24 {
-        feeds.cut_off(at(tenths), WorkerId(2));
-        feeds.cut_off(at(tenths), WorkerId(9));
+        feeds.on_lost_link(at(tenths), WorkerId(2));
+        feeds.on_lost_link(at(tenths), WorkerId(9));
         let fed = feeds.repeat(at(tenths));
         let expected = [WorkerId(2)];
         assert_eq!(fed, expected[..usize::from([10, 20].contains(&tenths))], "{tenths}");

@@ -8,7 +8,7 @@ use everstep_transport::protocol::{
 };
 use proptest::prelude::*;
 
-use super::super::directives::Asked;
+use super::super::directives::GenerationRequest;
 use super::super::failure_detector::{Certainty, Suspicion};
 use super::super::feeds::{FeedTargets, Feeds};
 use super::*;
@@ -28,7 +28,7 @@ struct Cluster {
     give_up: Option<GiveUp>,
     checkpoints: Checkpoints,
     written: Step,
-    asked: Asked,
+    asked: GenerationRequest,
 }
 
 impl Cluster {
@@ -47,7 +47,7 @@ impl Cluster {
             give_up: None,
             checkpoints: Checkpoints::default(),
             written: Step(0),
-            asked: Asked::default(),
+            asked: GenerationRequest::default(),
         };
         ids.for_each(|id| cluster.add(WorkerId(id)));
         cluster

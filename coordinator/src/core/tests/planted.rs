@@ -98,7 +98,7 @@ fn a_request_that_is_done_twice_is_found() {
         plant.into_iter().for_each(|plant| world.core.plant(plant));
         world.found(false);
         world.request(1, OperatorCommand::Submit(run_of(2).into()));
-        let outcome = Outcome::Failed { name: None, reason: FailReason::Words("it broke".into()) };
+        let outcome = Outcome::Failed { name: None, reason: FailReason::Cancelled };
         let other = Command::End {
             run: world.core.state().run_id(),
             outcome,

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use everstep_transport::protocol::outcome::{
-    Outcome, OwnersAwaited, RunPause, Waiting, WorkerView,
-};
+use everstep_transport::protocol::outcome::{Outcome, RunPause, WaitNotice, Waiting, WorkerView};
 use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::reason::FailReason;
 use everstep_transport::protocol::{
@@ -41,7 +39,7 @@ pub struct ClusterView {
     /// Whether the run rests because all of its workers are to leave.
     pub closes: bool,
     /// The owners that the run waits for, since no other worker holds their parameter shards.
-    pub owners_awaited: Option<OwnersAwaited>,
+    pub owners_awaited: Option<WaitNotice>,
     /// Why the model of a trained run waits.
     pub model_awaited: Option<ModelAwaited>,
     /// Why the run's store does not take or give what a worker wants.

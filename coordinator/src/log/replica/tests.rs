@@ -350,18 +350,20 @@ fn another_owner_is_refused_in_words() {
 }
 
 #[test]
-fn a_file_of_another_version_is_refused_in_words() {
-    let mut room = Room::new();
-    let mut newer = room.open();
-    newer.header.format += 1;
-    newer.persist(&[room.append(0, 3)]).expect("written");
-    drop(newer);
-    let opened = ReplicaStore::open(room.disk.clone(), OWNER).map(drop);
-    let words = opened.expect_err("it is a newer one's").to_string();
-    assert!(
-        words.starts_with("it has format 3, and this build of Everstep reads formats 1 to 2"),
-        "{words}"
-    );
+fn i23_a_file_of_an_earlier_or_a_later_format_is_refused_by_its_number() {
+    // Files of format 1 state a digest of their layouts.
+    for (stated, number) in [(3, 3), (0xa1a3_b780_4701_769b, 1)] {
+        let mut room = Room::new();
+        let mut other = room.open();
+        other.header.format = stated;
+        other.persist(&[room.append(0, 3)]).expect("written");
+        drop(other);
+        let opened = ReplicaStore::open(room.disk.clone(), OWNER).map(drop);
+        let words = opened.expect_err("it is of another format").to_string();
+        let expected =
+            format!("it has format {number}, and this build of Everstep reads format 2: start");
+        assert!(words.starts_with(&expected), "{words}");
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! Which checkpoints the log lists, keeps, and lets a run go back to.
 
-use everstep_transport::protocol::outcome::OwnersAwaited;
+use everstep_transport::protocol::outcome::WaitNotice;
 use everstep_transport::protocol::reason::{FailReason, RollbackReason};
 use everstep_transport::protocol::{CheckpointId, CheckpointSpec, ListedCheckpoint, OnFailure};
 
@@ -92,8 +92,8 @@ pub(crate) fn rich_with_checkpoints() -> State {
 /// and the end of the run.
 pub(crate) fn rich_and_over() -> State {
     let other = register_for(1, "other", 1, |fingerprint| fingerprint.parameters = 901);
-    let owners = vec![AwaitedOwner { worker: WorkerId(3), waited_ms: 5 }];
-    let awaited = OwnersAwaited {
+    let owners = vec![OwnerWait { worker: WorkerId(3), waited_ms: 5 }];
+    let awaited = WaitNotice {
         shards: 1,
         owners: vec![WorkerId(3)],
         since_unix_ms: 4,
@@ -239,7 +239,7 @@ fn an_operator_goes_back_to_a_listed_step() {
 
 #[test]
 fn another_run_begins_without_checkpoints() {
-    let failed = Outcome::Failed { name: None, reason: FailReason::Words("it broke".into()) };
+    let failed = Outcome::Failed { name: None, reason: FailReason::Cancelled };
     let entries = [found(false), list(2, 1), list(4, 1), list(6, 1), end(1, failed)];
     let other = RunSpec { name: "other".into(), ..saving() };
     let state = after(&[&entries[..], &[submit(2, other)]].concat());

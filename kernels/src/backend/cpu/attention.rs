@@ -26,7 +26,7 @@ pub struct HeadShape {
 pub struct Kept<'a> {
     /// Queries, keys and values.
     pub qkv: &'a [f32],
-    /// The output.
+    /// The output of the forward pass.
     pub y: &'a [f32],
     /// The logarithm of each row's sum of exponentials.
     pub statistics: &'a [f32],

@@ -30,7 +30,7 @@ impl Grid {
         Self { offset: 0, rows, columns, row_stride: columns, column_stride: 1 }
     }
 
-    /// The transpose.
+    /// The transpose, of the same memory.
     pub fn t(self) -> Self {
         Self {
             rows: self.columns,

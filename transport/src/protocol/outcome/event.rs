@@ -5,7 +5,7 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::{OwnersAwaited, PausedBy};
+use super::{PausedBy, WaitNotice};
 use crate::protocol::cluster::CoordinatorId;
 use crate::protocol::generation::Cause;
 use crate::protocol::ids::{Generation, NodeName, Shard, Step, Term, WorkerId};
@@ -257,7 +257,7 @@ pub enum EventKind {
     Waiting {
         /// The shards, the owners, why they do not answer, and the step of an operator's rollback.
         #[serde(flatten)]
-        awaited: OwnersAwaited,
+        awaited: WaitNotice,
     },
     /// The wait for owners of parameter shards is over: they have answered, or are given up.
     WaitingOver {

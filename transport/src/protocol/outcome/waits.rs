@@ -24,7 +24,7 @@ pub struct Waiting {
 /// A run that starts no step: no worker shows some parameter shards, and their owners may live.
 /// Each owner has its place in `owners`, `workers` and `reasons`.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]
-pub struct OwnersAwaited {
+pub struct WaitNotice {
     /// Number of parameter shards that no worker shows.
     pub shards: u32,
     /// The owners, by id.
@@ -41,7 +41,7 @@ pub struct OwnersAwaited {
     pub checkpoint: Step,
 }
 
-impl fmt::Display for OwnersAwaited {
+impl fmt::Display for WaitNotice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (has, it) = if self.workers.len() == 1 { ("has", "it") } else { ("have", "they") };
         let (shards, step, standings) = (self.shards, self.checkpoint, self.standings());
@@ -54,7 +54,7 @@ impl fmt::Display for OwnersAwaited {
     }
 }
 
-impl OwnersAwaited {
+impl WaitNotice {
     /// How each owner stands, in words: the silent ones together, each other one by its reason.
     fn standings(&self) -> String {
         let silent: Vec<String> = self.silent().map(ToString::to_string).collect();

@@ -129,7 +129,7 @@ impl TokenFile {
         Ok(())
     }
 
-    /// Appends these tokens.
+    /// Appends the tokens of this range to `tokens`.
     pub(super) fn read(
         &self,
         range: Range<u64>,

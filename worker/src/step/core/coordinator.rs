@@ -14,6 +14,7 @@ use super::membership::Membership;
 use super::peers::PeerInbox;
 use super::writes::ModelWrites;
 use super::{Core, Phase};
+use crate::step::Promise;
 use crate::step::event::{Effect, Exit, LinkId};
 use crate::step::joiner::Joiner;
 use crate::step::member::{Feed, Member};
@@ -218,10 +219,11 @@ impl Core {
         self.membership.promise(term, number);
         self.stop();
         let unreachable = self.peers.unreachable();
+        let promise = self.membership.promised();
         let status = match &self.phase {
-            Phase::Registering(..) => blank((term, number), unreachable.collect()),
-            Phase::Joining(joiner) => joiner.status((term, number), unreachable),
-            Phase::Training(member) => member.status((term, number), unreachable),
+            Phase::Registering(..) => blank(promise, unreachable.collect()),
+            Phase::Joining(joiner) => joiner.status(promise, unreachable),
+            Phase::Training(member) => member.status(promise, unreachable),
             _ => return,
         };
         self.send_on(link, Message::Status(status));
@@ -352,10 +354,10 @@ fn become_joiner(
 }
 
 /// The evidence of a worker that has never been in a generation.
-fn blank((term, number): (Term, Generation), unreachable: Vec<WorkerId>) -> Status {
+fn blank(promise: Promise, unreachable: Vec<WorkerId>) -> Status {
     Status {
-        term,
-        number,
+        term: promise.term,
+        number: promise.generation,
         commit: None,
         prepared: Vec::new(),
         versions: Vec::new(),

@@ -5,13 +5,15 @@
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::{Generation, Term, WorkerId};
 
+use crate::step::Promise;
+
 /// A worker's place in the log. A worker that gives up its id gives up all of it.
 #[derive(Debug, Default)]
 pub(super) struct Membership {
     worker: Option<WorkerId>,
     /// The promised number, at least the generation's, and the term of the leader that asked for
     /// the last promise.
-    promised: (Term, Generation),
+    promised: Promise,
     /// The result that the worker has reported at the end, in this generation.
     finished: Option<WorkerResult>,
 }
@@ -33,13 +35,13 @@ impl Membership {
     }
 
     /// The last promise, with the term of the leader that asked for it.
-    pub fn promised(&self) -> (Term, Generation) {
+    pub fn promised(&self) -> Promise {
         self.promised
     }
 
     /// The number of the last promise, or of the record that has come since.
     pub fn generation(&self) -> Generation {
-        self.promised.1
+        self.promised.generation
     }
 
     /// Promises a generation to the leader of a term.
@@ -47,8 +49,8 @@ impl Membership {
     /// # Panics
     /// If the promise falls (invariant I15).
     pub fn promise(&mut self, term: Term, number: Generation) {
-        assert!(number >= self.promised.1, "I15: promises never fall");
-        self.promised = (term, number);
+        assert!(number >= self.promised.generation, "I15: promises never fall");
+        self.promised = Promise { term, generation: number };
     }
 
     /// A record has come. Returns the number that was promised before. The record counts as a
@@ -57,8 +59,8 @@ impl Membership {
     /// # Panics
     /// If the promise falls (invariant I15).
     pub fn record(&mut self, number: Generation) -> Generation {
-        let before = self.promised.1;
-        self.promise(self.promised.0, number);
+        let before = self.promised.generation;
+        self.promise(self.promised.term, number);
         before
     }
 

@@ -65,7 +65,7 @@ pub enum Job {
         /// The work: all that the plan assigns, or the part that a redo of the step lacks.
         work: Arc<Work>,
     },
-    /// Parameters have arrived.
+    /// Compute with parameters that have arrived from their primary.
     Load {
         /// The parameter shard that arrived.
         shard: Shard,

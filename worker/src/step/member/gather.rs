@@ -124,7 +124,7 @@ impl Member {
         self.plan.gatherers(shard).chain(joiners)
     }
 
-    /// Parameters have arrived.
+    /// The new parameters of a shard have arrived from its primary.
     pub(super) fn gather(&mut self, shard: Shard, values: Buffer) {
         self.all_gather.arrived(shard);
         self.replica.computing[shard.0 as usize] = self.replica.version();

@@ -8,6 +8,7 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step};
 
 use super::Member;
 use crate::step::event::{Gradient, Lane};
+use crate::step::gradients::{MergeTarget, SubtreeKept};
 use crate::step::replica_state::ReducedShard;
 
 impl Member {
@@ -23,9 +24,9 @@ impl Member {
     /// Adds a sum up to the subtree that this member sends, and sends that once it is whole.
     pub(super) fn merge(&mut self, shard: Shard, node: TreeNode, sum: Shared) {
         let target = self.plan.target(node).expect("what counts is of this member's data shards");
-        let place = (self.plan.tree(), target);
-        let pool = &self.setup.pool;
-        let Some(total) = self.round.merge.add(place, (shard, node), sum, pool) else { return };
+        let place = MergeTarget { tree: self.plan.tree(), node: target };
+        let subtree = SubtreeKept { shard, node, sum };
+        let Some(total) = self.round.merge.add(place, subtree, &self.setup.pool) else { return };
         let primary = self.plan.primary(shard);
         if primary == self.plan.worker() {
             return self.add(shard, target, total);

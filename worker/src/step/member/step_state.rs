@@ -15,7 +15,7 @@ const HOLD_TIMEOUT: Duration = Duration::from_secs(1);
 /// How a member's generation goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StepState {
-    /// Step after step.
+    /// The member computes, votes and applies one step after the other.
     Stepping,
     /// The last commit holds: no member computes.
     Holding { since: Time },

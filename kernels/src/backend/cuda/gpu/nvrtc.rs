@@ -15,7 +15,7 @@ use crate::precision::Precision;
 /// A kind of GPU, by its compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Architecture {
-    /// 9 for Hopper.
+    /// The first number of the compute capability: 9 for Hopper.
     pub major: u32,
     /// 0 for the H100 and the H200.
     pub minor: u32,

@@ -19,8 +19,8 @@ use everstep_transport::protocol::{
     OperatorCommand, RequestId, Step, Term, WorkerId, exemplars,
 };
 
-use super::history_file::HistoryFile;
-use super::membership_file::{Membership, MembershipFile};
+use crate::daemon::history_file::HistoryFile;
+use crate::daemon::membership_file::{Membership, MembershipFile};
 use crate::format::{self, FileFormat};
 use crate::line_file::LineFiles;
 use crate::lines::LineRecord;
@@ -30,10 +30,9 @@ use crate::raft::{
     self, DurableState, EntryKind, HardState, LogPosition, Members, ReplicaId, Snapshot,
 };
 use crate::state::tests::checkpoints::rich_and_over;
-use crate::state::tests::rich;
 use crate::state::{
-    AwaitedOwner, Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory,
-    Loss, RunSoFar, State,
+    Change, Command, CommandEntry, CoordinatorInfo, Gap, LOG_FORMATS, LineHistory, Loss, OwnerWait,
+    RunSoFar, State,
 };
 
 /// Writes the golden files of the newest formats anew instead of comparing with them.
@@ -68,9 +67,9 @@ fn address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, 40_001).into()
 }
 
-/// One entry of each kind that this format has.
-fn entries(format: u64) -> Vec<CommandEntry> {
-    let mut entries = first_entries(format);
+/// One entry of each kind.
+fn entries() -> Vec<CommandEntry> {
+    let mut entries = first_entries();
     let damaged = exemplars::listed_checkpoint().id();
     let hang = DeviceHang { spent_ms: 9_000, usual_ms: 80 };
     let worker = NamedWorker::Id(WorkerId(7));
@@ -93,26 +92,21 @@ fn entries(format: u64) -> Vec<CommandEntry> {
         Command::LeaveAll { generation: Generation(4) },
         Command::Preempt { worker: WorkerId(7), notice: exemplars::notice() },
     ];
-    let later = later.map(|command| CommandEntry { unix_ms: 1_700_000_000_100, command });
-    entries.extend(later.into_iter().filter(|_| format >= 2));
+    entries.extend(later.map(|command| CommandEntry { unix_ms: 1_700_000_000_100, command }));
     entries
 }
 
-/// A worker's registration. Format 1 has no data sheets.
-fn registration(format: u64) -> Registration {
+/// A worker's registration.
+fn registration() -> Registration {
     let registration = exemplars::all().into_iter().find_map(|message| match message {
         Message::Register(registration) => Some(registration),
         _ => None,
     });
-    let mut registration = registration.expect("an example of a registration");
-    if let Some(accelerator) = registration.device.accelerator.as_mut().filter(|_| format < 2) {
-        accelerator.peak_flops = None;
-    }
-    registration
+    registration.expect("an example of a registration")
 }
 
-/// One entry of each kind that every format has.
-fn first_entries(format: u64) -> Vec<CommandEntry> {
+/// The entries of kinds that the log has had from its beginning.
+fn first_entries() -> Vec<CommandEntry> {
     let coordinator = CoordinatorInfo {
         name: name(),
         incarnation: 4,
@@ -126,7 +120,7 @@ fn first_entries(format: u64) -> Vec<CommandEntry> {
     });
     let loss = Loss {
         worker: WorkerId(7),
-        reason: LossReason::Words("gone".into()),
+        reason: LossReason::Failed("gone".into()),
         detect_ms: 60,
         pause_ms: 5,
     };
@@ -136,18 +130,18 @@ fn first_entries(format: u64) -> Vec<CommandEntry> {
         left: vec![WorkerId(8)],
         redone: true,
         unreachable: vec![(WorkerId(2), WorkerId(3))],
-        rollback: Some((Step(9), RollbackReason::Words("all owners".into()))),
+        rollback: Some((Step(9), RollbackReason::Asked)),
     };
     let unable =
         EventKind::Unable { name: name(), reason: "no data".into(), inability: Inability::Run };
-    let reason = FailReason::Words("no data".into());
+    let reason = FailReason::Cancelled;
     let outcome = Outcome::Failed { name: Some(name()), reason };
     let id = RequestId { client: 1, number: 2 };
-    let owners = vec![AwaitedOwner { worker: WorkerId(7), waited_ms: 3 }];
+    let owners = vec![OwnerWait { worker: WorkerId(7), waited_ms: 3 }];
     let commands = [
-        Command::Register { run: 1, name: name(), registration: registration(format) },
+        Command::Register { run: 1, name: name(), registration: registration() },
         Command::Lead { coordinator: 1 },
-        Command::Lose { worker: WorkerId(7), reason: LossReason::Words("gone".into()) },
+        Command::Lose { worker: WorkerId(7), reason: LossReason::Failed("gone".into()) },
         Command::Drain { worker: WorkerId(7) },
         Command::Generation(change),
         Command::LoseLines {
@@ -177,14 +171,9 @@ fn first_entries(format: u64) -> Vec<CommandEntry> {
     (1_700_000_000_000..).zip(commands).map(entry).collect()
 }
 
-/// The state of a snapshot of this format.
-fn state(format: u64) -> State {
-    if format >= 2 { rich_and_over() } else { rich() }
-}
-
 /// A log with a snapshot of a rich state, and these entries behind it.
-fn kept(format: u64) -> DurableState {
-    let state = state(format);
+fn kept() -> DurableState {
+    let state = rich_and_over();
     let position = LogPosition { index: state.index(), term: Term(1) };
     let members = Members { voters: vec![ReplicaId(1)], ..Members::default() };
     let entry = |(index, entry): (u64, CommandEntry)| raft::RaftEntry {
@@ -192,7 +181,7 @@ fn kept(format: u64) -> DurableState {
         kind: EntryKind::Command,
         bytes: entry.encode(*LOG_FORMATS.start()),
     };
-    let all = entries(format);
+    let all = entries();
     let commit = position.index + all.len() as u64;
     let entries = (position.index + 1..).zip(all).map(entry).collect();
     DurableState {
@@ -216,8 +205,8 @@ fn membership() -> Membership {
     }
 }
 
-fn history_entries(format: u64) -> Vec<HistoryEntry> {
-    let events = state(format).events().to_vec();
+fn history_entries() -> Vec<HistoryEntry> {
+    let events = rich_and_over().events().to_vec();
     let alone = |event| vec![HistoryEvent::Run(1), HistoryEvent::Event(event)];
     (1..).zip(events).map(|(index, event)| HistoryEntry { index, events: alone(event) }).collect()
 }
@@ -242,14 +231,13 @@ fn lines() -> Vec<LineRecord> {
 
 /// Writes a coordinator's files into a folder, each of the newest format of its kind.
 fn write(folder: &Path) {
-    let [log, _, history_log, _] = FILES.map(|(_, format)| format.newest);
     fs::create_dir_all(folder).expect("a folder");
-    Log::create(&folder.join(LOG), OWNER, &kept(log)).expect("a log");
+    Log::create(&folder.join(LOG), OWNER, &kept()).expect("a log");
     MembershipFile::create(&folder.join("coordinators"), membership()).expect("a list");
     let path = folder.join("history.log");
     HistoryFile::create(&path, CLUSTER).expect("a history");
     let mut history_file = HistoryFile::open(&path, CLUSTER, 0).expect("the history");
-    for entry in history_entries(history_log) {
+    for entry in history_entries() {
         history_file.take(entry).expect("written");
     }
     let mut files = LineFiles::new(folder.join("metrics"), CLUSTER);
@@ -257,11 +245,11 @@ fn write(folder: &Path) {
     files.append(&lines()).expect("written");
 }
 
-/// Reads a coordinator's file, which has the content of this format.
-fn read(folder: &Path, file: &str, format: u64) {
+/// Reads a coordinator's file. Files of all readable formats have the same content.
+fn read(folder: &Path, file: &str) {
     let path = folder.join(file);
     match file {
-        LOG => read_log(&path, format),
+        LOG => read_log(&path),
         "coordinators" => {
             let file = MembershipFile::load(&path).expect("the list");
             assert_eq!(*file.membership(), membership());
@@ -270,20 +258,20 @@ fn read(folder: &Path, file: &str, format: u64) {
             let file = HistoryFile::open(&path, CLUSTER, 0).expect("the history");
             let mut found = Vec::new();
             file.visit(|entry| found.push(entry.clone())).expect("the history");
-            assert_eq!(found, history_entries(format));
+            assert_eq!(found, history_entries());
         }
         _ => read_lines(&folder.join("metrics")),
     }
 }
 
-fn read_log(path: &Path, format: u64) {
+fn read_log(path: &Path) {
     let (_, found) = Log::open(path, OWNER).expect("the log");
-    assert_eq!(found, kept(format), "the log");
+    assert_eq!(found, kept(), "the log");
     let state = State::decode(&found.snapshot.bytes, *LOG_FORMATS.end()).expect("a snapshot");
-    assert_eq!(state.encode(), self::state(format).encode(), "the snapshot");
+    assert_eq!(state.encode(), rich_and_over().encode(), "the snapshot");
     let decoded =
         found.entries.iter().map(|it| CommandEntry::decode(&it.bytes, *LOG_FORMATS.end()));
-    assert_eq!(decoded.collect::<Result<Vec<_>, _>>().expect("entries"), entries(format));
+    assert_eq!(decoded.collect::<Result<Vec<_>, _>>().expect("entries"), entries());
 }
 
 fn read_lines(folder: &Path) {
@@ -302,20 +290,20 @@ fn copy(file: &str, format: u64, to: &Path) {
 }
 
 #[test]
-fn i23_a_file_of_any_earlier_format_is_read_and_is_of_the_newest_format_from_then_on() {
+fn i23_a_file_of_any_readable_earlier_format_is_of_the_newest_format_from_then_on() {
+    let mut earlier = Vec::new();
     for (file, kind) in FILES {
-        for format in 1..kind.newest {
+        for format in kind.oldest..kind.newest {
             let dir = tempfile::tempdir().expect("a directory");
             copy(file, format, dir.path());
-            read(dir.path(), file, format);
-            // The log states its number in a table, the list of coordinators at its next change.
-            if ["history.log", "metrics/1.log"].contains(&file) {
-                let head = fs::read(dir.path().join(file)).expect("the file");
-                assert_eq!(head[8..16], kind.newest.to_le_bytes(), "{file}");
-            }
-            read(dir.path(), file, format);
+            read(dir.path(), file);
+            let head = fs::read(dir.path().join(file)).expect("the file");
+            assert_eq!(head[8..16], kind.newest.to_le_bytes(), "{file}");
+            read(dir.path(), file);
+            earlier.push((file, format));
         }
     }
+    assert_eq!(earlier, [("metrics/1.log", 1)], "the migrations that this build has");
 }
 
 #[test]
@@ -338,16 +326,15 @@ fn i23_files_of_the_newest_formats_have_the_bytes_of_their_golden_files() {
     let dir = tempfile::tempdir().expect("a directory");
     for (file, FileFormat { newest, .. }) in FILES {
         copy(file, newest, dir.path());
-        read(dir.path(), file, newest);
+        read(dir.path(), file);
     }
 }
 
 /// What a log of this format holds: a line for each entry, and one for a snapshot.
 fn log_bytes(format: LogFormat) -> Vec<(&'static str, Vec<u8>)> {
     let entry = |entry: &CommandEntry| ("entry", entry.encode(format));
-    let newest = format::LOG_FILE_FORMAT.newest;
-    let entries: Vec<_> = entries(newest).iter().map(entry).collect();
-    [entries, vec![("snapshot", state(newest).encode())]].concat()
+    let entries: Vec<_> = entries().iter().map(entry).collect();
+    [entries, vec![("snapshot", rich_and_over().encode())]].concat()
 }
 
 /// Entries and snapshots state the format of the log, which may rise while the file's stays.
