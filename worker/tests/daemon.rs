@@ -249,7 +249,7 @@ async fn a_second_sigterm_is_the_end_of_patience() {
     hear_until(&link, |message| *message == Message::Leave).await;
     terminate();
     assert!(link.closed().await.is_gone());
-    assert!(matches!(scene.ended().await, Ok(CleanExit::Drained)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Overdue)));
 }
 
 #[tokio::test]
@@ -262,7 +262,7 @@ async fn a_worker_goes_when_its_grace_is_over() {
     hear_until(&link, |message| *message == Message::Leave).await;
     assert!(link.closed().await.is_gone());
     assert!(told.elapsed() >= grace, "{:?}", told.elapsed());
-    assert!(matches!(scene.ended().await, Ok(CleanExit::Drained)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Overdue)));
 }
 
 // A data set that fails.
