@@ -21,7 +21,7 @@ use everstep_coordinator::daemon::{
 use everstep_coordinator::http::{ApiPort, HttpError};
 use everstep_coordinator::log::{LogError, ReplicaStoreError};
 
-use self::directory_wait::{DirectoryWait, WaitLog};
+use self::directory_wait::{DirectoryWait, Lacking, WaitLog};
 use crate::cli::{CoordinatorFlags, CoordinatorTask};
 use crate::failure::{Exit, Failure, disk_advice, shortage_advice};
 use crate::{announce, logging, supervision, worker};
@@ -47,14 +47,13 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
     let CoordinatorFlags { dir, listen, http, .. } = flags;
     let files = dir.display().to_string();
     let place = format!("{files} on {listen}");
-    let served = Cell::new(None);
-    match serve(CoordinatorOptions { dir, listen, start, http: http.options() }, &served) {
-        Ok(Ended::Stopped) => {
-            Err(stopped(Exit::Terminated, "SIGTERM", served.get().is_some()).at(place))
-        }
-        Ok(Ended::Interrupted) => {
-            Err(stopped(Exit::Interrupted, "SIGINT", served.get().is_some()).at(place))
-        }
+    let (served, waits) = (Cell::new(None), WaitLog::default());
+    let is_new = !matches!(start, Start::Again);
+    let reached = || StopState::of(is_new, served.get().is_some(), waits.lacking());
+    let options = CoordinatorOptions { dir, listen, start, http: http.options() };
+    match serve(options, &served, &waits) {
+        Ok(Ended::Stopped) => Err(stopped(Exit::Terminated, "SIGTERM", reached()).at(place)),
+        Ok(Ended::Interrupted) => Err(stopped(Exit::Interrupted, "SIGINT", reached()).at(place)),
         Ok(Ended::Removed) => {
             logging::conclude(format_args!(
                 "the coordinator was removed: the others go on without it, and need nothing of \
@@ -80,14 +79,15 @@ pub(crate) fn run(flags: CoordinatorFlags) -> Result<(), Failure> {
 
 /// Runs the coordinator to its end. A directory that cannot be used for a while ends nothing: the
 /// process waits for it, and runs the coordinator again. Once the coordinator listens, `served` has
-/// its addresses.
+/// its addresses. While it waits, `waits` knows for what.
 fn serve(
     first: CoordinatorOptions,
     served: &Cell<Option<Addresses>>,
+    waits: &WaitLog,
 ) -> Result<Ended, CoordinatorError> {
     let (mut options, mut deadline) = (first.clone(), None);
     let mut api_port = ApiPort::default();
-    let (log, waits) = (Cell::new(None), WaitLog::default());
+    let log = Cell::new(None);
     loop {
         let began = Instant::now();
         let ended = daemon::run(options, &mut api_port, |addresses| {
@@ -108,7 +108,7 @@ fn serve(
         }
         let by = *deadline
             .get_or_insert_with(|| Instant::now() + directory_wait::DIRECTORY_WAIT_TIMEOUT);
-        match directory_wait::await_directory((&first.dir, log.get()), error, by, &waits) {
+        match directory_wait::await_directory((&first.dir, log.get()), error, by, waits) {
             DirectoryWait::Usable => {}
             DirectoryWait::InVain => return ended,
             DirectoryWait::Signalled(ended) => return Ok(ended),
@@ -119,17 +119,43 @@ fn serve(
 }
 
 /// The end of a coordinator that stopped in good order. It is like that of a drained worker.
-fn stopped(exit: Exit, signal: &str, served: bool) -> Failure {
-    let (state, next) = match served {
-        true => (
-            "what it has agreed to is on its disk",
-            "start it again with the same --dir and --listen, and it goes on",
-        ),
-        false => ("it was no coordinator yet", "start it again with the same flags"),
-    };
+fn stopped(exit: Exit, signal: &str, StopState { state, next }: StopState) -> Failure {
     Failure::new(exit, "the coordinator has stopped")
-        .because(format!("it was told to by {signal}, and {state}"))
+        .because(format_args!("it was told to by {signal}, and {state}"))
         .next(next)
+}
+
+/// How far a coordinator had come when it was told to stop, and how it goes on.
+struct StopState {
+    state: &'static str,
+    next: &'static str,
+}
+
+impl StopState {
+    /// `is_new` is whether this start was to make it a coordinator, and `has_served` whether it has
+    /// listened. It may have waited for what it lacked.
+    fn of(is_new: bool, has_served: bool, lacking: Option<Lacking>) -> Self {
+        let (state, next) = match (has_served, lacking) {
+            (false, _) => (
+                if is_new { "it was no coordinator yet" } else { "it did not listen yet" },
+                "start it again with the same flags",
+            ),
+            (true, None) => (
+                "what it has agreed to is on its disk",
+                "start it again with the same --dir and --listen, and it goes on",
+            ),
+            (true, Some(Lacking::Port)) => (
+                "it waited for its port, which another process has",
+                "start it again with the same --dir and --listen once the port is free",
+            ),
+            (true, Some(Lacking::Directory)) => (
+                "it waited for its directory, which could not be used",
+                "see that the directory takes files and is the one that it wrote, and start it \
+                 again with the same --dir and --listen",
+            ),
+        };
+        Self { state, next }
+    }
 }
 
 /// The operator's commands for the coordinators of a cluster.

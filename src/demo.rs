@@ -66,7 +66,7 @@ pub(crate) fn run(flags: &DemoFlags, registry: &Registry) -> Result<(), Failure>
         DemoEnd::Complete(report) => report,
         DemoEnd::Quit(report) => return Err(quit(&resolved.run, &report, &home)),
     };
-    report.loss.bigram = text.bigram(&resolved.run);
+    report.loss.bigram = text.facts(&resolved.run).bigram;
     cluster::add_bigram(&home, report.loss.bigram);
     output::print(progress::summary(&resolved.run, &report, &home))?;
     let undisturbed = undisturbed(&resolved, &home)?;

@@ -1,4 +1,5 @@
-//! The failure of a verb: one block on stderr, and the exit code that scripts rely on.
+//! How a verb ends that has not done all of its work: one block on stderr, and the exit code that
+//! scripts rely on.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -30,7 +31,8 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The user's view of a failed verb: the failure, its place, its cause, and the next step.
+/// The user's view of a failed verb: the failure, its place, its cause, and the next step. Or of a
+/// verb that was told to end, which is no error.
 ///
 /// Parts that are left out are not printed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +44,9 @@ pub struct Failure {
     why: Option<String>,
     next: Option<String>,
 }
+
+/// How the lines of a block begin that follow its first one.
+const PARTS: [&str; 3] = ["  where: ", "    why: ", "   next: "];
 
 impl Failure {
     /// A failure: the thing that the user wanted and that did not happen.
@@ -75,11 +80,12 @@ impl Failure {
 
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "error: {}", self.what)?;
-        for (name, part) in [("where", &self.place), ("  why", &self.why), (" next", &self.next)] {
+        let kind = if self.is_interruption() { "" } else { "error: " };
+        write!(f, "{kind}{}", self.what)?;
+        for (name, part) in PARTS.into_iter().zip([&self.place, &self.why, &self.next]) {
             if let Some(part) = part {
                 let lines: Vec<_> = part.lines().map(output::plain).collect();
-                write!(f, "\n  {name}: {}", lines.join("\n         "))?;
+                write!(f, "\n{name}{}", lines.join("\n         "))?;
             }
         }
         Ok(())
@@ -93,6 +99,21 @@ impl From<ConfigError> for Failure {
             .because(error.problem)
             .next(error.advice)
     }
+}
+
+/// Where the last block of a verb that was told to end begins in a text. An error begins with
+/// `error: `.
+pub(crate) fn last_block(text: &str) -> Option<usize> {
+    let mut lines = text.split_inclusive('\n').rev();
+    let mut start = text.len();
+    let mut next = "";
+    let first = lines.find(|line| {
+        start -= line.len();
+        let is_first = !line.starts_with(' ');
+        next = if is_first { next } else { line };
+        is_first
+    });
+    first.filter(|_| PARTS.iter().any(|part| next.starts_with(part))).map(|_| start)
 }
 
 /// The advice for a disk that takes nothing, if that is the root cause of the error.

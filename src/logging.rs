@@ -80,9 +80,11 @@ fn begin_trace(path: &Path) -> Result<Trace, Failure> {
     })
 }
 
-/// Prints why the verb fails: a block for people, or one more object of the log.
+/// Prints why the verb fails, or that it was told to end: a block for people, or one more object of
+/// the log.
 pub(crate) fn say(failure: &Failure) {
-    last_word("ERROR", failure, failure.exit as u8);
+    let level = if failure.is_interruption() { "INFO" } else { "ERROR" };
+    last_word(level, failure, failure.exit as u8);
 }
 
 /// Prints how a daemon has ended without a failure: a sentence for people, or one more object of

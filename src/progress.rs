@@ -47,7 +47,7 @@ const RECENT: usize = 20;
 impl Display {
     /// Prints the size of the run, and where its files go.
     pub(crate) fn new(run: &RunSpec, workers: u32, dir: &Path) -> Self {
-        say(opening(run, workers));
+        opening(run, workers).into_iter().for_each(say);
         say(format_args!("files: {}", dir.display()));
         let bar = std::io::stderr().is_terminal().then(|| {
             let bar = ProgressBar::with_draw_target(Some(run.steps), ProgressDrawTarget::stderr());
@@ -172,8 +172,8 @@ impl Display {
     }
 }
 
-/// A description of the run that begins.
-fn opening(run: &RunSpec, workers: u32) -> String {
+/// A description of the run that begins, in lines that a terminal of 80 columns has room for.
+fn opening(run: &RunSpec, workers: u32) -> [String; 2] {
     let model = &run.model;
     let size = match model.kind.as_str() {
         "python" => String::new(), // its script alone knows
@@ -183,7 +183,10 @@ fn opening(run: &RunSpec, workers: u32) -> String {
     let [steps, samples] = [(run.steps, "step"), (run.batch.samples(), "sample")]
         .map(|(count, what)| counted(count, what));
     let workers = counted(workers.into(), "worker");
-    format!("training \"{name}\": {kind}{size}, {steps} of {samples}, {workers}")
+    [
+        format!("training \"{name}\": {steps} of {samples}, {workers}"),
+        format!("model: {kind}{size}"),
+    ]
 }
 
 /// A number of things: "1 layer", "2 layers".
@@ -335,23 +338,39 @@ mod tests {
     use everstep_transport::protocol::exemplars;
 
     use super::*;
+    use crate::cli::Overrides;
+    use crate::config;
 
     #[test]
     fn a_name_that_would_steer_a_terminal_is_said_escaped() {
         let run = RunSpec { name: "a\u{1b}]0;x\u{7}".into(), ..exemplars::run() };
-        let said = opening(&run, 2);
-        assert!(said.starts_with(r#"training "a\u{1b}]0;x\u{7}": gpt with"#), "{said}");
+        let [said, _] = opening(&run, 2);
+        assert!(said.starts_with(r#"training "a\u{1b}]0;x\u{7}": 10 steps"#), "{said}");
     }
 
     #[test]
     fn one_of_a_kind_is_not_said_in_the_plural() {
-        let said = |run: &RunSpec, workers| {
-            opening(run, workers).split_off("training \"example\": ".len())
-        };
         let mut run = exemplars::run();
-        assert_eq!(said(&run, 2), "gpt with 1 layer of width 8, 10 steps of 8 samples, 2 workers");
+        let said = |run: &RunSpec, workers| opening(run, workers).join("\n");
+        let many = "training \"example\": 10 steps of 8 samples, 2 workers\n\
+                    model: gpt with 1 layer of width 8";
+        assert_eq!(said(&run, 2), many);
         (run.model.layers, run.steps) = (2, 1);
-        assert_eq!(said(&run, 1), "gpt with 2 layers of width 8, 1 step of 8 samples, 1 worker");
+        let one = "training \"example\": 1 step of 8 samples, 1 worker\n\
+                   model: gpt with 2 layers of width 8";
+        assert_eq!(said(&run, 1), one);
+    }
+
+    #[test]
+    fn the_first_lines_of_usual_runs_fit_a_terminal_of_80_columns() {
+        let registry = everstep_worker::builtin::registry();
+        let read = config::read(None, &Overrides::default(), &registry);
+        let mut run = read.expect("the default run").run;
+        let longest = |run: &RunSpec, workers| opening(run, workers).map(|it| it.chars().count());
+        assert!(longest(&run, 2).into_iter().all(|columns| columns <= 80));
+        run.steps = 1_000_000;
+        (run.batch.data_shards, run.model.layers, run.model.width) = (512, 96, 12_288);
+        assert!(longest(&run, 256).into_iter().all(|columns| columns <= 80));
     }
 
     #[test]

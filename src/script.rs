@@ -91,7 +91,7 @@ pub fn supervise() -> Result<(), Failure> {
 ///
 /// # Errors
 /// [`Failure`], in words for the user, and with the exit code of the process: also if the worker
-/// has left before its run was over.
+/// was told to leave.
 pub fn work(registry: Registry, ready: impl FnOnce(&Ready)) -> Result<(), Failure> {
     let arguments = ["everstep", "worker"].map(OsString::from).to_vec();
     let arguments = config::complete(arguments, |name| std::env::var_os(name))?;

@@ -24,6 +24,15 @@ pub(crate) enum RunText {
     Default(Vec<PathBuf>),
 }
 
+/// What the end of a run is told with.
+#[derive(Default)]
+pub(crate) struct TextFacts {
+    /// The cross-entropy of a bigram model on the run's held-out text, nats a byte.
+    pub(crate) bigram: Option<f64>,
+    /// The beginning of the held-out text.
+    pub(crate) prompt: Option<Vec<u8>>,
+}
+
 impl RunText {
     /// Finds the text of a resolved run.
     pub(crate) fn find(resolved: &Resolved) -> Result<Self, Failure> {
@@ -63,20 +72,16 @@ impl RunText {
         Ok(DataSpec { path: format!("@{}", list.display()), ..data.clone() })
     }
 
-    /// The cross-entropy of a bigram model on the run's held-out text, nats a byte.
-    /// None if there is no text, or it cannot be read any more.
-    pub(crate) fn bigram(&self, run: &RunSpec) -> Option<f64> {
-        let text = self.load(run)?;
-        bigram::cross_entropy(text.training(), text.held_out())
-    }
-
-    /// The beginning of the held-out text.
-    pub(crate) fn prompt(&self, run: &RunSpec) -> Option<Vec<u8>> {
-        let text = self.load(run)?;
+    /// Reads the text. Without a text, or if it cannot be read any more, there are no facts.
+    pub(crate) fn facts(&self, run: &RunSpec) -> TextFacts {
+        let Some(text) = self.load(run) else { return TextFacts::default() };
         let held_out = text.held_out();
         let start = held_out.iter().position(|byte| *byte == b'\n').map_or(0, |line| line + 1);
         let prompt = &held_out[start..(start + PROMPT).min(held_out.len())];
-        (!prompt.is_empty()).then(|| prompt.to_vec())
+        TextFacts {
+            bigram: bigram::cross_entropy(text.training(), held_out),
+            prompt: (!prompt.is_empty()).then(|| prompt.to_vec()),
+        }
     }
 
     fn load(&self, run: &RunSpec) -> Option<Text> {

@@ -66,7 +66,8 @@ impl Trained<'_> {
     ) -> Result<(), Failure> {
         let Self { run, home, text } = self;
         let mut report = report.map_err(|error| interrupted(error.into(), home, run))?;
-        report.loss.bigram = text.bigram(run);
+        let facts = text.facts(run);
+        report.loss.bigram = facts.bigram;
         cluster::add_bigram(home, report.loss.bigram);
         if let Some(file) = report_file {
             file.write(&report)?;
@@ -76,7 +77,7 @@ impl Trained<'_> {
         if !model.is_file() && !is_stored(run, home) {
             return Err(without_model(&model, home, &report));
         }
-        match sample(run, &model, text, registry) {
+        match facts.prompt.and_then(|prompt| sample(run, &model, &prompt, registry)) {
             Some(sample) => output::print(sample),
             None => Ok(()),
         }
@@ -310,13 +311,12 @@ fn without_model(model: &Path, home: &Path, report: &Report) -> Failure {
 }
 
 /// Continues some held-out text with the trained model, if the model can do that.
-fn sample(run: &RunSpec, model: &Path, text: &RunText, registry: &Registry) -> Option<String> {
-    let prompt = text.prompt(run)?;
+fn sample(run: &RunSpec, model: &Path, prompt: &[u8], registry: &Registry) -> Option<String> {
     let options = generate::GenerateOptions { bytes: 240, temperature: 0.7, seed: run.seed };
     let mut compute = read_model(model, registry).ok()?;
-    let continued = continue_text(compute.as_mut(), &prompt, &options)?;
+    let continued = continue_text(compute.as_mut(), prompt, &options)?;
     let head = "a held-out beginning, and what the model makes of it after \"|\":";
-    Some(format!("{head}\n\n{}|{}\n", visible(&prompt), visible(&continued)))
+    Some(format!("{head}\n\n{}|{}\n", visible(prompt), visible(&continued)))
 }
 
 /// The file of `--report`, which can be written. If it is dropped before a write, it stays as it

@@ -79,17 +79,20 @@ pub(crate) fn work(
     };
     match daemon::run(options, registry, ready) {
         Ok(CleanExit::Dismissed) => Ok(()),
-        Ok(CleanExit::Drained) => {
-            let failure =
-                Failure::new(Exit::Terminated, "the worker has left before its run was over");
-            Err(failure.because("it was told to drain, and the run goes on without it"))
-        }
+        Ok(CleanExit::Drained) => Err(left("nothing depends on it any more")),
+        Ok(CleanExit::Overdue) => Err(left("its time ran out before it could do so in good order")),
         Err(error) => {
             let (exit, next) = advice(&error);
             let failure = Failure::new(exit, title(&error));
             Err(failure.at(format!("coordinators {named}")).because(error).next(next))
         }
     }
+}
+
+/// The end of a worker that was told to leave. It may have been in a run, or have waited for one.
+fn left(state: &str) -> Failure {
+    let failure = Failure::new(Exit::Terminated, "the worker has left");
+    failure.because(format_args!("it was told to leave, and {state}"))
 }
 
 /// Where the worker writes the trained model. None if it cannot.
@@ -105,7 +108,7 @@ fn title(error: &WorkerError) -> &'static str {
         | WorkerError::Bind(_)
         | WorkerError::Unspecified(_)
         | WorkerError::Loopback { .. } => "the worker has not joined the cluster",
-        _ => "the worker ended before its run was over",
+        _ => "the worker cannot go on",
     }
 }
 

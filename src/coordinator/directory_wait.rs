@@ -44,7 +44,7 @@ pub(super) enum DirectoryWait {
 
 /// What a coordinator lacks that it waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Lacking {
+pub(super) enum Lacking {
     /// Its directory takes no files, or is not the one that it wrote.
     Directory,
     /// Another process listens at its port.
@@ -79,6 +79,11 @@ impl WaitLog {
             Lacking::Port => "port is taken",
         };
         tracing::warn!(%error, ?within, "{missing}: the coordinator waits for it");
+    }
+
+    /// What the coordinator waits for now.
+    pub(super) fn lacking(&self) -> Option<Lacking> {
+        self.0.get()
     }
 
     /// The coordinator listens, or lacks something else.

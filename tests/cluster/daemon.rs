@@ -64,9 +64,9 @@ fn a_log_for_machines_has_an_object_a_line() {
     let join = ["worker", "--coordinators", &address, "--join", "no token"];
     let worker = world.start(&[&join[..], &["--config", show(&file)]].concat());
     coordinator.signal(Signal::TERM);
-    for (daemon, code, last) in [
-        (worker, 2, "the worker has not joined the cluster"),
-        (coordinator, 143, "the coordinator has stopped"),
+    for (daemon, code, level, last) in [
+        (worker, 2, "ERROR", "error: the worker has not joined the cluster"),
+        (coordinator, 143, "INFO", "the coordinator has stopped"),
     ] {
         let ended = daemon.end();
         assert_eq!(ended.code, Some(code), "{ended:?}");
@@ -77,8 +77,10 @@ fn a_log_for_machines_has_an_object_a_line() {
             let whole = ["level", "timestamp", "target"].into_iter().all(says);
             assert!(whole && line["fields"].is_object(), "{line}");
         }
-        let message = lines.last().expect("a line")["fields"]["message"].as_str();
-        assert!(message.is_some_and(|message| message.contains(last)), "{ended:?}");
+        let line = lines.last().expect("a line");
+        let message = line["fields"]["message"].as_str();
+        assert!(message.is_some_and(|message| message.starts_with(last)), "{ended:?}");
+        assert_eq!((&line["level"], &line["fields"]["exit_code"]), (&level.into(), &code.into()));
     }
 }
 
@@ -109,7 +111,7 @@ fn a_coordinator_that_joins_where_nobody_answers_ends_when_it_is_told_to() {
         let ended = program.end();
         assert_eq!(ended.code, Some(code), "{ended:?}");
         let words = ["the coordinator has stopped", "it was no coordinator yet"];
-        assert!(words.iter().all(|it| ended.block().contains(it)), "{ended:?}");
+        assert!(words.iter().all(|it| ended.farewell().contains(it)), "{ended:?}");
     }
 }
 
@@ -128,6 +130,6 @@ fn a_coordinator_that_is_told_to_stop_says_how_it_goes_on() {
         let ended = member.end();
         assert_eq!(ended.code, Some(code), "{ended:?}");
         let words = "start it again with the same --dir and --listen, and it goes on";
-        assert!(ended.block().contains(words), "{ended:?}");
+        assert!(ended.farewell().contains(words), "{ended:?}");
     }
 }

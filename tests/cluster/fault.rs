@@ -43,8 +43,8 @@ fn an_interrupted_launcher_takes_its_cluster_along() {
         cluster.until_gone();
         assert!(began.elapsed() < RUN_ENDS_WITHIN, "{:?}", began.elapsed());
         assert_eq!(ended.code, Some(code), "{ended:?}");
-        let block = ended.block();
-        assert!(block.starts_with(&format!("error: {word}\n")), "{ended:?}");
+        let block = ended.farewell();
+        assert!(block.starts_with(&format!("{word}\n")), "{ended:?}");
         let report = std::fs::read_to_string(run.dir.join("report.json")).unwrap();
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();
         assert!(report["step"].as_u64() >= Some(3), "{report}");

@@ -68,7 +68,7 @@ fn a_run_that_is_interrupted_says_what_is_kept() {
         assert_eq!(ended.code, Some(code), "{ended:?}");
         let words = ["the run stopped after step ", "`everstep resume ", show(&dir)];
         for words in words {
-            assert!(ended.block().contains(words), "no \"{words}\" in {ended:?}");
+            assert!(ended.farewell().contains(words), "no \"{words}\" in {ended:?}");
         }
         let told = json(&dir.join("report.json"));
         assert_eq!((&told["state"], &told["state_hash"]), (&"interrupted".into(), &Value::Null));

@@ -108,6 +108,9 @@ fn the_last_workers_of_a_local_cluster_leave_nothing_behind() {
     assert!(back.len() == 1 && back[0].0 == back[0].1 && back[0].1 >= 7, "{back:?}");
 }
 
+/// Why a worker leaves in good order, in the words at its end.
+const NOTHING_DEPENDS: &str = "nothing depends on it any more";
+
 /// A coordinator, and the run that two workers train. All of them leave, and the next two go on.
 struct Daemons<'a> {
     world: &'a World,
@@ -158,17 +161,22 @@ impl<'a> Daemons<'a> {
         events
     }
 
-    /// The workers have left. The next ones train to the end. Returns all events.
-    fn go_on(&self, workers: Vec<Program>, wanted: &str) -> Vec<Value> {
-        for worker in workers {
+    /// The workers have left, for this reason. The next ones train to the end, and leave when they
+    /// have no run any more. Returns all events.
+    fn go_on(&self, workers: Vec<Program>, reason: &str, wanted: &str) -> Vec<Value> {
+        let assert_left = |worker: Program, reason| {
             let ended = worker.end();
-            assert_eq!(ended.code, Some(143), "{ended:?}");
-        }
+            let told =
+                format!("the worker has left\n    why: it was told to leave, and {reason}\n");
+            assert_eq!((ended.farewell(), ended.code), (&*told, Some(143)), "{ended:?}");
+        };
+        workers.into_iter().for_each(|worker| assert_left(worker, reason));
         let workers = self.workers(&[], "");
         let over =
             until("the end", || Some(self.status()).filter(|run| run["state"] == "complete"));
         assert_eq!(over["hash"], wanted);
-        drop(workers);
+        workers.iter().for_each(|worker| worker.signal(Signal::TERM));
+        workers.into_iter().for_each(|worker| assert_left(worker, NOTHING_DEPENDS));
         self.events()
     }
 }
@@ -187,7 +195,7 @@ fn leave_a_checkpoint(flags: &[&str], leave: impl FnOnce(&Daemons<'_>, &[Program
     let (world, wanted) = saved_by_daemons();
     let (daemons, workers) = Daemons::begin(&world, flags, "");
     leave(&daemons, &workers);
-    let events = daemons.go_on(workers, &wanted);
+    let events = daemons.go_on(workers, NOTHING_DEPENDS, &wanted);
     let saved = events.iter().find(|event| event["event"] == "checkpoint").expect("a checkpoint");
     let step = saved["step"].as_u64().expect("a step");
     assert_eq!(rollbacks(&events), [(step, step)], "nothing is lost");
@@ -232,7 +240,8 @@ fn daemons_whose_grace_is_too_short_for_the_save_say_so() {
     let (world, wanted) = saved_by_daemons();
     let (daemons, workers) = Daemons::begin(&world, &["--grace", "1"], "part.written=sleep(60000)");
     workers.iter().for_each(|worker| worker.signal(Signal::TERM));
-    let events = daemons.go_on(workers, &wanted);
+    let reason = "its time ran out before it could do so in good order";
+    let events = daemons.go_on(workers, reason, &wanted);
     let failed = events.iter().find(|event| event["event"] == "checkpoint_failed");
     let reason = failed.expect("an event")["reason"].as_str().expect("words");
     assert!(reason.contains("the run went back before that step"), "{reason}");
@@ -255,7 +264,7 @@ fn a_launcher_that_is_told_to_end_keeps_the_step_under_way() {
         assert_eq!((&told["state"], &told["checkpoint"]), (&"interrupted".into(), &told["step"]));
         let step = told["step"].as_u64().expect("a step");
         let kept = format!("goes on from the checkpoint of step {step}");
-        assert!(step >= 7 && ended.block().contains(&kept), "{ended:?}");
+        assert!(step >= 7 && ended.farewell().contains(&kept), "{ended:?}");
         let report = dir.with_extension("resumed");
         let resume = ["resume", show(&dir), "--workers", "3", "--report", show(&report)];
         let ended = world.start(&resume).end();
@@ -279,5 +288,5 @@ fn a_launcher_that_is_told_twice_to_end_does_so_at_once() {
     let ended = run.program.end();
     assert_eq!(ended.code, Some(143), "{ended:?}");
     assert!(began.elapsed() < Duration::from_secs(20), "it has waited for the worker");
-    assert!(ended.block().contains("no checkpoint was complete yet"), "{ended:?}");
+    assert!(ended.farewell().contains("no checkpoint was complete yet"), "{ended:?}");
 }

@@ -218,6 +218,8 @@ ends_waiting() {
     echo "SIG$1 ends it after $told ms with $code"
     [ "$code" = "$2" ] || fail "its exit code is not $2"
     [ "$told" -lt 5000 ] || fail "it waits although it was told to end"
+    grep -q "it was told to by SIG$1, and it waited for its directory" "$out/$name.log" || fail "it does not say so"
+    ! grep -q "error: the coordinator has stopped" "$out/$name.log" || fail "it takes its end for an error"
 }
 ends_waiting TERM 143
 ends_waiting INT 130

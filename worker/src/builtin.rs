@@ -16,23 +16,25 @@ use everstep_kernels::precision;
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::Precision;
 
+use crate::data::text_cache::TextCache;
 use crate::data::text_files;
 use crate::data::text_samples::TextSamples;
 use crate::data::token_samples::TokenSamples;
 use crate::data::tokens::{self, TokenFileError, Tokens};
 use crate::data::windows::Windows;
-use crate::data::{Dataset, Text, TextError};
+use crate::data::{Dataset, TextError};
 use crate::registry::{BuildError, Registry};
 
 /// A registry with `gpt`, `mlp`, `text` and `tokens`.
 pub fn registry() -> Registry {
+    let texts = TextCache::default();
     let models = Registry::new().model("gpt", gpt).model("mlp", mlp);
     models
         .plan("gpt", |run| OnBackend::<Gpt>::plan(gpt_config(run)).map_err(words))
         .plan("mlp", |run| OnBackend::<Mlp>::plan(mlp_config(run)).map_err(words))
         .model_rules("gpt", rules::gpt)
         .model_rules("mlp", rules::mlp)
-        .placed_dataset("text", text)
+        .placed_dataset("text", move |run| text(run, &texts))
         .placed_dataset("tokens", token_samples)
         .dataset_rules("text", rules::text)
         .dataset_rules("tokens", rules::tokens)
@@ -111,9 +113,9 @@ fn windows(run: &RunSpec) -> Windows {
 }
 
 /// A data set of the bytes of text files.
-fn text(run: &RunSpec) -> Result<Arc<dyn Dataset>, BuildError> {
+fn text(run: &RunSpec, texts: &TextCache) -> Result<Arc<dyn Dataset>, BuildError> {
     let files = text_files::resolve(&run.data.path).map_err(of_text)?;
-    let text = Arc::new(Text::load(&files, run.data.validation).map_err(of_text)?);
+    let text = texts.load(&files, run.data.validation).map_err(of_text)?;
     Ok(Arc::new(TextSamples::new(text, windows(run)).map_err(of_text)?))
 }
 

@@ -101,11 +101,13 @@ pub struct Ready {
 pub enum CleanExit {
     /// The run is over.
     Dismissed,
-    /// The worker was told to leave, and has left. The run goes on.
+    /// The worker was told to leave, and has left: nothing depends on it any more.
     Drained,
+    /// The worker was told to leave. It has ended before it could do so in good order.
+    Overdue,
 }
 
-/// Why a worker ended before its run was over.
+/// Why a worker ended that nobody told to leave.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkerError {
     /// The join token cannot be read.
@@ -218,6 +220,7 @@ async fn work(
     match exit {
         Exit::Dismissed => Ok(CleanExit::Dismissed),
         Exit::Drained => Ok(CleanExit::Drained),
+        Exit::Overdue => Ok(CleanExit::Overdue),
         Exit::Refused(reason) => Err(WorkerError::Refused(reason)),
         Exit::Failed(reason) => Err(WorkerError::Failed(reason)),
     }
@@ -228,6 +231,7 @@ fn words(exit: &Exit) -> &str {
     match exit {
         Exit::Dismissed => "the run is over",
         Exit::Drained => "the worker was told to leave",
+        Exit::Overdue => "the worker was told to leave, and its time is over",
         Exit::Refused(reason) | Exit::Failed(reason) => reason,
     }
 }

@@ -6,6 +6,7 @@
 //! - [`loader`]: a thread that fills the batches of coming steps.
 //! - [`text`]: files of text as a data set. [`text_files`] finds them, or [`default_text`] if the
 //!   user names none. [`text_samples`] cuts the text into samples. [`bigram`] measures it.
+//!   [`text_cache`] knows the text that is in memory already.
 //! - [`tokens`]: files of tokens, read in place. [`token_samples`] makes them a data set.
 //!   [`windows`] says how either is cut.
 //! - [`row`]: one row of a batch, asked for again as long as the data set says so.
@@ -20,12 +21,16 @@ pub mod loader;
 pub mod row;
 pub mod sampler;
 pub mod text;
+pub mod text_cache;
 pub mod text_files;
 pub mod text_samples;
 pub mod token_samples;
 pub mod tokens;
 pub mod validation;
 pub mod windows;
+
+use std::any::Any;
+use std::sync::Arc;
 
 use everstep_kernels::compute::Batch;
 
@@ -101,6 +106,13 @@ pub trait Dataset: Send + Sync {
     /// Appends the held-out sample `index`, below [`Dataset::validation_len`], like
     /// [`Dataset::fill`].
     fn fill_validation(&self, index: u64, batch: &mut Batch) -> Result<(), DataError>;
+
+    /// What is costly to read, if the next data set of the same specification can have it. The
+    /// worker keeps it until that data set is built, or one of another specification is to be. A
+    /// builder that has a [`Weak`](std::sync::Weak) to it need not read it again.
+    fn reusable(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        None
+    }
 }
 
 /// Why a data set does not give a sample, in words for the user.

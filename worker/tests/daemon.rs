@@ -2,10 +2,11 @@
 //! worker sends on links that end and come again, when the coordinator evicts it, when it is told
 //! to leave, and when its data set or its model fails on a sample.
 
+use std::any::Any;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -249,7 +250,7 @@ async fn a_second_sigterm_is_the_end_of_patience() {
     hear_until(&link, |message| *message == Message::Leave).await;
     terminate();
     assert!(link.closed().await.is_gone());
-    assert!(matches!(scene.ended().await, Ok(CleanExit::Drained)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Overdue)));
 }
 
 #[tokio::test]
@@ -262,7 +263,7 @@ async fn a_worker_goes_when_its_grace_is_over() {
     hear_until(&link, |message| *message == Message::Leave).await;
     assert!(link.closed().await.is_gone());
     assert!(told.elapsed() >= grace, "{:?}", told.elapsed());
-    assert!(matches!(scene.ended().await, Ok(CleanExit::Drained)));
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Overdue)));
 }
 
 // A data set that fails.
@@ -446,6 +447,66 @@ async fn check_that_the_worker_trains_the_next(scene: Scene, link: Link, whole: 
     let Message::Finished(result) = said else { panic!("{said:?}") };
     let computed = u64::from(whole.batch.data_shards) * whole.steps;
     assert_eq!((result.worker, result.data_shards_computed), (second, computed));
+    link.send(Message::Dismiss).unwrap();
+    assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
+}
+
+// A data set that is costly to read.
+
+/// [`Torn`], whole, with a content that the next one can have.
+struct Costly {
+    samples: Torn,
+    content: Arc<()>,
+}
+
+impl Dataset for Costly {
+    fn len(&self) -> u64 {
+        self.samples.len()
+    }
+    fn fingerprint(&self) -> [u8; 32] {
+        self.samples.fingerprint()
+    }
+    fn fill(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
+        self.samples.fill(index, batch)
+    }
+    fn validation_len(&self) -> u64 {
+        0
+    }
+    fn fill_validation(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
+        self.samples.fill_validation(index, batch)
+    }
+    fn reusable(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(self.content.clone())
+    }
+}
+
+#[tokio::test]
+async fn a_worker_that_begins_again_reads_its_data_again_only_if_they_are_others() {
+    let reads = Arc::new(AtomicUsize::new(0));
+    let (counted, known) = (reads.clone(), Mutex::new(Weak::new()));
+    let build = move |_: &RunSpec| {
+        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+        let content = known.upgrade().unwrap_or_else(|| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Arc::new(())
+        });
+        *known = Arc::downgrade(&content);
+        let samples = Torn { at: None, failure: Failure::Panic };
+        Ok(Arc::new(Costly { samples, content }) as _)
+    };
+    let scene = Scene::with(builtin::registry().dataset("torn", build));
+    let link = scene.link().await;
+    for (id, at, read) in [(5, None, 1), (6, None, 1), (7, Some(1), 2), (8, None, 3)] {
+        let is_new = |message: &Message| matches!(message, Message::Hello { worker: None, .. });
+        hear_until(&link, is_new).await;
+        link.send(Message::Welcome { run: torn(at), term: TERM }).unwrap();
+        registration(&link).await;
+        assert_eq!(reads.load(Ordering::Relaxed), read, "worker {id}");
+        let worker = WorkerId(id);
+        link.send(Message::Registered { worker, term: TERM }).unwrap();
+        hear_until(&link, |message| matches!(message, Message::Heartbeat(_))).await;
+        link.send(Message::Released { term: TERM }).unwrap();
+    }
     link.send(Message::Dismiss).unwrap();
     assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
 }

@@ -63,7 +63,7 @@ pub(crate) enum NotLeading {
     #[error("no coordinator leads at the moment. Ask again in a second")]
     NoLeader,
     /// Another coordinator leads, and has an API.
-    #[error("this coordinator does not lead. Ask coordinator {id}, at http://{api}")]
+    #[error("this coordinator does not lead. Ask coordinator {id}, at http://{api}{}", of(*api))]
     Elsewhere { id: CoordinatorId, api: SocketAddr },
     /// Another coordinator leads, and has no API.
     #[error("this coordinator does not lead, and coordinator {0}, which does, has no API")]
@@ -188,6 +188,11 @@ impl OperatorRequests {
     }
 }
 
+/// Where an API's address holds, if not everywhere.
+fn of(api: SocketAddr) -> &'static str {
+    if api.ip().is_loopback() { " on its own machine" } else { "" }
+}
+
 impl NotLeading {
     /// The leader, if there is one, is this coordinator.
     pub(super) fn of(leader: Option<&CoordinatorView>) -> Self {
@@ -239,7 +244,11 @@ mod tests {
         let denial = answered.try_recv().expect("an answer").expect_err("it does not lead");
         let RequestError::NotLeader(place) = denial else { panic!("not elsewhere but {denial:?}") };
         let words = place.to_string();
-        assert!(words.ends_with("Ask coordinator 7, at http://127.0.0.1:5"), "{words}");
+        let hint = "Ask coordinator 7, at http://127.0.0.1:5 on its own machine";
+        assert!(words.ends_with(hint), "{words}");
+        let api = ([10, 0, 0, 7], 5).into();
+        let words = NotLeading::Elsewhere { id: 7, api }.to_string();
+        assert!(words.ends_with("Ask coordinator 7, at http://10.0.0.7:5"), "{words}");
         let id = RequestId { client: 1, number: 1 };
         let (answer, mut answered) = oneshot::channel();
         let request = Message::Request { id, command: OperatorCommand::Cancel(1) };

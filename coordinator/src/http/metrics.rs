@@ -1,7 +1,8 @@
 //! `/metrics`: the figures of a coordinator as Prometheus reads them.
 //!
 //! The text exposition format, version 0.0.4, in base units. Labels have a few values each. None is
-//! a worker's id or name, except in the figures of a worker's device. A pure function.
+//! a worker's id or name, except in the figures of a worker's device. Only the info of the run has
+//! the run's name. A pure function.
 
 use std::fmt::Write;
 use std::time::Duration;
@@ -58,8 +59,15 @@ fn coordinator(page: &mut MetricsText, Overview { cluster, links, .. }: &Overvie
     page.counter("everstep_messages_ignored_total", help, cluster.ignored);
 }
 
-fn run(page: &mut MetricsText, Overview { cluster, under_protected, .. }: &Overview) {
+fn run(page: &mut MetricsText, Overview { cluster, runs, under_protected, .. }: &Overview) {
     let run = cluster.run.as_ref();
+    if let Some(view) = runs.last().filter(|_| run.is_some()) {
+        let help = "The newest run, and its state.";
+        page.head("everstep_run_info", "gauge", help);
+        let (name, id, state) = (label(&view.name), view.id, &view.state);
+        let labels = format!("{{run=\"{name}\",id=\"{id}\",state=\"{state}\"}}");
+        page.sample("everstep_run_info", &labels, 1.0);
+    }
     let flag = |set: bool| f64::from(u8::from(set));
     page.gauge("everstep_step", "The newest settled step.", cluster.step().0 as f64);
     let steps = run.map_or(0, |run| run.steps);
@@ -245,6 +253,11 @@ fn log(page: &mut MetricsText, Overview { tally, .. }: &Overview) {
     page.counter("everstep_log_entries_applied_total", help, tally.applied);
     let help = "From an entry's proposal until it was durable and applied.";
     page.histogram("everstep_log_write_seconds", help, &tally.log_write);
+}
+
+/// A text of a user as the value of a label.
+fn label(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
 /// The text so far.

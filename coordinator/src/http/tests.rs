@@ -1,5 +1,6 @@
 //! The common data of the tests of answers: a coordinator in the middle of a run.
 
+use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{
     CheckpointSpec, Device, Generation, MetricsLine, NodeName, OnFailure, Rank, RunSpec, Shard,
@@ -92,11 +93,28 @@ pub(super) fn overview() -> Overview {
         tally,
         under_protected: vec![lapse],
         links,
-        runs: Vec::new(),
+        runs: vec![run_view()],
         tokens: Vec::new(),
         coordinators: Vec::new(),
         applied: 9,
         is_led: true,
+    }
+}
+
+/// The run of [`view`].
+fn run_view() -> RunView {
+    let run = view().run.expect("a run");
+    RunView {
+        id: 7,
+        name: run.name,
+        state: "training".into(),
+        status: "training: step 812 of 1,000".into(),
+        step: Step(812),
+        generation: Generation(4),
+        hash: None,
+        divergence: None,
+        units: run.model.units(),
+        figures: RunFigures::default(),
     }
 }
 

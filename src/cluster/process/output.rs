@@ -11,6 +11,8 @@ use std::thread;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use crate::failure;
+
 /// How many bytes of a log's end are shown, at most.
 const TAIL: u64 = 8192;
 /// The first line of a Python exception in a log.
@@ -58,8 +60,7 @@ fn is_of_log(line: &str) -> bool {
     (0..4).all(is_digit) && line.as_bytes().get(4) == Some(&b'-')
 }
 
-/// The last exception, stacks or error block of a log, or its last line. Of a line of JSON, its
-/// message.
+/// The last exception, stacks or block of a log, or its last line. Of a line of JSON, its message.
 pub fn tail(log: &Path) -> Option<String> {
     let text = end_of(log)?;
     let last = text.lines().next_back().filter(|line| !line.is_empty())?;
@@ -67,7 +68,8 @@ pub fn tail(log: &Path) -> Option<String> {
         return line.get("fields")?.get("message")?.as_str().map(str::to_string);
     }
     let error = text.rfind("error: ").filter(|at| !text[..*at].ends_with("Fatal Python "));
-    let start = text.rfind(TRACEBACK).max(text.rfind(FATAL)).max(error);
+    let block = error.max(failure::last_block(&text));
+    let start = text.rfind(TRACEBACK).max(text.rfind(FATAL)).max(block);
     Some(start.map_or(last, |start| text[start..].trim_end()).to_string())
 }
 
@@ -102,6 +104,9 @@ mod tests {
             Some("error: no\n  why: so")
         );
         assert_eq!(traceback(file.path()), None);
+        let told = "it has stopped\n  where: a\n    why: so\n         and so";
+        let later = format!("error: no\n  why: so\ninfo\n{told}\n");
+        assert_eq!(tail_of(&later).as_deref(), Some(told));
         let fatal = "Fatal Python error: Aborted\n\nThread 0x1:\n  File \"a.py\", line 3 in f";
         assert_eq!(tail_of(&format!("info\n{fatal}\n")).as_deref(), Some(fatal));
         assert_eq!(tail_of("one\ntwo\n").as_deref(), Some("two"));

@@ -117,6 +117,19 @@ impl Ended {
         assert!(indented, "more than one block, or something after it: {self:?}");
         block
     }
+
+    /// The one block that says how a program ended that was told to end: the end of stderr. It was
+    /// no error.
+    pub fn farewell(&self) -> &str {
+        assert!(matches!(self.code, Some(130 | 143)), "{self:?}");
+        assert!(!self.stderr.contains("error: "), "{self:?}");
+        let mut lines = self.stderr.split_inclusive('\n').rev();
+        let indented = lines.by_ref().take_while(|line| line.starts_with("  "));
+        let parts: usize = indented.map(str::len).sum();
+        assert!(parts > 0, "no block: {self:?}");
+        let above = self.stderr[..self.stderr.len() - parts].trim_end_matches('\n');
+        &self.stderr[above.rfind('\n').map_or(0, |end| end + 1)..]
+    }
 }
 
 /// `everstep train`, under way.

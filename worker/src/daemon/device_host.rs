@@ -21,7 +21,7 @@ use super::event::{DeviceBuilt, DeviceReported, StoreReported};
 use super::predecessors::LockedFile;
 use super::store_thread;
 use super::telemetry::{self, DeviceTelemetry};
-use crate::device::build::{BuildContext, build};
+use crate::device::build::{BuildContext, DataContent, build};
 use crate::device::checkpoint_facts::CheckpointFacts;
 use crate::device::model_path::remove_passing;
 use crate::device::{Device, thread as device_thread};
@@ -61,6 +61,8 @@ pub struct DeviceHost {
     telemetry: Option<DeviceTelemetry>,
     /// The file that names the worker's incarnations, if it keeps one.
     kept_in: Option<LockedFile>,
+    /// The content of the newest device's data, if a build of the same data can use it.
+    content: Option<DataContent>,
 }
 
 impl Drop for DeviceHost {
@@ -78,9 +80,19 @@ impl DeviceHost {
         pool: Pool,
         cluster: ClusterIdentity,
     ) -> Self {
-        let (device, store, telemetry, kept_in, begun) = (None, None, None, None, vec![]);
-        let build = 0;
-        Self { registry, context, pool, cluster, build, device, store, begun, telemetry, kept_in }
+        Self {
+            registry,
+            context,
+            pool,
+            cluster,
+            build: 0,
+            device: None,
+            store: None,
+            begun: Vec::new(),
+            telemetry: None,
+            kept_in: None,
+            content: None,
+        }
     }
 
     /// The same, with each incarnation in a file.
@@ -93,6 +105,7 @@ impl DeviceHost {
     /// when the build is done, or that the earlier device does not end.
     pub fn build(&mut self, run: RunSpec, own: Addr<WorkerActor>) {
         (self.device, self.store, self.telemetry) = (None, None, None);
+        self.content.take_if(|content| content.data != run.data);
         self.build += 1;
         remove_passing(self.context.incarnation);
         self.context.incarnation = random();
@@ -132,6 +145,7 @@ impl DeviceHost {
             _ if done.build != self.build => None,
             Ok((device, built)) => {
                 let facts = device.checkpoint_facts(&built.registration.fingerprint);
+                self.content = DataContent::of(&device);
                 self.store = facts.map(|facts| self.run_store(facts, own.clone()));
                 self.take_over(device, done.alive, own);
                 let accelerator = built.registration.device.accelerator.clone();

@@ -2,6 +2,7 @@
 //!
 //! Samples to validate with come from the held-out bytes in the same way. There may be none.
 
+use std::any::Any;
 use std::sync::Arc;
 
 use everstep_kernels::compute::Batch;
@@ -59,6 +60,10 @@ impl Dataset for TextSamples {
     fn fill_validation(&self, index: u64, batch: &mut Batch) -> Result<(), DataError> {
         self.append(self.text.held_out(), index, batch);
         Ok(())
+    }
+
+    fn reusable(&self) -> Option<Arc<dyn Any + Send + Sync>> {
+        Some(self.text.clone())
     }
 }
 

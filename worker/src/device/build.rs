@@ -1,7 +1,9 @@
 //! Builds a run's model and data, and states their properties.
 
+use std::any::Any;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,6 +14,7 @@ use everstep_kernels::layout::{Init, Layout, Statistic, Tensor};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
+use everstep_transport::protocol::run::DataSpec;
 use everstep_transport::protocol::{
     self, Accelerator, DataShard, DeviceKind, DeviceName, HostName, MachineId, ModelPlace, RunSpec,
     Step, Zone,
@@ -117,6 +120,21 @@ pub fn build(
         overlap: context.overlap,
     };
     Ok((Device::new(parts), built))
+}
+
+/// The content of a run's data, for a build of the same data. See [`Dataset::reusable`].
+pub struct DataContent {
+    /// The specification of the data.
+    pub data: DataSpec,
+    _content: Arc<dyn Any + Send + Sync>,
+}
+
+impl DataContent {
+    /// The content of a device's data. None if there is no use in keeping it.
+    pub fn of(device: &Device) -> Option<Self> {
+        let DeviceParts { run, dataset, .. } = &device.parts;
+        Some(Self { _content: dataset.reusable()?, data: run.data.clone() })
+    }
 }
 
 /// Refuses a model that does not fit into this machine's free memory. Waits first, since another

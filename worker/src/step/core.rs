@@ -223,7 +223,7 @@ impl Core {
             Input::Removed => self.end(Exit::Refused(Refusal::Removed.to_string())),
             Input::Drain => self.drain(now),
             Input::Preempted(notice) => self.preempted(now, notice),
-            Input::DrainOverdue => self.end(Exit::Drained),
+            Input::DrainOverdue => self.end(Exit::Overdue),
             Input::Built(built) => self.built(built),
             Input::BuildFailed { inability, reason } => self.unable(now, inability, reason),
             Input::Device(Report::Unable(reason)) => self.unable(now, Inability::Run, reason),

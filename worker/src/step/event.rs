@@ -213,6 +213,8 @@ pub enum Exit {
     Dismissed,
     /// The worker was told to drain, and has left.
     Drained,
+    /// The worker was told to drain, and its time ran out before it could leave in good order.
+    Overdue,
     /// The coordinator refused the worker.
     Refused(String),
     /// The worker cannot go on.

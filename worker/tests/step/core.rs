@@ -303,7 +303,7 @@ fn a_worker_that_may_go_does_not_wait_for_a_store_that_fails_or_beyond_its_grace
     let mut lone = Lone::saving();
     lone.hear(Message::Drain { worker: WORKER });
     lone.give(Input::DrainOverdue);
-    assert_eq!(lone.exit, Some(Exit::Drained));
+    assert_eq!(lone.exit, Some(Exit::Overdue));
 }
 
 #[test]

@@ -87,7 +87,7 @@ fn a_member_outlives_all_coordinators_until_it_is_told_to_leave() {
     solo.prepare(1);
     assert!(solo.sent().iter().any(|(_, what)| what == "prepared"));
     solo.give(Input::DrainOverdue);
-    assert_eq!(exit(&mut solo), Some(Exit::Drained));
+    assert_eq!(exit(&mut solo), Some(Exit::Overdue));
 }
 
 /// A member lags behind two changes. Questions of the first generation, which it never enters, take
@@ -189,7 +189,7 @@ fn a_drained_worker_stays_as_long_as_it_is_needed_unless_an_operator_insists() {
     assert_eq!(exit(&mut solo), None);
     assert_eq!(solo.core.leaving(), Some(12), "it knows what for");
     solo.give(Input::DrainOverdue);
-    assert_eq!(exit(&mut solo), Some(Exit::Drained));
+    assert_eq!(exit(&mut solo), Some(Exit::Overdue));
     let mut solo = Solo::member(1);
     solo.hear(Message::Dismiss);
     assert_eq!(exit(&mut solo), Some(Exit::Dismissed));

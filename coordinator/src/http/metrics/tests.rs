@@ -19,11 +19,15 @@ fn the_text_keeps_the_rules_whatever_the_figures_are() {
     let (loss, grad_norm) = (f64::NAN, f64::NEG_INFINITY);
     odd.cluster.line = Some(MetricsLine { loss, grad_norm, ..MetricsLine::default() });
     odd.cluster.ignored = u64::MAX;
+    odd.runs[0].name = "a\"b\\c\nd".into();
     assert_eq!(problems(&text(&odd)), Vec::<String>::new());
     assert!(text(&odd).contains("everstep_gradient_norm -Inf\n"));
+    let info = r#"everstep_run_info{run="a\"b\\c\nd",id="7",state="training"} 1"#;
+    assert!(text(&odd).lines().any(|line| line == info));
     odd.cluster.line = None;
     odd.cluster.run = None;
     assert_eq!(problems(&text(&odd)), Vec::<String>::new());
+    assert!(!text(&odd).contains("everstep_run_info"), "there is no run to name");
 }
 
 #[test]
@@ -71,7 +75,8 @@ fn only_device_metrics_have_a_worker_label() {
     let labels = text.lines().filter(|line| !named(line));
     let labels = labels.filter_map(|line| Some(line.split_once('{')?.1.split_once('=')?.0));
     let labels: BTreeSet<&str> = labels.collect();
-    assert_eq!(labels, BTreeSet::from(["by", "cause", "le", "role", "state", "version", "what"]));
+    let known = ["by", "cause", "le", "role", "run", "state", "version", "what"];
+    assert_eq!(labels, BTreeSet::from(known));
     let families = text.lines().filter(|line| named(line)).filter_map(|line| line.split_once('{'));
     for (family, _) in families {
         let of_device = family.starts_with("everstep_gpu_");
@@ -93,6 +98,8 @@ fn the_checker_finds_what_breaks_a_rule() {
         &format!("{head}a_total 1\na_total 2\n"),
         &format!("{head}a_total 1\n{head}a_total{{x=\"y\"}} 1\n"),
         &format!("{head}a_total{{x=y}} 1\n"),
+        &format!("{head}a_total{{x=\"y\"z\"}} 1\n"),
+        &format!("{head}a_total{{x=\"y\\z\"}} 1\n"),
         "# HELP h It is.\n# TYPE h histogram\nh_bucket{le=\"1\"} 2\nh_bucket{le=\"+Inf\"} 1\n\
          h_sum 1\nh_count 1\n",
         "# HELP h It is.\n# TYPE h histogram\nh_bucket{le=\"+Inf\"} 1\nh_sum 1\nh_count 2\n",
@@ -172,7 +179,11 @@ fn sample(line: &str) -> Option<(&str, f64)> {
     let (name, labels) = series.split_once('{').unwrap_or((series, "x=\"\"}"));
     let mut labels = labels.strip_suffix("\"}")?.split("\",");
     let sound = labels.all(|label| {
-        let plain = |value: &str| !value.contains(['"', '\\', '\n']);
+        let plain = |value: &str| {
+            let escapes = ["\\\\", "\\\"", "\\n"].into_iter();
+            let rest = escapes.fold(value.to_string(), |rest, escape| rest.replace(escape, ""));
+            !rest.contains(['"', '\\', '\n'])
+        };
         label.split_once("=\"").is_some_and(|(name, value)| is_word(name) && plain(value))
     });
     (is_word(name) && sound).then_some((series, value.parse().ok()?))
