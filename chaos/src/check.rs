@@ -361,9 +361,10 @@ impl InvariantChecks {
             Some((lost, before)) => {
                 let restored = before.restores();
                 let is_torn = restored.is_some_and(|id| self.torn.contains(&id));
-                let is_left = self.left_together == Some(before.number);
                 // Members that left together have left the step with which their record begins.
-                if !is_torn && !(is_left && record.resume >= before.resume) {
+                let is_left =
+                    self.left_together == Some(before.number) && record.resume >= before.resume;
+                if !(is_torn || is_left) {
                     rollbacks::rolled_back(before, lost, (record.resume, settled))?;
                 }
             }
