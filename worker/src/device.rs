@@ -29,6 +29,7 @@ use everstep_kernels::compute::{Batch, Compute, ComputeError, Pass, STAGES};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
+use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::scalar::ScalarSum;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
@@ -71,7 +72,7 @@ pub trait DeviceChannel {
 pub struct DeviceParts {
     /// The specification of the run.
     pub run: RunSpec,
-    /// The run's model, with the initial parameters loaded.
+    /// The run's model, with the initial parameters loaded if they are at hand.
     pub compute: Box<dyn Compute>,
     /// The run's optimizer.
     pub optimizer: Optimizer,
@@ -469,6 +470,9 @@ pub enum DeviceError {
     /// The reason follows from the run, and would recur on every worker.
     #[error("{0}")]
     Unable(String),
+    /// The reason lies in this worker's place, and may pass.
+    #[error("{0}")]
+    Place(String),
 }
 
 impl From<LoadError> for DeviceError {
@@ -493,7 +497,8 @@ impl From<DeviceError> for Report {
     fn from(error: DeviceError) -> Self {
         match error {
             DeviceError::Failed(reason) => Self::Failed(reason),
-            DeviceError::Unable(reason) => Self::Unable(reason),
+            DeviceError::Unable(reason) => Self::Unable { inability: Inability::Run, reason },
+            DeviceError::Place(reason) => Self::Unable { inability: Inability::Place, reason },
         }
     }
 }

@@ -59,6 +59,9 @@ pub struct ReplicaState {
     /// The worker was a member of that last generation. It has shown what it had committed then at
     /// every Pause since, so later records resume at that step or after it.
     pub(super) was_member: bool,
+    /// Whether the device holds the parameters of version 0 until newer ones come: it has begun
+    /// from the beginning.
+    pub(super) has_initial: bool,
     /// How far the device has followed the records.
     pub(super) device: PendingEntries,
     /// How long the device takes for a data shard.
@@ -116,6 +119,7 @@ impl ReplicaState {
             written: Step(0),
             settled: Step(0),
             was_member: false,
+            has_initial: false,
             device: PendingEntries::default(),
             progress: Progress::default(),
             #[cfg(feature = "planted")]
@@ -194,16 +198,16 @@ impl ReplicaState {
         Ok(jobs)
     }
 
-    /// Whether to begin from the seed. It does so if the run begins or rolls back. It does so if,
-    /// at version 0, the worker lacks a shard that the seed gives. And it does so if the device
-    /// computes with parameters that are not part of history.
+    /// Whether to begin from the beginning. It does so if the run begins or rolls back. It does so
+    /// if, at version 0, the worker lacks a shard or the parameters that the beginning gives. And it
+    /// does so if the device computes with parameters that are not part of history.
     fn is_void(&self, record: &Record, owned: &BTreeMap<Shard, bool>) -> bool {
         let resume = Version::resumed(record);
         let holds = |shard| self.copies.get(shard).is_some_and(|copy| copy.version == resume);
         let initial = resume == Version::default();
         let foreign = |version: &Version| version.step >= resume.step && *version != resume;
         record.restores().is_some()
-            || initial && (record.begins_anew() || !owned.keys().all(holds))
+            || initial && (record.begins_anew() || !self.has_initial || !owned.keys().all(holds))
             || self.computing.iter().any(foreign)
     }
 
@@ -213,6 +217,7 @@ impl ReplicaState {
         let copy = ShardCopy { version: initial, syncing: false };
         let seeded = owned.keys().filter(|_| record.restores().is_none());
         self.copies = seeded.map(|shard| (*shard, copy)).collect();
+        self.has_initial = record.restores().is_none();
         self.prepared.clear();
         self.gradients.begin_anew(Version::resumed(record));
         self.lines.clear();
