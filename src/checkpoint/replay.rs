@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use super::read_progress::ReadProgress;
 use super::source::CheckpointSource;
-use super::{choose_failure, store_failure};
+use super::{choose_failure, deleted, store_failure};
 use crate::cli::{LocalFlags, StartFlags, VerifyFlags};
 use crate::cluster::{
     self, Cluster, ClusterError, ClusterOptions, ContinuedHistory, Directory, Progress, Script,
@@ -134,7 +134,10 @@ impl Replay<'_> {
     ) -> Result<TrainedSteps, Failure> {
         let folder = scratch::folder()?;
         let place = folder.path().join("store");
-        copy(store, listing, self.manifest, &place).map_err(store_failure)?;
+        copy(store, listing, self.manifest, &place).map_err(|error| {
+            let is_gone = error.is_missing() && choose::is_gone(store, self.manifest) == Ok(true);
+            if is_gone { deleted(store, self.manifest.step) } else { store_failure(error) }
+        })?;
         let copied = DirectoryStore::open(&place).map_err(store_failure)?;
         let found = copied.list().map_err(store_failure)?;
         let stored = read_stored(&copied, &found, Some(self.manifest.step.0))?;
