@@ -87,7 +87,7 @@ pub(crate) fn deleted(store: &dyn Store, step: Step) -> Failure {
              back",
         )
         .next(
-            "try again with a newer one, which `everstep checkpoint ls` lists, or copy one first. A \
-             larger checkpoint.keep leaves the next run's readers more time",
+            "try again with a newer one, which `everstep checkpoint ls` lists, or copy one first. \
+             A larger checkpoint.keep leaves the next run's readers more time",
         )
 }

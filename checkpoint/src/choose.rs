@@ -92,8 +92,8 @@ pub fn exactly(store: &dyn Store, step: Step, run: Option<&str>) -> Result<Manif
     exactly_of(&store.list()?, step, run, &mut reads(store))
 }
 
-/// Whether a checkpoint was deleted, or replaced, since its manifest was read. What is wrong with it
-/// is then no damage: the run keeps its newest checkpoints, and goes back at times.
+/// Whether a checkpoint was deleted, or replaced, since its manifest was read. What is wrong with
+/// it is then no damage: the run keeps its newest checkpoints, and goes back at times.
 ///
 /// # Errors
 /// If the store does not answer.

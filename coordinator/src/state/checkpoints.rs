@@ -204,6 +204,7 @@ impl State {
         let state_hash = state_hash.as_str().to_owned();
         let (bytes, seconds) = (checkpoint.bytes, checkpoint.write_ms as f64 / 1e3);
         self.events.note(unix_ms, EventKind::Checkpoint { step, bytes, seconds, state_hash });
+        self.meet_request(unix_ms);
         Ok(EntryOutcome::Accepted)
     }
 

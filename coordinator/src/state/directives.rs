@@ -127,7 +127,7 @@ impl State {
     }
 
     /// A run that rests may have the checkpoint already that is asked for.
-    fn meet_request(&mut self, unix_ms: u64) {
+    pub(super) fn meet_request(&mut self, unix_ms: u64) {
         let Some(record) = self.record().filter(|record| record.waiting) else { return };
         let step = record.resume;
         if step > Step(0) && self.wants_checkpoint() && self.is_saved() {

@@ -19,10 +19,10 @@
 //! - before its disk came here, while its processes live on. So the file states the machine: a
 //!   digest of the machine-id and of the addresses of all network cards.
 //! - a machine with both in common, since one is a copy of the other. Then the copied file mostly
-//!   has another inode, and proves nothing. **An image of the whole disk has the same inodes.** If a
-//!   copy of a machine also has the addresses of its network cards, and starts a worker in the
-//!   copied directory while the first machine runs, the proof is false. `docs/checkpoints.md` warns
-//!   of this.
+//!   has another inode, and proves nothing. **An image of the whole disk has the same inodes.** If
+//!   a copy of a machine also has the addresses of its network cards, and starts a worker in the
+//!   copied directory while the first machine runs, the proof is false. `docs/checkpoints.md`
+//!   warns of this.
 //!
 //! A number of a device may change at a boot, so the inode alone must be the same. The lock counts
 //! as before: a process that holds it lives now.
@@ -46,9 +46,9 @@ const MAX_INCARNATIONS: usize = 64;
 const MAX_ENDED: usize = 4_096;
 /// A longer file is not one of these.
 const MAX_BYTES: u64 = 8 << 10;
-/// The numbers by which Linux knows file systems of one machine alone (`statfs`): ext2 to ext4, XFS,
-/// Btrfs, F2FS, ZFS and overlayfs, of which a file's bytes are on one of the others. What lies in
-/// memory does not outlive a boot.
+/// The numbers by which Linux knows file systems of one machine alone (`statfs`): ext2 to ext4,
+/// XFS, Btrfs, F2FS, ZFS and overlayfs, of which a file's bytes are on one of the others. What lies
+/// in memory does not outlive a boot.
 const LOCAL_FILE_SYSTEMS: [u32; 6] =
     [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x2fc1_2fc1, 0x794c_7630];
 

@@ -193,9 +193,9 @@ fn described(run: &RunSpec, compute: &dyn Compute) -> Result<protocol::Device, B
     Ok(protocol::Device { name, precision, accelerator: Some(accelerator) })
 }
 
-/// Loads the initial parameters, rounded as all later ones. In the place of weights that may be gone
-/// it loads those that follow from the seed: the first micro-batch is computed with the same ones on
-/// every worker, and the device loads others before the first step.
+/// Loads the initial parameters, rounded as all later ones. In the place of weights that may be
+/// gone it loads those that follow from the seed: the first micro-batch is computed with the same
+/// ones on every worker, and the device loads others before the first step.
 fn load_initial(
     run: &RunSpec,
     context: &BuildContext,

@@ -184,6 +184,23 @@ fn a_paused_run_goes_back_and_stays_paused() {
     assert_eq!(world.stands(), (Cause::Resume, 0, false));
 }
 
+/// The verb would wait for an event that never comes.
+#[test]
+fn a_checkpoint_that_is_asked_for_while_the_pause_saves_it_is_that_one() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=7);
+    assert_eq!(world.ask(1, OperatorCommand::Pause), None);
+    world.hold_all();
+    assert_eq!(world.ask(2, OperatorCommand::Checkpoint), None);
+    let asked = EventKind::CheckpointRequested { step: Step(7) };
+    let count = |world: &World| world.events().iter().filter(|kind| **kind == asked).count();
+    assert_eq!(count(&world), 1, "that of the pause");
+    complete(&mut world, &links, id(7, 1));
+    assert_eq!((listed(&world), count(&world)), (vec![7], 2));
+    world.pass(1_000, &links);
+    assert_eq!(world.generation(), Generation(2), "it is not saved again");
+}
+
 /// Found by a simulation: each change made the members begin to restore anew.
 #[test]
 fn a_checkpoint_is_there_already_where_a_paused_run_has_gone_back_to_it() {

@@ -18,8 +18,8 @@ pub enum ShardOrigin {
     /// From the seed, or the initial weights: version 0 of everything. State that the device held,
     /// or had under way, is void.
     Seed,
-    /// From a checkpoint: a [`Job::Restore`] for each shard to hold will come. State that the
-    /// device held, or had under way, is void.
+    /// From a checkpoint, or for a joiner from others: a [`Job::Restore`] for each shard to hold
+    /// will come. State that the device held, or had under way, is void.
     Checkpoint,
     /// The device holds it already.
     Held,
