@@ -5,6 +5,8 @@
 //! reads for `verify`.
 
 pub(crate) mod by_workers;
+#[cfg(test)]
+mod deleting_store;
 mod export;
 mod list;
 mod now;
@@ -16,7 +18,8 @@ mod state;
 mod verify;
 
 use everstep_checkpoint::choose::ChooseError;
-use everstep_checkpoint::store::{ErrorKind, StoreError};
+use everstep_checkpoint::store::{ErrorKind, Store, StoreError};
+use everstep_transport::protocol::Step;
 use everstep_worker::registry::Registry;
 
 use crate::cli::CheckpointTask;
@@ -72,4 +75,19 @@ pub(crate) fn choose_failure(error: ChooseError) -> Failure {
             .because(error)
             .next("leave --step out to have the newest one that is not damaged"),
     }
+}
+
+/// Why a checkpoint was not read to its end: the run has deleted it meanwhile.
+pub(crate) fn deleted(store: &dyn Store, step: Step) -> Failure {
+    let what = format!("the checkpoint of step {step} was deleted while it was read");
+    Failure::new(Exit::Failed, what)
+        .at(store.place())
+        .because(
+            "a run under way keeps its newest checkpoints alone, and drops later ones when it goes \
+             back",
+        )
+        .next(
+            "try again with a newer one, which `everstep checkpoint ls` lists, or copy one first. \
+             A larger checkpoint.keep leaves the next run's readers more time",
+        )
 }

@@ -92,6 +92,23 @@ pub fn exactly(store: &dyn Store, step: Step, run: Option<&str>) -> Result<Manif
     exactly_of(&store.list()?, step, run, &mut reads(store))
 }
 
+/// Whether a checkpoint was deleted, or replaced, since its manifest was read. What is wrong with
+/// it is then no damage: the run keeps its newest checkpoints, and goes back at times.
+///
+/// # Errors
+/// If the store does not answer.
+pub fn is_gone(store: &dyn Store, manifest: &Manifest) -> Result<bool, StoreError> {
+    match reads(store)(manifest.step) {
+        Ok(bytes) => {
+            let id = |manifest: &Manifest| (manifest.run.clone(), manifest.generation);
+            Ok(Manifest::parse(&bytes).is_ok_and(|there| id(&there) != id(manifest)))
+        }
+        Err(error) if error.is_missing() => Ok(true),
+        Err(error) if error.kind == ErrorKind::Damaged => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
 /// How manifests are read: bytes, or an error of the store.
 pub type ReadManifest<'a> = dyn FnMut(Step) -> Result<Vec<u8>, StoreError> + 'a;
 

@@ -94,6 +94,28 @@ def test_the_store_alone_and_the_script_are_enough(launch, train, known, tmp_pat
     assert json.loads((directory / "report.json").read_text())["state_hash"] == expected
 
 
+def test_the_steps_after_a_checkpoint_are_trained_again_and_compared(train, tmp_path):
+    script = [str(SCRIPTS / "faulty.py"), "plain", "40"]
+    ended = train("faulty.py", *script[1:], flags=("--workers", "2", "--checkpoint-every", "10"))
+    assert ended.code == 0, ended.err
+    replay = ("checkpoint", "verify", "--json", "--step", "20", "--replay", "10", "--dir")
+    told = everstep(*replay, str(ended.directory))
+    expected = {"checkpoint": 20, "steps": 10, "state_hashes": 1, "differences": []}
+    assert told.returncode == 0 and json.loads(told.stdout) == expected, told.stderr
+    store = str(ended.directory / "checkpoints")
+    told = everstep(*replay, store)
+    assert told.returncode == 2 and "-- SCRIPT ARGS" in told.stderr, told.stderr
+    told = everstep(*replay, store, "--", *script)
+    assert told.returncode == 0 and json.loads(told.stdout) == expected, told.stderr
+    lines = (ended.directory / "metrics.jsonl").read_text().splitlines()
+    line = json.loads(lines[24])
+    lines[24] = json.dumps({**line, "loss": line["loss"] + 1.0})
+    (ended.directory / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    told = everstep(*replay, str(ended.directory))
+    assert told.returncode == 1, told.stderr
+    assert [it["step"] for it in json.loads(told.stdout)["differences"]] == [25]
+
+
 def test_a_script_that_has_changed_is_refused_by_the_key(launch):
     first = launch("faulty.py", "slow", STEPS, flags=("--checkpoint-every", "20"))
     first.await_steps(30)

@@ -2,9 +2,9 @@
 //! them with what was recorded.
 //!
 //! In: the store, and the lines of the run's directory or of the store. The checkpoint is copied
-//! into a temporary directory, where a local cluster of one worker goes on from it. The store is
-//! only read. Out: each step whose loss, norm or decision differs, and each later checkpoint
-//! whose state hash does.
+//! into a temporary directory, where a local cluster of one worker goes on from it: with the run's
+//! script, if it has one. The store is only read. Out: each step whose loss, norm or decision
+//! differs, and each later checkpoint whose state hash does.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,14 +24,14 @@ use serde_json::{Value, json};
 
 use super::read_progress::ReadProgress;
 use super::source::CheckpointSource;
-use super::{choose_failure, store_failure};
+use super::{choose_failure, deleted, store_failure};
 use crate::cli::{LocalFlags, StartFlags, VerifyFlags};
 use crate::cluster::{
-    self, Cluster, ClusterError, ClusterOptions, ContinuedHistory, Directory, Progress,
+    self, Cluster, ClusterError, ClusterOptions, ContinuedHistory, Directory, Progress, Script,
 };
 use crate::failure::{Exit, Failure};
 use crate::resume::{check_stored, read_stored};
-use crate::{output, scratch, train};
+use crate::{output, scratch, script, train};
 
 /// What a cluster has done, or a run has recorded, after a checkpoint.
 #[derive(Debug, Default)]
@@ -60,7 +60,10 @@ pub(super) fn run(flags: &VerifyFlags, steps: u64, registry: &Registry) -> Resul
     };
     let hashes = later.filter(is_later).filter_map(hash).collect();
     let recorded = TrainedSteps { lines, hashes };
-    let replayed = replay(&*store, &listing, &manifest, (&recorded, last), registry)?;
+    let replay = Replay { manifest: &manifest, recorded: &recorded, last };
+    let run = read_stored(&*store, &listing, Some(manifest.step.0))?.run;
+    let script = script::of_kept_run(&run, source.run_dir(), &flags.script)?;
+    let replayed = replay.run((&*store, &listing), script, registry)?;
     conclude(flags, manifest.step, &recorded, &replayed)
 }
 
@@ -113,43 +116,67 @@ fn nothing(store: &dyn Store, manifest: &Manifest) -> Failure {
         .next("name an older checkpoint with --step, or the run's directory with --dir")
 }
 
-/// Trains the steps up to `last` again, and at most so many more as the saving of a checkpoint
-/// takes.
-fn replay(
-    store: &dyn Store,
-    listing: &[StoredObject],
-    manifest: &Manifest,
-    (recorded, last): (&TrainedSteps, Step),
-    registry: &Registry,
-) -> Result<TrainedSteps, Failure> {
-    let folder = scratch::folder()?;
-    let place = folder.path().join("store");
-    copy(store, listing, manifest, &place).map_err(store_failure)?;
-    let copied = DirectoryStore::open(&place).map_err(store_failure)?;
-    let found = copied.list().map_err(store_failure)?;
-    let stored = read_stored(&copied, &found, Some(manifest.step.0))?;
-    let run = alone(stored.run, &place);
-    check_stored(&run, manifest, registry)?;
-    let options = train::options(&flags(), 1, registry);
-    let options = ClusterOptions { keeps_history: true, ..options };
-    let directory = Directory::claim(&folder.path().join("run"), &run)?;
-    let history = ContinuedHistory { origin: stored.origin, lines: Vec::new() };
-    let mut progress =
-        ReadProgress::new(format!("replay from step {}", manifest.step), last.0 - manifest.step.0);
-    let trained = cluster::block_on(async {
-        let mut cluster = Cluster::start(directory, &options).await?;
-        cluster.resume_stored(&run, history).await?;
-        loop {
-            let is_over = cluster.advance().await?;
-            let trained = trained(cluster.progress());
-            progress.reach(trained.lines.len() as u64);
-            let saved = recorded.hashes.keys().all(|step| is_settled(cluster.progress(), *step));
-            if is_over || trained.lines.contains_key(&last) && saved {
-                return Ok::<_, ClusterError>(trained);
-            }
+/// The steps to train again.
+struct Replay<'a> {
+    /// The checkpoint to begin with.
+    manifest: &'a Manifest,
+    recorded: &'a TrainedSteps,
+    /// The last step to train and to compare.
+    last: Step,
+}
+
+impl Replay<'_> {
+    /// Trains the steps again, and at most so many more as the saving of a checkpoint takes.
+    fn run(
+        &self,
+        (store, listing): (&dyn Store, &[StoredObject]),
+        script: Option<Script>,
+        registry: &Registry,
+    ) -> Result<TrainedSteps, Failure> {
+        let folder = scratch::folder()?;
+        let place = folder.path().join("store");
+        copy(store, listing, self.manifest, &place).map_err(|error| {
+            let is_gone = error.is_missing() && choose::is_gone(store, self.manifest) == Ok(true);
+            if is_gone { deleted(store, self.manifest.step) } else { store_failure(error) }
+        })?;
+        let copied = DirectoryStore::open(&place).map_err(store_failure)?;
+        let found = copied.list().map_err(store_failure)?;
+        let stored = read_stored(&copied, &found, Some(self.manifest.step.0))?;
+        let run = alone(stored.run, &place);
+        if script.is_none() {
+            check_stored(&run, self.manifest, registry)?;
         }
-    });
-    Ok(trained?)
+        let options = train::options(&flags(), 1, registry);
+        let options = ClusterOptions { script, keeps_history: true, ..options };
+        let directory = Directory::claim(&folder.path().join("run"), &run)?;
+        let history = ContinuedHistory { origin: stored.origin, lines: Vec::new() };
+        self.train(directory, (&run, &options), history)
+    }
+
+    fn train(
+        &self,
+        directory: Directory,
+        (run, options): (&RunSpec, &ClusterOptions),
+        history: ContinuedHistory,
+    ) -> Result<TrainedSteps, Failure> {
+        let Self { manifest: Manifest { step, .. }, recorded, last } = self;
+        let mut progress = ReadProgress::new(format!("replay from step {step}"), last.0 - step.0);
+        let trained = cluster::block_on(async {
+            let mut cluster = Cluster::start(directory, options).await?;
+            cluster.resume_stored(run, history).await?;
+            loop {
+                let is_over = cluster.advance().await?;
+                let trained = trained(cluster.progress());
+                progress.reach(trained.lines.len() as u64);
+                let saved =
+                    recorded.hashes.keys().all(|step| is_settled(cluster.progress(), *step));
+                if is_over || trained.lines.contains_key(last) && saved {
+                    return Ok::<_, ClusterError>(trained);
+                }
+            }
+        });
+        Ok(trained?)
+    }
 }
 
 fn flags() -> LocalFlags {

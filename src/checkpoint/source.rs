@@ -66,6 +66,14 @@ impl CheckpointSource {
 }
 
 impl CheckpointSource {
+    /// The run's directory. Empty if the user named none.
+    pub(super) fn run_dir(&self) -> &Path {
+        match self {
+            Self::Store { run: Some(dir), .. } => dir,
+            Self::Store { run: None, .. } | Self::Cluster(_) => Path::new(""),
+        }
+    }
+
     /// The cluster, if the store of its run is a directory that is not on this machine.
     pub(super) fn elsewhere(&self) -> Result<Option<&ClusterHandle>, Failure> {
         let Self::Cluster(cluster) = self else { return Ok(None) };

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::read_progress::ReadProgress;
 use super::source::CheckpointSource;
-use super::{by_workers, choose_failure, store_failure};
+use super::{by_workers, choose_failure, deleted, store_failure};
 use crate::cli::VerifyFlags;
 use crate::failure::{Exit, Failure};
 use crate::output;
@@ -30,12 +30,10 @@ pub(super) fn run(flags: &VerifyFlags) -> Result<(), Failure> {
     }
     let store = source.open()?;
     let listing = store.list().map_err(store_failure)?;
-    let steps = match flags.step {
-        Some(step) => vec![Step(step)],
-        None => complete(&listing),
+    let verified = match flags.step {
+        Some(step) => vec![verify_one(&*store, Step(step))?],
+        None => verify_all(&*store, &complete(&listing))?,
     };
-    let verified: Result<Vec<_>, _> = steps.iter().map(|step| verify(&*store, *step)).collect();
-    let verified = verified?;
     match flags.store.json {
         true => output::print(json!(verified.iter().map(Verified::json).collect::<Vec<_>>()))?,
         false if verified.is_empty() => output::print("there are no checkpoints")?,
@@ -69,7 +67,7 @@ fn complete(listing: &[StoredObject]) -> Vec<Step> {
 
 /// Checks that a checkpoint is as it was written.
 pub(crate) fn must_be_whole(store: &dyn Store, step: Step) -> Result<(), Failure> {
-    let verified = verify(store, step)?;
+    let verified = verify_one(store, step)?;
     if verified.damage.is_empty() {
         return Ok(());
     }
@@ -79,18 +77,53 @@ pub(crate) fn must_be_whole(store: &dyn Store, step: Step) -> Result<(), Failure
         .next("name another step, or none for the newest checkpoint that is not damaged"))
 }
 
-fn verify(store: &dyn Store, step: Step) -> Result<Verified, Failure> {
+fn verify_one(store: &dyn Store, step: Step) -> Result<Verified, Failure> {
+    verify(store, step)?.ok_or_else(|| deleted(store, step))
+}
+
+/// Verifies checkpoints that were complete. The user hears of those that are deleted meanwhile.
+fn verify_all(store: &dyn Store, steps: &[Step]) -> Result<Vec<Verified>, Failure> {
+    let mut all = Vec::new();
+    for &step in steps {
+        let found = match verify(store, step) {
+            // It may have been deleted before anything of it was read.
+            Ok(Some(Verified { manifest: None, .. })) | Err(_) if !is_there(store, step)? => None,
+            found => found?,
+        };
+        if found.is_none() {
+            output::say(format_args!(
+                "note: the checkpoint of step {step} was deleted before it was read to its end"
+            ));
+        }
+        all.extend(found);
+    }
+    Ok(all)
+}
+
+fn is_there(store: &dyn Store, step: Step) -> Result<bool, Failure> {
+    match store.size(&ObjectName::Manifest(step)) {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_missing() => Ok(false),
+        Err(error) => Err(store_failure(error)),
+    }
+}
+
+/// Reads all of a checkpoint. None if it was deleted meanwhile.
+fn verify(store: &dyn Store, step: Step) -> Result<Option<Verified>, Failure> {
     let manifest = match choose::exactly(store, step, None) {
         Ok(manifest) => manifest,
         Err(ChooseError::Damaged { damage, .. }) => {
-            return Ok(Verified { step, manifest: None, damage: vec![damage] });
+            return Ok(Some(Verified { step, manifest: None, damage: vec![damage] }));
         }
         Err(error) => return Err(choose_failure(error)),
     };
     let mut progress = ReadProgress::of_bytes(format!("step {step}"), manifest.bytes());
     let damage = reader::verify(store, &manifest, &mut |bytes| progress.add(bytes));
     let damage = damage.map_err(store_failure)?;
-    Ok(Verified { step, manifest: Some(manifest), damage })
+    if !damage.is_empty() && choose::is_gone(store, &manifest).map_err(store_failure)? {
+        return Ok(None);
+    }
+    Ok(Some(Verified { step, manifest: Some(manifest), damage }))
 }
 
 impl Verified {
@@ -128,6 +161,21 @@ mod tests {
     use everstep_transport::protocol::Shard;
 
     use super::*;
+    use crate::checkpoint::deleting_store::{DeletingStore, STEP};
+
+    #[test]
+    fn a_checkpoint_that_its_run_deletes_meanwhile_is_not_taken_for_a_damaged_one() {
+        let store = DeletingStore::new();
+        let all = verify_all(store.quiet(), &[STEP]).expect("an answer");
+        assert!(matches!(&all[..], [one] if one.damage.is_empty()), "it is whole");
+        let failure = must_be_whole(&store, STEP).expect_err("it is gone").to_string();
+        for words in ["step 5 was deleted while it was read", "a newer one", "checkpoint.keep"] {
+            assert!(failure.contains(words), "{failure}");
+        }
+        let store = DeletingStore::new();
+        assert!(verify_all(&store, &[STEP]).expect("an answer").is_empty(), "a note tells of it");
+        assert!(verify_all(&store, &[STEP]).expect("an answer").is_empty(), "it is gone before");
+    }
 
     #[test]
     fn each_damage_is_named_by_file_and_shard() {

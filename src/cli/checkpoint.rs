@@ -1,5 +1,6 @@
 //! The command line of `everstep checkpoint`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::builder::BoolishValueParser;
@@ -59,6 +60,10 @@ pub struct VerifyFlags {
     /// Where the checkpoints are.
     #[command(flatten)]
     pub store: StoreFlags,
+    /// The script of the run and its arguments, for a replay, if the run's directory keeps none, or
+    /// if the script has moved
+    #[arg(value_name = "SCRIPT", last = true, requires = "replay")]
+    pub script: Vec<OsString>,
 }
 
 /// The flags of `everstep checkpoint export`.

@@ -138,7 +138,7 @@ fn unusable(place: &Path, why: String) -> Failure {
     Failure::new(Exit::Usage, "the run cannot go on with its script")
         .at(place.display())
         .because(why)
-        .next("name the script and its arguments at the end: everstep resume … -- SCRIPT ARGS")
+        .next("name the script and its arguments at the end of the command: … -- SCRIPT ARGS")
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::world::{Run, World, show, until};
+use crate::world::{Run, Signal, World, show, until};
 
 /// A run of so many steps at this learning rate, with a checkpoint at its end.
 fn world(steps: i64, learning_rate: f64) -> World {
@@ -67,7 +67,7 @@ fn weights_that_do_not_fit_are_refused_by_the_tensor_before_a_worker_starts() {
 }
 
 #[test]
-fn a_worker_that_sees_other_weights_says_so_and_the_run_does_not_begin() {
+fn a_worker_that_sees_other_weights_says_so_and_the_run_waits_for_the_true_ones() {
     let first = world(2, 1e-3);
     let run = first.train(&["--workers", "1"]);
     let weights = export(&first, &run, "f32");
@@ -79,7 +79,8 @@ fn a_worker_that_sees_other_weights_says_so_and_the_run_does_not_begin() {
     let digest = spec["model"]["init"]["digest"].as_str().expect("a digest");
     assert!(digest.len() == 64 && digest.contains(|digit| digit != '0'), "{digest}");
     let file = weights.join("model.safetensors");
-    let mut bytes = fs::read(&file).expect("weights");
+    let whole = fs::read(&file).expect("weights");
+    let mut bytes = whole.clone();
     let last = bytes.len() - 2;
     bytes[last] ^= 1; // a bit of a mantissa or of an exponent
     fs::write(&file, bytes).expect("written");
@@ -94,8 +95,41 @@ fn a_worker_that_sees_other_weights_says_so_and_the_run_does_not_begin() {
     let token = format!("@{}", show(&one.join("join.token")));
     let _worker = tuned.start(&["worker", "--coordinators", address, "--join", &token]);
     let words = "are not those that the run was submitted with";
-    until("the worker's words", || {
-        let status = tuned.start(&["run", "status", "--dir", show(&one)]).end();
-        (status.stdout.contains(words) || status.stderr.contains(words)).then_some(())
-    });
+    let status = || tuned.start(&["run", "status", "--dir", show(&one)]).end();
+    until("the worker's words", || status().stdout.contains(words).then_some(()));
+    fs::write(&file, whole).expect("written");
+    until("the end", || status().stdout.contains("complete").then_some(()));
+}
+
+/// Kills a run of two workers after this step, with all of its processes.
+fn kill_after(world: &World, step: usize) -> PathBuf {
+    let run = world.launch(&["--workers", "2"]);
+    let is_saved = || run.count("checkpoint") > 0 && run.lines("metrics.jsonl").len() > step;
+    run.until("a checkpoint", || is_saved().then_some(()));
+    run.program.signal(Signal::KILL);
+    run.program.end();
+    run.dir
+}
+
+/// A checkpoint has all that the run needs.
+#[test]
+fn i12_a_run_goes_on_and_takes_joiners_when_its_initial_weights_are_gone() {
+    let first = world(2, 1e-3);
+    let weights = export(&first, &first.train(&["--workers", "1"]), "f32");
+    let tuned = world(500, 1e-3).with("model.init", show(&weights)).with("checkpoint.every", 5);
+    let wanted = tuned.undisturbed();
+    let (here, moved) = (kill_after(&tuned, 10), kill_after(&tuned, 20));
+    let joined = tuned.launch(&["--workers", "1"]);
+    joined.until_step(1);
+    fs::remove_dir_all(&weights).expect("removed");
+    let _joiner = tuned.join(&joined);
+    joined.until_workers(2, "training");
+    assert_eq!(joined.complete().hash(), wanted, "a worker has joined");
+    for (from, workers) in [(here, "3"), (moved.join("checkpoints"), "1")] {
+        let report = from.with_extension("resumed.json");
+        let resume = ["resume", show(&from), "--workers", workers, "--report", show(&report)];
+        let ended = tuned.start(&resume).end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+        assert_eq!(Run::read(from, &report, ended.stdout).hash(), wanted, "{workers} workers");
+    }
 }

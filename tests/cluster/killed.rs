@@ -76,12 +76,31 @@ fn in_a_run_s_directory(world: &World, death: &Death, draw: Draw<'_>) -> String 
 /// ones, so the run waits for none of them. Returns the hash.
 fn on_daemons(world: &World, folder: &Path, death: &Death, draw: Draw<'_>) -> String {
     let coordinators = if draw(2) == 0 { 1 } else { 3 };
+    on_machines(world, (folder, &folder.join("workers")), death, (coordinators, &[&[], &[]]), draw)
+}
+
+/// The variables with which workers start before and after their death.
+type Environments<'a> = [&'a [(&'a str, &'a str)]; 2];
+
+/// The same, with so many coordinators, and workers in a directory of their own.
+fn on_machines(
+    world: &World,
+    (folder, home): (&Path, &Path),
+    death: &Death,
+    (coordinators, environments): (usize, &Environments<'_>),
+    draw: Draw<'_>,
+) -> String {
     let mut group = CoordinatorGroup::found(folder, coordinators, &[]);
     let dir = group.members[0].dir.clone();
-    let (token, home) = (format!("@{}", show(&dir.join("join.token"))), folder.join("workers"));
-    let start = |addresses: &str, count: usize| -> Vec<Program> {
-        let join = ["worker", "--coordinators", addresses, "--join", &token, "--dir", show(&home)];
-        (0..count).map(|_| world.start(&join)).collect()
+    let token = format!("@{}", show(&dir.join("join.token")));
+    let start = |addresses: &str, count: usize, environment: &[(&str, &str)]| -> Vec<Program> {
+        let join = ["worker", "--coordinators", addresses, "--join", &token, "--dir", show(home)];
+        let command = || {
+            let mut command = world.command(&join);
+            command.envs(environment.iter().copied());
+            Program::start(command)
+        };
+        (0..count).map(|_| command()).collect()
     };
     let config = fs::read_to_string(world.config()).expect("a configuration");
     let store = folder.join("store");
@@ -89,7 +108,7 @@ fn on_daemons(world: &World, folder: &Path, death: &Death, draw: Draw<'_>) -> St
     let config = world.write("daemons.toml", &config);
     let submitted = world.start(&["run", "submit", show(&config), "--dir", show(&dir)]).end();
     assert_eq!(submitted.code, Some(0), "{submitted:?}");
-    let workers = start(&group.addresses(), 2);
+    let workers = start(&group.addresses(), 2, environments[0]);
     let after = format!("/api/v1/metrics?stale=true&after={}", death.step - 1);
     until("the step", || {
         let (_, page) = group.members[0].look("GET", &after, "")?;
@@ -100,7 +119,7 @@ fn on_daemons(world: &World, folder: &Path, death: &Death, draw: Draw<'_>) -> St
     kill(programs.map(Program::id).collect(), draw);
     drop(workers);
     (0..coordinators).for_each(|at| group.restart(at, &[]));
-    let workers = start(&group.addresses(), death.workers);
+    let workers = start(&group.addresses(), death.workers, environments[1]);
     let over = until("the end", || {
         let ended = world.start(&["run", "status", "--dir", show(&dir), "--json"]).end();
         let status: Value = serde_json::from_str(&ended.stdout).ok()?;
@@ -135,4 +154,18 @@ fn i12_a_run_goes_on_to_the_same_bits_whenever_all_of_its_processes_are_killed()
         let Death { step, workers } = death;
         assert_eq!(hash, wanted, "killed at step {step}, went on with {workers} workers");
     }
+}
+
+/// All processes of an earlier boot have ended, so the run waits for none of them.
+#[test]
+fn i21_a_run_goes_on_by_itself_when_its_machines_have_booted_again() {
+    let world = World::new().with("run.steps", STEPS as i64).with("checkpoint.every", 5);
+    // The file that proves it must lie on a disk.
+    let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
+    let boots = ["1", "2"].map(|boot| [("FAILPOINT_BOOT", boot), ("FAILPOINT_MACHINE", "ada")]);
+    let environments = [&boots[0][..], &boots[1][..]];
+    let folder = world.path("daemons");
+    let (death, mut draw) = (Death { step: 20, workers: 2 }, chance(1));
+    let hash = on_machines(&world, (&folder, home.path()), &death, (1, &environments), &mut draw);
+    assert_eq!(hash, world.undisturbed());
 }

@@ -162,6 +162,38 @@ fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
 }
 
 #[test]
+fn a_run_of_daemons_is_saved_paused_resumed_and_rolled_back_by_verbs() {
+    let world = World::new().with("run.steps", 300).with("checkpoint.every", 1_000_000);
+    let (wanted, store) = (world.undisturbed(), world.path("store"));
+    let world = world.with("checkpoint.path", show(&store)).with("run.start_workers", 2);
+    let cluster = ByHand::found(world);
+    let (addresses, token) = (cluster.addresses(), cluster.world.path("one/join.token"));
+    let token = format!("@{}", show(&token));
+    let join = ["worker", "--coordinators", &addresses, "--join", &token, "--dir", "models"];
+    let _workers = [(); 2].map(|()| cluster.world.start(&join));
+    submit(&cluster, &cluster.world.config());
+    let until_after = |step: u64| {
+        until("a later step", || {
+            cluster.json(&["run", "status"])["step"].as_u64().filter(|now| *now > step)
+        })
+    };
+    until_after(2);
+    assert_eq!(cluster.json(&["run", "pause"])["state"], "paused");
+    let saved = cluster.json(&["checkpoint", "now"]);
+    let step = saved["step"].as_u64().expect("a step");
+    assert_eq!((&saved["complete"], step > 2), (&true.into(), true), "{saved}");
+    let path = saved["path"].as_str().expect("a path");
+    assert!(path.starts_with(show(&store)), "{path}");
+    assert_ne!(cluster.json(&["run", "resume"])["state"], "paused");
+    until_after(step);
+    assert_eq!(cluster.json(&["run", "pause"])["state"], "paused");
+    cluster.ask(&["run", "rollback", "--step", &step.to_string()]);
+    until("it has gone back", || (cluster.json(&["run", "status"])["step"] == step).then_some(()));
+    assert_ne!(cluster.json(&["run", "resume"])["state"], "paused");
+    assert_eq!(cluster.until_run("complete")["hash"], wanted);
+}
+
+#[test]
 fn a_revoked_worker_ends_in_words_and_a_mistyped_name_is_not_revoked() {
     let cluster = ByHand::found(World::new());
     let (addresses, token) = (cluster.addresses(), cluster.world.path("one/join.token"));

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use everstep_checkpoint::manifest::Manifest;
+use serde_json::Value;
 
 use crate::world::{
     CoordinatorGroup, Ended, Launched, Program, Run, Signal, World, complete_checkpoints,
-    flip_a_bit, show, step_of,
+    flip_a_bit, show, step_of, until,
 };
 
 const STEPS: i64 = 120;
@@ -221,4 +222,38 @@ fn a_url_without_credentials_says_which_variables_are_missing() {
         assert!(block.contains(url) && block.contains(variable), "{block}");
         assert!(block.contains("next: "), "{block}");
     }
+}
+
+/// Each worker sees a folder of its own behind the same absolute path.
+#[test]
+fn a_directory_that_not_all_workers_see_is_told_by_event_and_status_with_what_to_do() {
+    let world = World::new().with("run.steps", 300).with("checkpoint.every", 2);
+    let world = world.with("checkpoint.path", "/proc/self/cwd/store");
+    let world = world.with("checkpoint.on_failure", "pause").with("run.start_workers", 2);
+    let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);
+    let (founder, addresses) = (&group.members[0], group.addresses());
+    let token = format!("@{}", show(&founder.dir.join("join.token")));
+    let join = ["worker", "--coordinators", &addresses, "--join", &token, "--dir", "models"];
+    let _workers = ["here", "there"].map(|name| {
+        let folder = world.path(name);
+        fs::create_dir(&folder).expect("a folder");
+        let mut command = world.command(&join);
+        command.current_dir(folder);
+        Program::start(command)
+    });
+    let ask = |verb: &[&str]| {
+        let ended = world.start(&[verb, &["--dir", show(&founder.dir), "--json"]].concat()).end();
+        serde_json::from_str::<Value>(&ended.stdout).unwrap_or_else(|_| panic!("{ended:?}"))
+    };
+    ask(&["run", "submit", show(&world.config())]);
+    let paused =
+        until("a pause", || Some(ask(&["run", "status"])).filter(|run| run["state"] == "paused"));
+    let words = "state a directory that all workers see";
+    let status = paused["status"].as_str().expect("words");
+    assert!(status.contains("/proc/self/cwd/store") && status.contains(words), "{status}");
+    let [events, _] = founder.history().expect("a history");
+    let failed = events.iter().find(|event| event["event"] == "checkpoint_failed");
+    let reason = failed.expect("an event")["reason"].as_str().expect("words");
+    assert!(reason.contains(words), "{reason}");
+    assert!(!events.iter().any(|event| event["event"] == "checkpoint"), "none is listed");
 }

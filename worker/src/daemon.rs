@@ -194,9 +194,18 @@ async fn work(
 
     let predecessors = options.kept_in.as_deref().map(Predecessors::find).unwrap_or_default();
     let WorkerOptions { zone, dir, device, overlap, grace, metadata, .. } = options;
-    let (incarnation, machine, prefetch) = (0, machine::id(), PREFETCH);
-    let context =
-        BuildContext { incarnation, address, machine, zone, dir, device, overlap, prefetch };
+    let (incarnation, machine, prefetch, lacked) = (0, machine::id(), PREFETCH, None);
+    let context = BuildContext {
+        incarnation,
+        address,
+        machine,
+        zone,
+        dir,
+        device,
+        overlap,
+        prefetch,
+        lacked,
+    };
     let cluster = ClusterIdentity::of(&credentials);
     let Predecessors { own, ended } = predecessors;
     let pool = Pool::new(POOL_BYTES);

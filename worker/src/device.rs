@@ -9,6 +9,7 @@ pub mod accumulate;
 pub mod build;
 pub mod checkpoint_facts;
 mod coverage;
+mod device_error;
 mod evaluation;
 pub mod initial;
 pub mod model_file;
@@ -25,7 +26,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Pool;
-use everstep_kernels::compute::{Batch, Compute, ComputeError, Pass, STAGES};
+use everstep_kernels::compute::{Batch, Compute, Pass, STAGES};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::Fingerprint;
@@ -35,11 +36,12 @@ use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
 use everstep_transport::time::Time;
 use tracing::trace_span;
 
-use crate::data::loader::{LoadError, Loaded, Loader};
+use crate::data::loader::{Loaded, Loader};
 use crate::data::{Dataset, Sampler};
 use crate::step::event::{Job, Report, Summary, Work};
 use accumulate::Accumulator;
 use checkpoint_facts::CheckpointFacts;
+pub use device_error::DeviceError;
 use model_file::ModelFile;
 use pass::ShardPass;
 use shard_store::ShardStore;
@@ -71,7 +73,7 @@ pub trait DeviceChannel {
 pub struct DeviceParts {
     /// The specification of the run.
     pub run: RunSpec,
-    /// The run's model, with the initial parameters loaded.
+    /// The run's model, with the initial parameters loaded if they are at hand.
     pub compute: Box<dyn Compute>,
     /// The optimizer with the run's settings.
     pub optimizer: Optimizer,
@@ -456,44 +458,6 @@ impl Device {
         match self.in_user_code {
             true => DeviceError::Unable(format!("the model or the data set panicked: {words}")),
             false => DeviceError::Failed(format!("the device panicked: {words}")),
-        }
-    }
-}
-
-/// Why a device cannot continue.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum DeviceError {
-    /// The reason is this device's own: another worker may take its place.
-    #[error("{0}")]
-    Failed(String),
-    /// The reason follows from the run, and would recur on every worker.
-    #[error("{0}")]
-    Unable(String),
-}
-
-impl From<LoadError> for DeviceError {
-    fn from(error: LoadError) -> Self {
-        match error {
-            LoadError::Fill { .. } => Self::Unable(error.to_string()),
-            LoadError::NotPlanned { .. } => Self::Failed(error.to_string()),
-        }
-    }
-}
-
-impl From<ComputeError> for DeviceError {
-    fn from(error: ComputeError) -> Self {
-        match error {
-            ComputeError::Batch(_) | ComputeError::Program(_) => Self::Unable(error.to_string()),
-            ComputeError::Device(_) => Self::Failed(error.to_string()),
-        }
-    }
-}
-
-impl From<DeviceError> for Report {
-    fn from(error: DeviceError) -> Self {
-        match error {
-            DeviceError::Failed(reason) => Self::Failed(reason),
-            DeviceError::Unable(reason) => Self::Unable(reason),
         }
     }
 }

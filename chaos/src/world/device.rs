@@ -59,6 +59,7 @@ impl World {
             device: DeviceChoice::Cpu,
             overlap: true,
             prefetch: 0,
+            lacked: None,
         };
         worker.builds += 1;
         worker.sim_device = None;

@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use actix::Addr;
 use everstep_kernels::buffer::Pool;
 use everstep_transport::protocol::outcome::Inability;
+use everstep_transport::protocol::run::InitSpec;
 use everstep_transport::protocol::{RunSpec, Telemetry};
 use tokio::sync::mpsc;
 
@@ -63,6 +64,8 @@ pub struct DeviceHost {
     kept_in: Option<LockedFile>,
     /// The content of the newest device's data, if a build of the same data can use it.
     content: Option<DataContent>,
+    /// The initial weights of the run that is built, if it states some.
+    init: Option<InitSpec>,
 }
 
 impl Drop for DeviceHost {
@@ -92,6 +95,7 @@ impl DeviceHost {
             telemetry: None,
             kept_in: None,
             content: None,
+            init: None,
         }
     }
 
@@ -110,6 +114,7 @@ impl DeviceHost {
         remove_passing(self.context.incarnation);
         self.context.incarnation = random();
         self.kept_in.iter_mut().for_each(|file| file.begin(self.context.incarnation));
+        self.init.clone_from(&run.model.init);
         let (registry, context) = (self.registry.clone(), self.context.clone());
         let (pool, number) = (self.pool.clone(), self.build);
         let (earlier, alive) = (self.begin(), Arc::new(()));
@@ -144,6 +149,7 @@ impl DeviceHost {
         match done.built {
             _ if done.build != self.build => None,
             Ok((device, built)) => {
+                self.context.lacked = None;
                 let facts = device.checkpoint_facts(&built.registration.fingerprint);
                 self.content = DataContent::of(&device);
                 self.store = facts.map(|facts| self.run_store(facts, own.clone()));
@@ -203,7 +209,7 @@ impl DeviceHost {
     }
 
     /// The input for the core that a report means. None if an earlier device made it.
-    pub fn report(&self, DeviceReported { build, report }: DeviceReported) -> Option<Input> {
+    pub fn report(&mut self, DeviceReported { build, report }: DeviceReported) -> Option<Input> {
         if build != self.build {
             return None;
         }
@@ -211,7 +217,11 @@ impl DeviceHost {
             Report::Unwritten(reason) => {
                 tracing::warn!(reason, "the model cannot be written: it is tried again");
             }
-            Report::Unable(reason) => {
+            Report::Unable { inability: Inability::Place, reason } => {
+                self.context.lacked.clone_from(&self.init);
+                tracing::warn!(reason, "the run cannot be computed yet: it is tried again");
+            }
+            Report::Unable { inability: Inability::Run, reason } => {
                 tracing::error!(
                     reason,
                     "the run cannot be computed: this worker waits for the next"

@@ -14,7 +14,7 @@ use everstep_kernels::layout::{Init, Layout, Statistic, Tensor};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
-use everstep_transport::protocol::run::DataSpec;
+use everstep_transport::protocol::run::{DataSpec, InitSpec};
 use everstep_transport::protocol::{
     self, Accelerator, DataShard, DeviceKind, DeviceName, HostName, MachineId, ModelPlace, RunSpec,
     Step, Zone,
@@ -58,6 +58,9 @@ pub struct BuildContext {
     pub overlap: bool,
     /// Data shards that the loader fills ahead. See [`Loader::new`].
     pub prefetch: usize,
+    /// Initial weights that the worker's last device could not read. A build of the same run reads
+    /// them before the worker registers.
+    pub lacked: Option<InitSpec>,
 }
 
 /// Builds the device of a run.
@@ -80,7 +83,7 @@ pub fn build(
     if layout.count() == 0 {
         return Err(BuildError::Run("the model has no parameters".into()));
     }
-    let initial = load_initial(run, compute.as_mut())?;
+    let initial = load_initial(run, context, compute.as_mut())?;
     let sampler = Sampler::new(run.seed, dataset.len(), run.batch);
     let batch = first_batch(run, &sampler, dataset.as_ref())?;
     let fingerprint = fingerprint(run, &layout, dataset.as_ref());
@@ -207,14 +210,31 @@ fn described(run: &RunSpec, compute: &dyn Compute) -> Result<protocol::Device, B
     Ok(protocol::Device { name, precision, accelerator: Some(accelerator) })
 }
 
-/// Loads the initial parameters, rounded as all later ones.
-fn load_initial(run: &RunSpec, compute: &mut dyn Compute) -> Result<InitialParameters, BuildError> {
+/// Loads the initial parameters, rounded as all later ones. In the place of weights that may be
+/// gone it loads those that follow from the seed: the first micro-batch is computed with the same
+/// ones on every worker, and the device loads others before the first step.
+fn load_initial(
+    run: &RunSpec,
+    context: &BuildContext,
+    compute: &mut dyn Compute,
+) -> Result<InitialParameters, BuildError> {
     let layout = compute.layout().clone();
     let initial = InitialParameters::of(run, compute)?;
-    initial.read_all(run, &layout, &mut |start, values| {
+    let loaded = match initial.is_at_hand() {
+        true => initial.clone(),
+        false => {
+            if context.lacked == run.model.init {
+                let read = initial.read_all(&layout, &mut |_, _| {});
+                read.map_err(|error| BuildError::Place(error.to_string()))?;
+            }
+            InitialParameters::Seed(run.seed)
+        }
+    };
+    let read = loaded.read_all(&layout, &mut |start, values| {
         Rounding::of(run).round(start, values);
         compute.load(start, values);
-    })?;
+    });
+    read.map_err(|error| BuildError::Run(error.to_string()))?;
     Ok(initial)
 }
 

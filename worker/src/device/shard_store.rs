@@ -47,6 +47,9 @@ pub struct ShardStore {
     saved: SavedStates,
     /// The version of each shard of the parameters to compute with.
     versions: Vec<Step>,
+    /// Whether parameters of version 0 are the initial ones. They are not before the device has
+    /// read those, nor while a checkpoint is awaited.
+    has_initial: bool,
     /// A planted bug: the device does not check gradients.
     #[cfg(feature = "planted")]
     pub(super) believes_gradients: bool,
@@ -59,7 +62,7 @@ impl ShardStore {
         Self::new(run, initial.clone(), layout, optimizer.clone(), pool.clone())
     }
 
-    /// Holds no shard yet. The model has version 0 of all parameters.
+    /// Holds no shard yet. The model has version 0 of all parameters if they are at hand.
     pub fn new(
         run: &RunSpec,
         initial: InitialParameters,
@@ -68,6 +71,7 @@ impl ShardStore {
         pool: Pool,
     ) -> Self {
         Self {
+            has_initial: initial.is_at_hand(),
             initial,
             rounding: Rounding::of(run),
             clip_norm: run.optimizer.clip_norm,
@@ -95,7 +99,7 @@ impl ShardStore {
             Job::Enter { generation, origin, owned, syncing } => {
                 match origin {
                     ShardOrigin::Seed => self.begin(&owned, write)?,
-                    ShardOrigin::Checkpoint => self.begin_to_restore(&owned, write)?,
+                    ShardOrigin::Checkpoint => self.begin_to_restore(&owned),
                     ShardOrigin::Held => self.keep(&owned, &syncing),
                 }
                 let owned = self.owned().map(|(shard, copy)| (shard, copy.version, copy.digest));
@@ -190,38 +194,39 @@ impl ShardStore {
     /// Begins from the beginning: all parameters, and the states of these shards.
     fn begin(&mut self, owned: &[(Shard, bool)], write: &mut Write<'_>) -> Result<(), ShardError> {
         self.awaited.clear();
-        let copies = owned.iter().map(|&(shard, primary)| {
-            let state = self.optimizer.state(self.initial(shard)?);
-            Ok((shard, StoredShard::new(state, Step(0), ShardRole::of_owner(primary))))
+        self.copies.clear();
+        let is_loaded = self.has_initial && self.versions.iter().all(|it| *it == Step(0));
+        let shards = owned.iter().map(|(shard, _)| *shard);
+        let (initial, rounding) = (&self.initial, self.rounding);
+        let read = match is_loaded {
+            true => initial.read_shards(&self.layout, shards.clone()),
+            false => None,
+        };
+        let read = read.unwrap_or_else(|| {
+            initial.read_all_and_keep(&self.layout, shards, &mut |start, values| {
+                rounding.round(start, values);
+                write(start, values);
+            })
         });
-        self.copies = copies.collect::<Result<_, ShardError>>()?;
-        self.compute_with_initial(write)
+        let mut states = read?;
+        for &(shard, primary) in owned {
+            let state = self.optimizer.state(states.remove(&shard).expect("all of them are read"));
+            let copy = StoredShard::new(state, Step(0), ShardRole::of_owner(primary));
+            self.copies.insert(shard, copy);
+        }
+        self.versions.fill(Step(0));
+        self.has_initial = true;
+        Ok(())
     }
 
-    /// Begins from a checkpoint, which will bring the states of these shards. Until then the device
-    /// has the initial parameters.
-    fn begin_to_restore(
-        &mut self,
-        owned: &[(Shard, bool)],
-        write: &mut Write<'_>,
-    ) -> Result<(), ShardError> {
+    /// Begins from a checkpoint, which will bring the states of these shards. Until then the model
+    /// has parameters of no history, and the device computes nothing with them.
+    fn begin_to_restore(&mut self, owned: &[(Shard, bool)]) {
         self.copies.clear();
         let roles = owned.iter().map(|&(shard, primary)| (shard, ShardRole::of_owner(primary)));
         self.awaited = roles.collect();
-        self.compute_with_initial(write)
-    }
-
-    fn compute_with_initial(&mut self, write: &mut Write<'_>) -> Result<(), ShardError> {
-        for index in 0..self.versions.len() {
-            // Version 0 is always the initial one.
-            if self.versions[index] != Step(0) {
-                let shard = Shard(index as u32);
-                let mut values = self.initial(shard)?;
-                self.rounding.round(self.range(shard).start, &mut values);
-                self.load(shard, Step(0), &values, write);
-            }
-        }
-        Ok(())
+        self.versions.fill(Step(0));
+        self.has_initial = false;
     }
 
     /// Keeps these copies and drops all others. Invariant I16: a listed owner holds its shards.
@@ -238,13 +243,6 @@ impl ShardStore {
                 held.remove(&shard).map(|copy| StoredShard { role: ShardRole::Syncing, ..copy });
             self.copies.extend(copy.map(|copy| (shard, copy)));
         }
-    }
-
-    fn initial(&self, shard: Shard) -> Result<Vec<f32>, ShardError> {
-        let range = self.range(shard);
-        let mut values = vec![0.0; range.len()];
-        self.initial.read(&self.layout, range, &mut values)?;
-        Ok(values)
     }
 
     // A step has committed.

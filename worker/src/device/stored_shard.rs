@@ -84,7 +84,7 @@ impl ShardRole {
     }
 }
 
-/// A fault of this machine.
+/// A fault of this machine, or something that it lacks.
 #[derive(Debug, thiserror::Error)]
 pub enum ShardError {
     /// A state no longer has the bits that its version was made with.
@@ -109,13 +109,18 @@ pub enum ShardError {
         /// The step of the gradient.
         step: Step,
     },
-    /// The initial weights cannot be read again.
+    /// The record begins with the initial weights, and they cannot be read.
     #[error(transparent)]
     Initial(#[from] InitError),
 }
 
 impl From<ShardError> for DeviceError {
     fn from(error: ShardError) -> Self {
-        Self::Failed(error.to_string())
+        match error {
+            ShardError::Initial(_) => Self::Place(error.to_string()),
+            ShardError::Changed { .. } | ShardError::Gradient { .. } => {
+                Self::Failed(error.to_string())
+            }
+        }
     }
 }

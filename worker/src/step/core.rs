@@ -31,7 +31,7 @@ use std::sync::Arc;
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::Refusal;
 use everstep_transport::protocol::message::{Heartbeat, Registration};
-use everstep_transport::protocol::outcome::{Inability, WorkerResult};
+use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::{Generation, Message, NodeName, RunSpec, Step, WorkerId};
 use everstep_transport::time::Time;
 
@@ -226,7 +226,9 @@ impl Core {
             Input::DrainOverdue => self.end(Exit::Overdue),
             Input::Built(built) => self.built(built),
             Input::BuildFailed { inability, reason } => self.unable(now, inability, reason),
-            Input::Device(Report::Unable(reason)) => self.unable(now, Inability::Run, reason),
+            Input::Device(Report::Unable { inability, reason }) => {
+                self.unable(now, inability, reason);
+            }
             Input::Peer { from, message } => self.peer(now, from, message),
             Input::PeerLost { from, .. } => self.peer_lost(now, from),
             Input::Chunk { from, chunk, values } => self.on_chunk(now, from, &chunk, values),

@@ -60,7 +60,7 @@ impl Joiner {
         sized_record: SizedRecord,
         mut replica: ReplicaState,
     ) -> Result<Self, EnterError> {
-        let jobs = replica.enter(sized_record.record(), &BTreeMap::new())?;
+        let jobs = replica.enter(sized_record.record(), &BTreeMap::new(), false)?;
         replica.was_member = false;
         Ok(Self {
             catch_up: CatchUp::default(),

@@ -279,7 +279,7 @@ impl Member {
             | Report::Opened
             | Report::Unwritten(_)
             | Report::Written
-            | Report::Unable(_)
+            | Report::Unable { .. }
             | Report::Failed(_) => {}
         }
         self.advance(now);

@@ -60,6 +60,9 @@ pub struct ReplicaState {
     /// The worker was a member of that last generation. It has shown what it had committed then at
     /// every Pause since, so later records resume at that step or after it.
     pub(super) was_member: bool,
+    /// Whether the device holds the parameters of version 0 until newer ones come: it has begun
+    /// from the beginning.
+    pub(super) has_initial: bool,
     /// How far the device has followed the records.
     pub(super) device: PendingEntries,
     /// How long the device takes for a data shard.
@@ -117,6 +120,7 @@ impl ReplicaState {
             written: Step(0),
             settled: Step(0),
             was_member: false,
+            has_initial: false,
             device: PendingEntries::default(),
             progress: Progress::default(),
             #[cfg(feature = "planted")]
@@ -137,7 +141,8 @@ impl ReplicaState {
     // A generation begins.
 
     /// Turns the state into what the record resumes with, for an owner of these shards in it.
-    /// Returns the device's jobs.
+    /// `computes` says whether the worker is a member, or a joiner of the generation. Returns the
+    /// device's jobs.
     ///
     /// # Errors
     /// If the record goes back behind what was settled, or lists this worker as owner of a shard
@@ -150,6 +155,7 @@ impl ReplicaState {
         &mut self,
         record: &Record,
         owned: &BTreeMap<Shard, bool>,
+        computes: bool,
     ) -> Result<Vec<Job>, EnterError> {
         assert!(record.number > self.generation, "I1: a worker enters no number twice");
         let resume = Version::resumed(record);
@@ -159,11 +165,13 @@ impl ReplicaState {
             return Err(EnterError::Backwards { number, resume, settled });
         }
         let mut jobs = Vec::new();
-        let origin = if self.is_void(record, owned) {
+        let origin = if self.is_void(record, owned, computes) {
             self.begin_anew(record, owned);
-            match record.restores() {
-                Some(_) => ShardOrigin::Checkpoint,
-                None => ShardOrigin::Seed,
+            let is_first = computes && resume == Version::default();
+            self.has_initial = record.restores().is_none() && (is_first || !owned.is_empty());
+            match self.has_initial {
+                true => ShardOrigin::Seed,
+                false => ShardOrigin::Checkpoint,
             }
         } else {
             if !follows && !self.was_member {
@@ -195,16 +203,19 @@ impl ReplicaState {
         Ok(jobs)
     }
 
-    /// Whether to begin from the seed. It does so if the run begins or rolls back. It does so if,
-    /// at version 0, the worker lacks a shard that the seed gives. And it does so if the device
-    /// computes with parameters that are not part of history.
-    fn is_void(&self, record: &Record, owned: &BTreeMap<Shard, bool>) -> bool {
+    /// Whether to begin from the beginning. It does so if the run begins or rolls back. It does so
+    /// if, at version 0, the worker lacks a shard or the parameters that the beginning gives. And
+    /// it does so if the device computes with parameters that are not part of history. A joiner
+    /// computes nothing, and may come long after the beginning of its generation: it drops what it
+    /// had, and its parameters come from others.
+    fn is_void(&self, record: &Record, owned: &BTreeMap<Shard, bool>, computes: bool) -> bool {
         let resume = Version::resumed(record);
         let holds = |shard| self.copies.get(shard).is_some_and(|copy| copy.version == resume);
         let initial = resume == Version::default();
+        let lacks = computes && !self.has_initial || !owned.keys().all(holds);
         let foreign = |version: &Version| version.step >= resume.step && *version != resume;
         record.restores().is_some()
-            || initial && (record.begins_anew() || !owned.keys().all(holds))
+            || initial && (record.begins_anew() || lacks)
             || self.computing.iter().any(foreign)
     }
 

@@ -3,6 +3,7 @@
 
 mod end;
 mod gradient;
+mod initial;
 mod shard_store;
 mod stall;
 mod support;

@@ -11,8 +11,8 @@ use everstep_kernels::compute::Batch;
 use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::reduce::{self, Addend, Sum, Tree, TreeNode};
 use everstep_transport::protocol::run::{
-    BatchSpec, DataSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, Precision, ScheduleKind,
-    TargetUnit,
+    BatchSpec, DataSpec, InitSpec, LossUnit, ModelSpec, OptimizerSpec, OptionMap, Precision,
+    ScheduleKind, TargetUnit,
 };
 use everstep_transport::protocol::{
     DataShard, Encoding, Generation, LossScale, Rounding, RunSpec, Shard, Step,
@@ -22,6 +22,7 @@ use everstep_worker::builtin;
 use everstep_worker::data::{DataError, Dataset};
 use everstep_worker::device::build::{BuildContext, build};
 use everstep_worker::device::{Device, DeviceChannel};
+use everstep_worker::registry::BuildError;
 use everstep_worker::step::event::{Gradient, Job, Report, ShardOrigin, Work};
 
 /// Data shards of [`run`].
@@ -152,6 +153,19 @@ impl TestDevice {
 
     /// A device of a run. It writes its model into `dir`.
     pub fn of(run: &RunSpec, dir: Option<PathBuf>) -> Self {
+        Self::build(run, dir, None).expect("a device")
+    }
+
+    /// A device of a run, after one that lacked these initial weights.
+    pub fn try_after(run: &RunSpec, lacked: Option<InitSpec>) -> Result<Self, BuildError> {
+        Self::build(run, None, lacked)
+    }
+
+    fn build(
+        run: &RunSpec,
+        dir: Option<PathBuf>,
+        lacked: Option<InitSpec>,
+    ) -> Result<Self, BuildError> {
         let failures = Arc::new(AtomicUsize::new(0));
         let counted = failures.clone();
         let registry = builtin::registry()
@@ -168,9 +182,10 @@ impl TestDevice {
             device,
             overlap,
             prefetch: 2,
+            lacked,
         };
-        let built = build(&registry, run, &place, Pool::new(1 << 20));
-        Self { device: built.expect("a device").0, script: Script::default(), failures }
+        let (device, _) = build(&registry, run, &place, Pool::new(1 << 20))?;
+        Ok(Self { device, script: Script::default(), failures })
     }
 
     /// The next so many tries to read a sample fail, and may be repeated.

@@ -152,6 +152,17 @@ fn a_joiner_is_fed_and_becomes_an_owner() {
     assert_eq!(&outcome(&cluster), reference());
 }
 
+/// A device that has never begun does not have the parameters of version 0.
+#[test]
+fn a_worker_that_comes_before_the_first_step_begins_from_the_beginning_even_if_it_owns_nothing() {
+    let mut cluster = Cluster::new(&[1, 2, 3, 4, 5, 6, 7, 8], run(STEPS), 11);
+    cluster.change(&workers(&[1, 2, 3, 4, 5, 6, 7]), Cause::Start);
+    cluster.change(&workers(&[1, 2, 3, 4, 5, 6, 7, 8]), Cause::Join);
+    assert_eq!(cluster.committed(), Step(0));
+    cluster.finish();
+    assert_eq!(&outcome(&cluster), reference());
+}
+
 #[test]
 fn in_a_generation_that_waits_a_joiner_gets_everything_and_nobody_steps() {
     let mut cluster = begun(&[1, 2], 11);

@@ -18,6 +18,19 @@ fn pause(solo: &mut Solo, term: u64, number: u64) -> bool {
     solo.status().is_some()
 }
 
+/// The joiner of a generation that began with the run comes when there are other parameters. The
+/// initial weights may be gone by then.
+#[test]
+fn a_joiner_does_not_begin_from_the_beginning() {
+    let mut solo = Solo::registered(STRANGER);
+    solo.hear(Message::Announce(record()));
+    let is_enter = |effect: &&Effect| matches!(effect, Effect::Device(Job::Enter { .. }));
+    let effects = solo.took();
+    let entered = effects.iter().find(is_enter).expect("it enters as a joiner");
+    let seeded = matches!(entered, Effect::Device(Job::Enter { origin: ShardOrigin::Seed, .. }));
+    assert!(!seeded, "{entered:?}");
+}
+
 /// Invariant I15.
 #[test]
 fn a_pause_is_answered_unless_it_is_of_an_older_term_or_number() {

@@ -181,7 +181,8 @@ fn a_run_that_cannot_be_built_is_told_of_and_the_next_one_is_built() {
 fn a_sample_that_cannot_be_filled_ends_the_run_and_not_the_worker() {
     let mut solo = Solo::member(1);
     solo.took();
-    solo.report(Report::Unable("the data set cannot fill sample 7".into()));
+    let reason = "the data set cannot fill sample 7".into();
+    solo.report(Report::Unable { inability: Inability::Run, reason });
     assert_eq!(reasons(&mut solo), ["the data set cannot fill sample 7"]);
     solo.hear_on(LINK, Message::Registered { worker: MEMBERS[1], term: TERM });
     let told = reasons(&mut solo);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::TreeNode;
-use everstep_transport::protocol::outcome::PartEvaluation;
+use everstep_transport::protocol::outcome::{Inability, PartEvaluation};
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
     Chunk, Commit, DataShard, Generation, LossScale, Shard, Step, WorkerId,
@@ -15,11 +15,11 @@ use super::ShardToSave;
 /// The source of the state of a generation's shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShardOrigin {
-    /// From the seed: version 0 of everything. State that the device held, or had under way, is
-    /// void.
+    /// From the seed, or the initial weights: version 0 of everything. State that the device held,
+    /// or had under way, is void.
     Seed,
-    /// From a checkpoint: a [`Job::Restore`] for each shard to hold will come. State that the
-    /// device held, or had under way, is void.
+    /// From a checkpoint, or for a joiner from others: a [`Job::Restore`] for each shard to hold
+    /// will come. State that the device held, or had under way, is void.
     Checkpoint,
     /// The device holds it already.
     Held,
@@ -278,8 +278,13 @@ pub enum Report {
     Unwritten(String),
     /// The model's file is complete and durable.
     Written,
-    /// The run cannot be computed, for a reason that every other worker would meet too.
-    Unable(String),
+    /// The device cannot compute the run.
+    Unable {
+        /// Whether every other worker would meet the reason too, or it lies in this place.
+        inability: Inability,
+        /// The reason in words for the user.
+        reason: String,
+    },
     /// The device cannot continue.
     Failed(String),
 }

@@ -30,7 +30,9 @@ impl Member {
         mut replica: ReplicaState,
     ) -> Result<Self, EnterError> {
         let mut out = VecDeque::from([Effect::Enter(plan.record().clone())]);
-        out.extend(replica.enter(plan.record(), plan.owned())?.into_iter().map(Effect::Device));
+        out.extend(
+            replica.enter(plan.record(), plan.owned(), true)?.into_iter().map(Effect::Device),
+        );
         replica.was_member = true;
         replica.committed_at.get_or_insert(now);
         let first = replica.committed().next();

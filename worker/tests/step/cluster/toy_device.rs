@@ -14,6 +14,9 @@ use everstep_worker::step::event::{
     Gradient, Job, Report, ShardOrigin, ShardToSave, Summary, Work,
 };
 
+/// A parameter before the device has begun from the beginning, or got it from another device.
+const UNREAD: f32 = f32::NAN;
+
 /// Master weights and two moments, as AdamW has them.
 #[derive(Clone, Debug)]
 struct Copy {
@@ -51,7 +54,7 @@ impl ToyDevice {
             sampler: Sampler::new(run.seed, samples, run.batch),
             jobs: VecDeque::new(),
             pass: None,
-            computing: (0..3).map(|shard| (Step(0), vec![0.5; length(shard)])).collect(),
+            computing: (0..3).map(|shard| (Step(0), vec![UNREAD; length(shard)])).collect(),
             copies: BTreeMap::new(),
             awaited: BTreeMap::new(),
             unwritten: (0..3).map(Shard).collect(),
@@ -224,8 +227,10 @@ impl ToyDevice {
         self.unwritten = (0..3).map(Shard).collect();
         self.awaited.clear();
         if origin != ShardOrigin::Held {
+            let begins = origin == ShardOrigin::Seed;
             for (version, values) in &mut self.computing {
-                (*version, *values) = (Step(0), vec![0.5; values.len()]);
+                let value = if begins { 0.5 } else { UNREAD };
+                (*version, *values) = (Step(0), vec![value; values.len()]);
             }
             let initial = |shard: &Shard| {
                 let length = self.computing[shard.0 as usize].1.len();
