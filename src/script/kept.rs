@@ -1,8 +1,8 @@
 //! How a run's directory keeps the script of its run, so that the run can go on.
 //!
-//! `script.json` has the working directory and the command. Keys are only ever added to it. The number of threads, and digests of
-//! all that decides bits, are in the run's specification: processes that state another run are
-//! refused. The directory keeps no copy of the script's files.
+//! `script.json` has the working directory and the command. Keys are only ever added to it. The
+//! number of threads, and digests of all that decides bits, are in the run's specification:
+//! processes that state another run are refused. The directory keeps no copy of the script's files.
 
 use std::ffi::OsString;
 use std::fs;

@@ -17,8 +17,8 @@ use super::NodeId;
 use super::endure::MAX_STANDSTILL;
 use crate::fault::{Fault, TOLERATED_OUTAGE};
 
-/// After this silence a coordinator may take a worker for gone. It is the time after which
-/// the coordinator suspects the worker, by a clock that is a tenth fast, less a message's travel time.
+/// After this silence a coordinator may take a worker for gone. It is the time after which the
+/// coordinator suspects the worker, by a clock that is a tenth fast, less a message's travel time.
 const MIN_SUSPECT_SILENCE: Duration = Duration::from_millis(1_950);
 /// A coordinator that hears only workers that came in the isolation waits for this long: 20 s, by a
 /// clock that is a tenth fast.

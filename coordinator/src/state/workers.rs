@@ -258,8 +258,8 @@ impl State {
         Ok(EntryOutcome::Registered(worker))
     }
 
-    /// The index of the registration's entry. No other entry has it, so no process is ever taken for
-    /// a worker that is gone.
+    /// The index of the registration's entry. No other entry has it, so no process is ever taken
+    /// for a worker that is gone.
     fn next_id(&self) -> WorkerId {
         #[cfg(feature = "planted")]
         if self.plant == Some(crate::plant::CorePlant::ReuseId) {
@@ -286,8 +286,8 @@ impl State {
         Ok(EntryOutcome::Accepted)
     }
 
-    /// A member leaves with a generation, any other worker at once. The event of a cloud's notice is
-    /// noted only if the worker was not leaving yet.
+    /// A member leaves with a generation, any other worker at once. The event of a cloud's notice
+    /// is noted only if the worker was not leaving yet.
     pub(super) fn drain(
         &mut self,
         unix_ms: u64,

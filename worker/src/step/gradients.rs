@@ -193,8 +193,8 @@ pub struct Merge {
 
 impl Merge {
     /// Adds a subtree's sum into that of the target, whose node is the subtree's or an ancestor of
-    /// it. Returns the sum once it is complete. It never adds into a sum that the worker keeps for a
-    /// redo.
+    /// it. Returns the sum once it is complete. It never adds into a sum that the worker keeps for
+    /// a redo.
     ///
     /// # Panics
     /// If a part of the subtree was added before (invariant I18), or is not under the target.
