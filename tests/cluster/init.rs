@@ -116,14 +116,20 @@ fn kill_after(world: &World, step: usize) -> PathBuf {
 fn i12_a_run_goes_on_and_takes_joiners_when_its_initial_weights_are_gone() {
     let first = world(2, 1e-3);
     let weights = export(&first, &first.train(&["--workers", "1"]), "f32");
-    let tuned = world(500, 1e-3).with("model.init", show(&weights)).with("checkpoint.every", 5);
+    let tuned = world(80, 1e-3).with("model.init", show(&weights)).with("checkpoint.every", 5);
     let wanted = tuned.undisturbed();
     let (here, moved) = (kill_after(&tuned, 10), kill_after(&tuned, 20));
     let joined = tuned.launch(&["--workers", "1"]);
-    joined.until_step(1);
+    joined.until_step(3);
+    let ask = |verb| {
+        let ended = tuned.start(&["run", verb, "--dir", show(&joined.dir)]).end();
+        assert_eq!(ended.code, Some(0), "{ended:?}");
+    };
+    ask("pause");
     fs::remove_dir_all(&weights).expect("removed");
     let _joiner = tuned.join(&joined);
-    joined.until_workers(2, "training");
+    joined.until_whole(2);
+    ask("resume");
     assert_eq!(joined.complete().hash(), wanted, "a worker has joined");
     for (from, workers) in [(here, "3"), (moved.join("checkpoints"), "1")] {
         let report = from.with_extension("resumed.json");
