@@ -36,13 +36,13 @@ impl MachineBoot {
     pub fn own() -> Option<Self> {
         let own = Self { boot: boot()?, machine: lasting(Path::new("/")) };
         #[cfg(feature = "failpoints")]
-        let own = own.as_a_test_says();
+        let own = own.replaced_by_a_test();
         Some(own)
     }
 
     /// A test cannot boot this machine. So it says that another boot is under way.
     #[cfg(feature = "failpoints")]
-    fn as_a_test_says(self) -> Self {
+    fn replaced_by_a_test(self) -> Self {
         let said = |name| std::env::var(name).ok();
         let boot = said("FAILPOINT_BOOT").unwrap_or(self.boot);
         Self { boot, machine: said("FAILPOINT_MACHINE").or(self.machine) }
