@@ -281,7 +281,8 @@ impl StoreJob {
             // Another member can write the manifest, but the model comes after it.
             Self::Manifest(_) => !matches!(later, Self::Model { .. } | Self::Verify { .. }),
             Self::Verify { .. } => true,
-            // A restore means that the last step is undone.
+            // A restore mostly means that the last step is undone. Otherwise the core repeats its
+            // job for the model.
             Self::Restore { .. } | Self::Model { .. } => matches!(later, Self::Restore { .. }),
         }
     }

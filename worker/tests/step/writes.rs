@@ -4,12 +4,12 @@
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::Inability;
-use everstep_transport::protocol::{Message, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{Cause, Message, RunSpec, Step, WorkerId};
 use everstep_worker::step::event::{Effect, Input, Report};
 
 use crate::cluster::toy_store::MODEL_PATH;
 use crate::cluster::{Cluster, run};
-use crate::generations::{begun, begun_with, reference};
+use crate::generations::{begun, begun_with, outcome, reference};
 use crate::solo::{LINK, Solo, TERM};
 use crate::support::MEMBERS;
 
@@ -53,6 +53,20 @@ fn i22_the_model_of_a_run_with_a_store_goes_there_once_its_file_is_durable() {
     // The next leader asks again, and hears it again.
     cluster.tell_to_write(writer);
     cluster.until("it says so again", |cluster| cluster.stored.len() == 2);
+}
+
+/// Found by a simulation: the store's thread drops the copy for a restore, and the run never ended.
+#[test]
+fn i22_a_model_goes_to_the_store_although_its_run_goes_back_to_the_last_step() {
+    let mut cluster = begun_with(&[1, 2, 3], 4, Some(6));
+    cluster.store.fails_models = true;
+    cluster.until("the last step is listed", |it| it.store.listed.contains_key(&Step(12)));
+    cluster.until("the file is durable", |cluster| cluster.durable.is_some());
+    cluster.change(&cluster.alive(), Cause::Rollback);
+    cluster.store.mend();
+    cluster.until("the model is stored", |cluster| !cluster.stored.is_empty());
+    cluster.finish();
+    assert_eq!(&outcome(&cluster), reference());
 }
 
 #[test]

@@ -172,6 +172,7 @@ impl Core {
         let Some((id, shards)) = member.to_restore() else { return };
         let generation = self.generation();
         self.out.push_back(Effect::Store(StoreJob::Restore { generation, id, shards }));
+        self.store_model_again();
     }
 
     /// The store's thread reports.

@@ -90,6 +90,14 @@ impl Core {
         }
     }
 
+    /// The worker restores a checkpoint, for which the store's thread drops a copy that the store
+    /// has failed so far. After a rollback to the last step the file is still that of the run.
+    pub(super) fn store_model_again(&mut self) {
+        if let Some(generation) = self.model.storing {
+            self.out.push_back(Effect::Store(StoreJob::Model { generation }));
+        }
+    }
+
     /// The model is durable in the run's store.
     pub(super) fn stored(&mut self, generation: Generation, place: ModelPlace) {
         if self.model.storing == Some(generation) {

@@ -21,11 +21,17 @@ pub struct ToyStore {
     pub listed: BTreeMap<Step, Commit>,
     /// Reports that have not arrived, in order.
     coming: VecDeque<(WorkerId, StoreReport)>,
+    /// The store fails each copy of the model.
+    pub fails_models: bool,
+    /// Copies that are to be tried again.
+    failing: Vec<(WorkerId, StoreJob)>,
 }
 
 impl ToyStore {
     pub fn take(&mut self, worker: WorkerId, job: StoreJob) {
+        self.failing.retain(|(of, earlier)| *of != worker || !earlier.is_replaced_by(&job));
         match job {
+            StoreJob::Model { .. } if self.fails_models => self.failing.push((worker, job)),
             StoreJob::Save(PartToSave { commit, generation, shards, .. }) => {
                 let id = CheckpointId::of(&commit);
                 let digests = shards.iter().map(|of| (of.shard, [0; 32])).collect();
@@ -59,6 +65,12 @@ impl ToyStore {
                 self.coming.push_back((worker, StoreReport::Stored { generation, place }));
             }
         }
+    }
+
+    /// The store takes the models, those that it has failed too.
+    pub fn mend(&mut self) {
+        self.fails_models = false;
+        std::mem::take(&mut self.failing).into_iter().for_each(|(of, job)| self.take(of, job));
     }
 
     /// The next report, and the worker that it is for.
