@@ -337,6 +337,24 @@ fn i21_workers_that_stand_still_together_are_waited_for() {
     }
 }
 
+/// A cluster of four with these faults, whose store is a part of the run. The seed chooses the
+/// precision, too.
+#[track_caller]
+fn endure_as_found(seed: u64, faults: Vec<(Time, Fault)>) {
+    let simulation = Simulation::new(4, Duration::from_secs(60), Rates::none());
+    let met = simulation.expect("without a fault").endure(seed, &Schedule(faults)).result;
+    met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
+}
+
+/// Members wait for their shards of a checkpoint longer than a data shard may take: their devices
+/// do not hang.
+#[test]
+fn i8_members_that_wait_for_the_store_are_not_taken_for_hanging() {
+    let away = Fault::StoreAway { span: Duration::from_millis(9_624) };
+    let faults = vec![at(33_386.302, together(&[0, 2, 3], 3_948)), at(37_405.498, away)];
+    endure_as_found(7_648, faults);
+}
+
 /// The operator makes a refused removal anew, with a pause of the run still to be ended: the later
 /// number of the removal must not supersede the end of the pause.
 #[test]

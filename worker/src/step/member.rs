@@ -285,10 +285,12 @@ impl Member {
         self.advance(now);
     }
 
-    /// Time passes for the device, too. It computes only if it has the parameters of other owners.
-    /// It makes its own by itself.
+    /// Time passes for the device, too. It computes only if it has the parameters of other owners,
+    /// and its own shards of a checkpoint. It makes its own parameters by itself.
     pub(super) fn track_progress(&mut self, now: Time) {
-        let is_ready = self.all_gather.has_others() && self.replica.gradients.is_computed();
+        let is_ready = self.all_gather.has_others()
+            && self.restoring.is_over()
+            && self.replica.gradients.is_computed();
         self.replica.progress.look(now, is_ready);
     }
 

@@ -32,6 +32,11 @@ impl Restoring {
         Self { missing, requests: Vec::new() }
     }
 
+    /// Whether all owned shards are here.
+    pub fn is_over(&self) -> bool {
+        self.missing.is_empty()
+    }
+
     /// Whether a shard is still to come.
     pub fn lacks(&self, shard: Shard) -> bool {
         self.missing.contains(&shard)
@@ -91,8 +96,8 @@ impl Member {
     /// of it. None if it lacks nothing.
     pub(in crate::step) fn to_restore(&self) -> Option<(CheckpointId, Vec<Shard>)> {
         let commit = self.plan.record().commit.as_ref()?;
-        let missing: Vec<Shard> = self.restoring.missing.iter().copied().collect();
-        (!missing.is_empty()).then(|| (CheckpointId::of(commit), missing))
+        let missing = || self.restoring.missing.iter().copied().collect();
+        (!self.restoring.is_over()).then(|| (CheckpointId::of(commit), missing()))
     }
 
     /// The device has taken over a shard from the checkpoint. Returns false for any other shard.
