@@ -59,7 +59,12 @@ impl Rests {
             }
             EventKind::CheckpointFailed { step, .. } => _ = self.asked.remove(step),
             EventKind::CheckpointDamaged { step, .. } => _ = self.listed.remove(step),
-            EventKind::Rollback { to, .. } => _ = self.listed.split_off(&to.next()),
+            // A cluster that goes on from another one's store has older checkpoints than the one of
+            // which an event tells, and may go back to them.
+            EventKind::Rollback { to, .. } => {
+                self.listed.split_off(&to.next());
+                self.listed.insert(*to);
+            }
             EventKind::Complete { .. } => {
                 if let Some(step) = self.asked.first() {
                     let seen = format!("nothing tells of the checkpoint of step {step}");
@@ -75,7 +80,7 @@ impl Rests {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::outcome::PausedBy;
-    use everstep_transport::protocol::reason::{PauseReason, UnsavedReason};
+    use everstep_transport::protocol::reason::{PauseReason, RollbackReason, UnsavedReason};
     use everstep_transport::protocol::{Cause, Generation, Message, exemplars};
 
     use super::*;
@@ -144,7 +149,9 @@ mod tests {
         let over = || EventKind::Complete { step: Step(9), model: None };
         let continued = || EventKind::Continued { step: Step(4) };
         let fates = [[asked(), failed()], [asked(), listed()], [listed(), asked()]];
-        for told in fates.into_iter().chain([[continued(), asked()]]) {
+        let back =
+            || EventKind::Rollback { from: Step(7), to: Step(4), reason: RollbackReason::Asked };
+        for told in fates.into_iter().chain([[continued(), asked()], [back(), asked()]]) {
             assert_eq!(found(&[&told[..], &[over()]].concat()), None, "{told:?}");
         }
         assert_eq!(found(&[asked(), over()]), Some(Invariant::I26));
