@@ -8,6 +8,7 @@ use everstep_chaos::world::{Endured, NodeId};
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::time::Time;
 
+const MINUTE: Duration = Duration::from_secs(60);
 /// The leader at that moment.
 const COORDINATOR: NodeId = NodeId::Leader;
 
@@ -43,19 +44,27 @@ fn pause(node: NodeId, ms: u64) -> Fault {
     Fault::Pause { node, span: Duration::from_millis(ms) }
 }
 
+/// A cluster of four without faults of its own. The seed chooses the precision.
+fn four(span: Duration) -> Simulation {
+    Simulation::new(4, span, Rates::none()).expect("without a fault")
+}
+
 /// A cluster of four that trains in f32, without faults of its own.
 fn full(span: Duration) -> Simulation {
-    let simulation = Simulation::new(4, span, Rates::none()).expect("without a fault");
-    simulation.precise(Precision::F32)
+    four(span).precise(Precision::F32)
+}
+
+/// A cluster bears these faults.
+#[track_caller]
+fn bear(simulation: &Simulation, seed: u64, faults: Vec<(Time, Fault)>) -> Endured {
+    let met = simulation.endure(seed, &Schedule(faults)).result;
+    met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"))
 }
 
 /// A cluster of four with these faults. All other choices follow from the seed.
 #[track_caller]
 fn endure(seed: u64, faults: Vec<(Time, Fault)>) -> Endured {
-    let minute = Duration::from_secs(60);
-    let simulation = full(minute);
-    let met = simulation.endure(seed, &Schedule(faults)).result;
-    met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"))
+    bear(&full(MINUTE), seed, faults)
 }
 
 #[test]
@@ -315,11 +324,9 @@ fn i21_coordinators_that_are_cut_off_from_all_workers_cost_no_worker() {
         let span = Duration::from_secs(seconds);
         let simulation = full(span + Duration::from_secs(20)).coordinated(coordinators);
         let faults = vec![at(1_000.0, Fault::Isolation { span })];
-        let met = simulation.endure(seed, &Schedule(faults)).result;
-        let endured = met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
-        let changes = endured.changes;
+        let Endured { changes, completed, .. } = bear(&simulation, seed, faults);
         assert_eq!((changes.lost, changes.rollbacks), (0, 0), "seed {seed}: {changes:?}");
-        assert!(endured.completed > 0, "seed {seed}");
+        assert!(completed > 0, "seed {seed}");
     }
 }
 
@@ -329,21 +336,10 @@ fn i21_workers_that_stand_still_together_are_waited_for() {
     for (coordinators, count) in [(1, 2), (1, 4), (3, 2), (3, 4)] {
         let span = Duration::from_secs(15);
         let side = (0..count).map(worker).collect();
-        let faults = Schedule(vec![at(1_000.0, Fault::PauseTogether { side, span })]);
-        let simulation = full(Duration::from_secs(60)).coordinated(coordinators);
-        let met = simulation.endure(3, &faults).result;
-        let changes = met.unwrap_or_else(|failure| panic!("{count} workers: {failure}")).changes;
+        let faults = vec![at(1_000.0, Fault::PauseTogether { side, span })];
+        let changes = bear(&full(MINUTE).coordinated(coordinators), 3, faults).changes;
         assert_eq!((changes.lost, changes.rollbacks), (0, 0), "{count} workers: {changes:?}");
     }
-}
-
-/// A cluster of four with these faults, whose store is a part of the run. The seed chooses the
-/// precision, too.
-#[track_caller]
-fn endure_as_found(seed: u64, faults: Vec<(Time, Fault)>) {
-    let simulation = Simulation::new(4, Duration::from_secs(60), Rates::none());
-    let met = simulation.expect("without a fault").endure(seed, &Schedule(faults)).result;
-    met.unwrap_or_else(|failure| panic!("seed {seed}: {failure}"));
 }
 
 /// Members wait for their shards of a checkpoint longer than a data shard may take: their devices
@@ -352,7 +348,7 @@ fn endure_as_found(seed: u64, faults: Vec<(Time, Fault)>) {
 fn i8_members_that_wait_for_the_store_are_not_taken_for_hanging() {
     let away = Fault::StoreAway { span: Duration::from_millis(9_624) };
     let faults = vec![at(33_386.302, together(&[0, 2, 3], 3_948)), at(37_405.498, away)];
-    endure_as_found(7_648, faults);
+    bear(&four(MINUTE), 7_648, faults);
 }
 
 /// The operator makes a refused removal anew, with a pause of the run still to be ended: the later
