@@ -19,7 +19,7 @@ const STEPS: usize = 42;
 /// Master weights, the moments of Adam, and the head of a shard's state.
 const STATE_ITEMS: usize = 4;
 
-/// The queues whose length is bounded.
+/// The kinds of queues for which the plan sets a bound, each with another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum QueueKind {
     /// Streams and messages from one member to another.

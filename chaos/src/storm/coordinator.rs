@@ -171,7 +171,7 @@ impl StormSim {
             CoreEffect::Shell(ShellEffect::SkipLines(_))
             | CoreEffect::Shell(ShellEffect::TellLines { .. })
             | CoreEffect::Shell(ShellEffect::OrderManifest { .. }) => {}
-            // No node enrols here, and nobody reads.
+            // The storm has no node that enrols, and no client that reads.
             CoreEffect::Shell(ShellEffect::Admitted { .. })
             | CoreEffect::Shell(ShellEffect::ReadReady(_)) => {}
             // No operator asks for it here.

@@ -75,7 +75,7 @@ pub struct LivenessChecker {
     pub(super) tally: Tally,
 }
 
-/// The machines that a fault disturbs, or whose roads it does.
+/// The machines that a fault disturbs, itself or by their roads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Disturbed {
     Machine(NodeId),

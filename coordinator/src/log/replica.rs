@@ -49,7 +49,7 @@ const CACHE_BYTES: usize = 4 << 20;
 pub struct DiskOwner {
     /// A digest of the certificate of the cluster's authority. No other cluster has the same.
     pub cluster: [u8; 32],
-    /// The replica whose log it is.
+    /// The replica that the log belongs to.
     pub replica: ReplicaId,
 }
 

@@ -31,7 +31,7 @@ impl RunFingerprint {
         Ok(Self { name: name.clone(), fingerprint })
     }
 
-    /// Refuses a worker whose model, data or text are not those of the run.
+    /// Refuses a worker with another model, other data or another text than the run has.
     pub(super) fn check(&self, name: &NodeName, other: &Registration) -> Result<(), Rejection> {
         match self.fingerprint == other.fingerprint {
             true => Ok(()),
