@@ -9,8 +9,11 @@ use crate::world::{Run, Signal, World, show, until};
 
 /// A run of so many steps at this learning rate, with a checkpoint at its end.
 fn world(steps: i64, learning_rate: f64) -> World {
-    World::new()
-        .with("run.steps", steps)
+    learning(World::new().with("run.steps", steps), learning_rate)
+}
+
+fn learning(world: World, learning_rate: f64) -> World {
+    world
         .with("checkpoint.every", 1_000)
         .with("optimizer.warmup_steps", 0)
         .with("optimizer.learning_rate", learning_rate)
@@ -116,7 +119,8 @@ fn kill_after(world: &World, step: usize) -> PathBuf {
 fn i12_a_run_goes_on_and_takes_joiners_when_its_initial_weights_are_gone() {
     let first = world(2, 1e-3);
     let weights = export(&first, &first.train(&["--workers", "1"]), "f32");
-    let tuned = world(80, 1e-3).with("model.init", show(&weights)).with("checkpoint.every", 5);
+    let tuned = learning(World::lasting(60), 1e-3);
+    let tuned = tuned.with("model.init", show(&weights)).with("checkpoint.every", 5);
     let wanted = tuned.undisturbed();
     let (here, moved) = (kill_after(&tuned, 10), kill_after(&tuned, 20));
     let joined = tuned.launch(&["--workers", "1"]);

@@ -41,7 +41,8 @@ use super::{Core, ShellEffect, invariants};
 use crate::plant::CorePlant;
 use crate::state::{CheckpointStanding, Command, EntryOutcome, State};
 
-/// How many incomplete checkpoints the leader keeps the parts of: the newest.
+/// How many checkpoints the leader keeps the parts of before they are listed: the newest, and the
+/// one whose manifest is being written.
 const MAX_PENDING: usize = 4;
 /// Of how many checkpoints the leader takes no further part: the newest that some worker does not
 /// write.
@@ -91,14 +92,21 @@ impl CheckpointWriting {
         self.store_errors.since(now, span)
     }
 
-    /// Takes a part. Returns the oldest checkpoint if there are too many.
-    fn take(&mut self, now: Time, worker: WorkerId, part: SavedPart) -> Option<CheckpointId> {
+    /// Takes a part.
+    fn take(&mut self, now: Time, worker: WorkerId, part: SavedPart) {
         let id = CheckpointId::of(&part.commit);
         let renewed = self.renewed;
         let pending = self.pending.entry(id).or_insert_with(|| PendingCheckpoint::new(renewed));
         pending.take(now, worker, part);
-        let oldest = self.pending.keys().next().copied();
-        oldest.filter(|_| self.pending.len() > MAX_PENDING)
+    }
+
+    /// The checkpoint that is about to be listed, or whose manifest is being written, or that is
+    /// the next whose manifest will be.
+    fn being_written(&self, shards: u32) -> Option<CheckpointId> {
+        let proposed = self.pending.iter().find(|(_, pending)| pending.is_proposed());
+        let ordered = || self.order.as_ref().map(|order| order.id);
+        let whole = || self.pending.iter().find(|(_, pending)| pending.cover(shards).is_ok());
+        proposed.map(|(id, _)| *id).or_else(ordered).or_else(|| whole().map(|(id, _)| *id))
     }
 
     /// A checkpoint is not pending any more.
@@ -178,10 +186,30 @@ impl Core {
         if has_failed || self.checkpoints.given_up.contains(&id) || id.step <= newest {
             return;
         }
-        if let Some(oldest) = self.checkpoints.take(now, worker, part) {
-            self.fail_incomplete(now, oldest);
-        }
+        self.checkpoints.take(now, worker, part);
         self.see_to_checkpoints(now);
+        if self.checkpoints.pending.len() > MAX_PENDING {
+            self.drop_oldest(now);
+        }
+    }
+
+    /// Parts come faster than lines and manifests are written. One checkpoint is kept until it is
+    /// listed, or none would ever be. The oldest of the others makes room.
+    fn drop_oldest(&mut self, now: Time) {
+        let shards = self.state.shards().unwrap_or(0);
+        let Self { checkpoints, state, .. } = self;
+        let earlier = checkpoints.being_written(shards);
+        let others = checkpoints
+            .pending
+            .iter()
+            .filter(|(id, it)| Some(**id) != earlier && !it.is_proposed());
+        let mut others = others.map(|(id, pending)| (*id, pending.cover(shards).is_ok()));
+        let oldest = others.find(|(id, is_whole)| !is_whole || state.may_skip(*id));
+        match (oldest, earlier) {
+            (Some((id, true)), Some(earlier)) => self.skipped(now, id, earlier.step),
+            (Some((id, _)), _) => self.fail_incomplete(now, id),
+            (None, _) => {}
+        }
     }
 
     /// A worker does not write its part of a checkpoint, or not its manifest.

@@ -206,7 +206,7 @@ fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
     let world = world(60, &[("checkpoint.every", 4), ("checkpoint.keep", 2)]);
     world.undisturbed();
     abreast(points(By::Saving), async |point| {
-        let mut scene = Scene::begin(&world, &[point, "", ""]).await;
+        let mut scene = Scene::begin(&world, &[point, SLOW, ""]).await;
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         scene.complete().await;
@@ -227,7 +227,7 @@ fn i12_a_worker_and_the_leader_may_die_together_at_any_stage_of_a_checkpoint() {
     world.undisturbed();
     let is_stage = |point: &&&str| ["part.", "manifest."].iter().any(|of| point.starts_with(of));
     abreast(points(By::Saving).iter().filter(is_stage), async |point| {
-        let mut scene = Scene::begin(&world, &[&stands_at(point), "", ""]).await;
+        let mut scene = Scene::begin(&world, &[&stands_at(point), SLOW, ""]).await;
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         scene.kill_with_leader(0);
         let dir = scene.log.parent().expect("a directory").to_path_buf();

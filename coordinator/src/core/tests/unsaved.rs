@@ -4,7 +4,7 @@ use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::{CheckpointId, CheckpointSpec, OnFailure};
 
 use super::checkpoints::{complete, failures, finish_all, id, listed, orders, save, saving};
-use super::checkpoints::{settle, unsaved};
+use super::checkpoints::{settle, unsaved, write};
 use super::*;
 use crate::history::HistorySummary;
 use crate::state::CheckpointStanding;
@@ -64,6 +64,37 @@ fn a_skipped_checkpoint_is_no_failure_and_pauses_no_run() {
         complete(&mut world, &links, id(8, 1));
         assert_eq!((listed(&world), counted(&world)), (vec![1, 8], 0));
     }
+}
+
+/// Steps take less time than the manifest. It is written nevertheless, and then a newer one.
+#[test]
+fn parts_that_come_faster_than_manifests_are_skipped_and_the_manifest_under_way_is_listed() {
+    for on_failure in [OnFailure::Continue, OnFailure::Pause] {
+        let (mut world, links) = World::training_as(saving_each(on_failure));
+        settle(&mut world, links[0], 1..=12);
+        for step in 1..=12 {
+            links.iter().for_each(|link| save(&mut world, *link, id(step, 1)));
+        }
+        assert_eq!(orders(&mut world, links[0]), [(1, vec![])], "one after the other");
+        write(&mut world, links[0], id(1, 1), vec![]);
+        assert_eq!((listed(&world), failures(&world)), (vec![1], vec![]));
+        assert_eq!((skips(&world), counted(&world)), (vec![vec![2, 1]], 0));
+        world.pass(50, &links);
+        assert_eq!(orders(&mut world, links[0]), [(10, vec![])], "the newest ones are kept");
+        write(&mut world, links[0], id(10, 1), vec![]);
+        assert_eq!((listed(&world), world.watch(12, 0).paused), (vec![1, 10], None));
+    }
+}
+
+/// Parts of one worker alone come: another one is about to lose its disk.
+#[test]
+fn the_oldest_checkpoint_that_lacks_parts_fails_when_too_many_do() {
+    let (mut world, links) = World::training_as(saving_each(OnFailure::Continue));
+    settle(&mut world, links[0], 1..=5);
+    (1..=5).for_each(|step| save(&mut world, links[0], id(step, 1)));
+    assert_eq!(failures(&world).iter().map(|it| it.0).collect::<Vec<_>>(), [1]);
+    links.iter().for_each(|link| save(&mut world, *link, id(2, 1)));
+    assert_eq!(orders(&mut world, links[0]), [(2, vec![])]);
 }
 
 #[test]
