@@ -390,7 +390,8 @@ impl World {
         let explained = self.checkers.liveness.explains(self.now, (place, machine), coordinator)
             || self.is_last_member(worker)
                 && self.checkers.liveness.hides(self.now, place, coordinator);
-        if self.workers.is_gone(worker) || explained {
+        let has_departed = self.checkers.leadership.has_departed(worker);
+        if self.workers.is_gone(worker) || has_departed || explained {
             return Ok(());
         }
         let seen = format!("worker {worker} (process {place}) was lost for no reason: {reason}");

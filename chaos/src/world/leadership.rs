@@ -28,6 +28,15 @@ pub struct LeadershipTrace {
     /// Losses that no fault explained at their proposal. After a restart of the proposer, the world
     /// cannot tell any more what it had heard.
     unexplained_losses: BTreeMap<(WorkerId, Term), Violation>,
+    /// Workers that have left together, as the log says. Some may not have heard of it.
+    departed: BTreeSet<WorkerId>,
+}
+
+impl LeadershipTrace {
+    /// Whether a worker has left together with all others.
+    pub(super) fn has_departed(&self, worker: WorkerId) -> bool {
+        self.departed.contains(&worker)
+    }
 }
 
 impl World {
@@ -183,8 +192,10 @@ impl World {
                 }
                 let record = self.checkers.invariants.current_record();
                 let members = record.iter().flat_map(|record| &record.members);
-                let mut members = members.map(|member| member.worker);
-                members.try_for_each(|worker| self.judge_leave(worker))
+                let members: Vec<WorkerId> = members.map(|member| member.worker).collect();
+                members.iter().try_for_each(|worker| self.judge_leave(*worker))?;
+                self.checkers.leadership.departed.extend(members);
+                Ok(())
             }
             Some(Command::End { .. }) => {
                 self.checkers.invariants.over();
@@ -244,7 +255,7 @@ impl World {
         let asked = self.coordinators[coordinator]
             .node()
             .is_some_and(|node| node.core().state().is_to_go_back());
-        discarded || given_up || asked
+        discarded || given_up || asked || self.checkers.leadership.has_departed(worker)
     }
 
     /// Whether the run allows a coordinator to give up a worker's process. It does after

@@ -74,6 +74,11 @@ impl GenerationChange {
         matches!(self.phase, ChangePhase::Steady | ChangePhase::Holding(_))
     }
 
+    /// Whether the next generation is on its way into the log.
+    pub(super) fn is_proposed(&self) -> bool {
+        matches!(self.phase, ChangePhase::Proposed(_))
+    }
+
     #[cfg(test)]
     pub(super) fn is_pausing(&self) -> bool {
         matches!(self.phase, ChangePhase::Pausing(_))

@@ -100,6 +100,10 @@ impl Core {
         if !is_durable || self.written() < Step(run.steps) || !self.running() {
             return;
         }
+        // A generation that is on its way into the log may undo the last step.
+        if self.change.is_proposed() {
+            return;
+        }
         // If its last checkpoint has failed, the run may ask for an operator first.
         let is_held = |pause: &RunPause| pause.by == PausedBy::FailedCheckpoint;
         if self.lacks_last_checkpoint() || self.state.pause().is_some_and(is_held) {

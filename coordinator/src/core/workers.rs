@@ -214,7 +214,7 @@ impl Core {
             _ if !certain => self.leadership.confirm_word(link, &mut self.outbox),
             Some(_) if lasting && !self.running() => self.set_free(link),
             _ if !self.running() => self.release(link, Message::Dismiss),
-            Some(worker) if self.phase_of(link, worker) == Some(WorkerPhase::Left) => {
+            Some(worker) if self.has_left(link, worker) => {
                 // The worker has left, and only did not hear of it.
                 self.send_drained(link, worker);
             }
@@ -225,6 +225,12 @@ impl Core {
 
     fn is_present(&self, link: LinkId, worker: WorkerId) -> bool {
         self.phase_of(link, worker).is_some_and(WorkerPhase::is_present)
+            && !self.state.has_departed(worker)
+    }
+
+    fn has_left(&self, link: LinkId, worker: WorkerId) -> bool {
+        let phase = self.phase_of(link, worker);
+        phase == Some(WorkerPhase::Left) || phase.is_some() && self.state.has_departed(worker)
     }
 
     /// The phase of the worker that the peer says to be, if that worker is on the peer's node.

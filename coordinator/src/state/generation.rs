@@ -244,7 +244,8 @@ impl State {
         record
             .validate(run.batch.data_shards, shards)
             .map_err(|error| Rejection::Malformed { number, problem: error.problem })?;
-        match record.members.iter().find(|member| !self.is_present(member.worker)) {
+        let is_gone = |worker| !self.is_present(worker) || self.has_departed(worker);
+        match record.members.iter().find(|member| is_gone(member.worker)) {
             Some(gone) => Err(Rejection::ListsGone { number, worker: gone.worker }),
             None if record.resume > Step(run.steps) => Err(Rejection::BeyondTheEnd(number)),
             None => Ok(()),
@@ -288,7 +289,6 @@ impl State {
         for worker in record.members.iter().map(|member| member.worker) {
             // A member that was taken for dead, and answers all the same, joins anew.
             let returns = self.generation.reported_dead.remove(&worker);
-            self.generation.departed.remove(&worker);
             let is_member = self.workers.is_member(worker);
             if under_way && (returns || !is_member) {
                 self.events.note(unix_ms, EventKind::Joined { worker });

@@ -227,7 +227,11 @@ impl Lone {
     }
 
     fn beat(&mut self) {
-        self.now = Time(self.now.0 + 250_000_000);
+        self.pass(250);
+    }
+
+    fn pass(&mut self, ms: u64) {
+        self.now = Time(self.now.0 + ms * 1_000_000);
         self.give(Input::Tick);
     }
 }
@@ -374,6 +378,27 @@ fn a_long_tail_of_lines_goes_out_page_by_page_without_waiting_for_time() {
     lone.beat();
     let written = lone.answer();
     assert_eq!(written, (1..=1_000).collect::<Vec<_>>());
+}
+
+/// Invariant I10. Found by a simulation: the last lines of a run are news for a leader. They were
+/// told every 25 ms, also to one that was paused.
+#[test]
+fn news_is_told_early_again_only_once_the_leader_has_answered() {
+    let mut lone = Lone::training(3);
+    let beats = |lone: &mut Lone| {
+        let told = std::mem::take(&mut lone.told);
+        told.iter().filter(|told| matches!(told, Message::Heartbeat(_))).count()
+    };
+    beats(&mut lone);
+    (0..120).for_each(|_| lone.pass(25));
+    assert_eq!(beats(&mut lone), 12, "in three seconds");
+    let (written, lacks_lines, retained) = (Step(0), false, 0);
+    for _ in 0..3 {
+        let generation = GENERATION;
+        lone.hear(Message::HeartbeatAnswer { generation, written, lacks_lines, retained });
+        lone.pass(25);
+        assert_eq!(beats(&mut lone), 1, "it may be on its way to the disk");
+    }
 }
 
 /// Invariants I10 and I13: lines are bounded, and none is dropped.

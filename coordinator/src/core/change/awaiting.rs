@@ -162,10 +162,11 @@ impl Core {
         }
     }
 
-    /// Suspects the members that have ended according to the log.
+    /// Suspects the members that have ended, or have left together, according to the log.
     pub(in crate::core) fn suspect_reported_dead(&mut self, now: Time) {
         for worker in self.roster(now).reported_dead() {
-            let reason = LossReason::FoundDead;
+            let has_left = self.state.has_departed(worker);
+            let reason = if has_left { LossReason::Left } else { LossReason::FoundDead };
             self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
     }

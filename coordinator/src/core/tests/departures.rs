@@ -60,6 +60,21 @@ fn the_next_worker_goes_on_from_the_step_of_the_last_ones() {
     }
 }
 
+/// Found by a simulation: the next leader took them back.
+#[test]
+fn workers_that_did_not_hear_that_they_have_left_hear_it_from_the_next_leader() {
+    let (mut world, links) = closing();
+    complete(&mut world, &links, id(7, 1));
+    world.pass(100, &links);
+    world.restart();
+    for link in links {
+        let link = world.relink(link);
+        assert_eq!(world.words(link), ["drain"]);
+    }
+    world.pass(100, &[]);
+    assert_eq!(world.generation(), Generation(2), "they are no members any more");
+}
+
 #[test]
 fn the_last_workers_save_again_until_the_store_takes_it() {
     let (mut world, links) = closing();

@@ -2,7 +2,7 @@
 
 use everstep_transport::protocol::CheckpointId;
 
-use super::checkpoints::{complete, id, listed, orders, save, saving, settle, write};
+use super::checkpoints::{complete, finish_all, id, listed, orders, save, saving, settle, write};
 use super::joining::holds;
 use super::*;
 
@@ -292,6 +292,23 @@ fn an_operators_choice_that_is_damaged_is_followed_by_an_older_one() {
 }
 
 /// The checkpoint of an undone step is in the way of the new one: it is to be deleted.
+/// Found by a simulation: the disk of the leader stalled before the last checkpoint was listed. The
+/// run was complete without the lines of the steps that a rollback behind it had undone.
+#[test]
+fn i13_a_rollback_on_its_way_into_the_log_keeps_a_run_from_its_end() {
+    let (mut world, links) = listing(3, &[15]);
+    settle(&mut world, links[0], 16..=20);
+    links.iter().for_each(|link| save(&mut world, *link, id(20, 1)));
+    finish_all(&mut world, &links);
+    world.holds_back = true;
+    write(&mut world, links[0], id(20, 1), vec![]);
+    world.kill(links[2]);
+    world.catch_up();
+    assert_eq!(listed(&world), [15], "step 20 is undone, and is to be done again");
+    assert_eq!(began(&world), (Cause::Rollback, 15, Some(1)));
+    assert!(world.running());
+}
+
 #[test]
 fn a_step_that_is_done_again_is_saved_again() {
     let (mut world, links) = listing(2, &[5, 10]);

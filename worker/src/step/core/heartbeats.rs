@@ -24,6 +24,9 @@ pub(super) struct Readiness {
 #[derive(Debug, Default)]
 pub(super) struct Heartbeats {
     sent_at: Time,
+    /// The leader has not answered the last heartbeat. News waits for the answer then, or each
+    /// repetition would join the ones that a silent leader has yet to read.
+    awaits_answer: bool,
     /// What the last heartbeat of this generation said.
     reported: Readiness,
     /// The leader lacks metrics lines, and asks every member for the lines that it has.
@@ -33,7 +36,7 @@ pub(super) struct Heartbeats {
 impl Heartbeats {
     /// A heartbeat goes out.
     pub fn sent(&mut self, now: Time, readiness: Readiness) {
-        (self.sent_at, self.reported) = (now, readiness);
+        (self.sent_at, self.reported, self.awaits_answer) = (now, readiness, true);
     }
 
     /// Whether the next heartbeat is due.
@@ -42,10 +45,10 @@ impl Heartbeats {
     }
 
     /// Whether the leader waits for this news, so that a heartbeat goes out early: that the worker
-    /// holds, that it is ready, or `last_lines`.
+    /// holds, that it is ready, or `last_lines`. The last ones are repeated until they are written.
     pub fn is_due_early(&self, now: Time, readiness: Readiness, last_lines: bool) -> bool {
         let often = readiness.ready && !self.reported.ready || last_lines;
-        let due = now.since(self.sent_at) >= EARLY_HEARTBEAT_INTERVAL;
+        let due = now.since(self.sent_at) >= EARLY_HEARTBEAT_INTERVAL && !self.awaits_answer;
         readiness.held && !self.reported.held || often && due
     }
 
@@ -54,9 +57,9 @@ impl Heartbeats {
         self.reported = Readiness::default();
     }
 
-    /// The leader says whether it lacks lines.
+    /// The leader has answered, and says whether it lacks lines.
     pub fn answered(&mut self, lacks_lines: bool) {
-        self.lacks_lines = lacks_lines;
+        (self.lacks_lines, self.awaits_answer) = (lacks_lines, false);
     }
 
     /// Whether the leader asks every member for the lines that it has.
