@@ -92,7 +92,7 @@ impl CheckpointWriting {
         self.store_errors.since(now, span)
     }
 
-    /// Takes a part.
+    /// Takes the part of a worker. Its checkpoint may be new here.
     fn take(&mut self, now: Time, worker: WorkerId, part: SavedPart) {
         let id = CheckpointId::of(&part.commit);
         let renewed = self.renewed;
