@@ -20,6 +20,7 @@ mod peers;
 mod proposal_queue;
 mod removal;
 mod snapshots;
+mod state_comparison;
 mod status;
 mod transfer;
 mod worker_reach;
@@ -40,6 +41,7 @@ use self::peers::Peers;
 use self::proposal_queue::ProposalQueue;
 use self::removal::Removals;
 use self::snapshots::SnapshotSchedule;
+use self::state_comparison::StateComparison;
 pub use self::status::ReachableVoters;
 use self::transfer::Handover;
 use self::worker_reach::WorkerReach;
@@ -136,6 +138,7 @@ pub struct Node {
     removals: Removals,
     handover: Handover,
     worker_reach: WorkerReach,
+    comparison: StateComparison,
     /// The time of the core's newest tick.
     core_ticked: Time,
     effects: VecDeque<NodeEffect>,
@@ -209,6 +212,7 @@ impl Node {
             removals: Removals::new(replica.members().clone()),
             handover: Handover::default(),
             worker_reach: WorkerReach::default(),
+            comparison: StateComparison::default(),
             core_ticked: now,
             effects: VecDeque::new(),
             replica,
@@ -231,6 +235,7 @@ impl Node {
             NodeInput::HandOver => self.hand_over(now),
             NodeInput::Tick => self.tick(now),
         }
+        self.comparison.compare()?;
         self.advance(now)
     }
 
@@ -332,6 +337,9 @@ impl Node {
                 self.on_remove_request(now, from, id, gone);
             }
             Message::Hears { workers } if coordinator => self.on_worker_count(now, from, workers),
+            Message::StateDigest { index, digest } if coordinator => {
+                self.comparison.hear(index, digest);
+            }
             message => self.core.handle(now, ShellInput::Message { from, message }),
         }
     }

@@ -433,7 +433,7 @@ mod tests {
     /// damaged or verified, and messages that only several runs need. Also messages between
     /// workers, and messages that operators send only over HTTP. An operator's questions and
     /// their replies have none either. The rest has points by content, or needs none.
-    const WITHOUT_A_POINT: [&str; 22] = [
+    const WITHOUT_A_POINT: [&str; 23] = [
         "failed",
         "predecessors",
         "preempted",
@@ -453,6 +453,7 @@ mod tests {
         "raft",
         "removed",
         "hears",
+        "state_digest",
         "fetch_lines",
         "lines",
         "transfer",

@@ -21,6 +21,16 @@ pub enum NodeError {
         #[source]
         problem: EntryError,
     },
+    /// This coordinator knows another cluster than the leader.
+    #[error(
+        "the state of this coordinator after entry {index} of the log is not that of the leader: \
+         one of them runs another build, or has faulty memory. `everstep coordinator remove` does \
+         without this one, and another one may join with the leader's build"
+    )]
+    Diverged {
+        /// The index of the entry.
+        index: u64,
+    },
     /// The disk holds an older state than before.
     #[error(
         "the log ends at entry {last}, but this coordinator has acknowledged entry {agreed}: its \

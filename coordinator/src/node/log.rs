@@ -117,7 +117,7 @@ impl Node {
         if self.snapshots.applied(bytes.len()) {
             self.take_snapshot();
         }
-        Ok(())
+        self.digest_state(position.index)
     }
 
     fn install(&mut self, now: Time, snapshot: Snapshot) -> Result<(), NodeError> {

@@ -16,6 +16,7 @@ use crate::lines::LinesFound;
 use crate::state::{LOG_FORMATS, State};
 
 mod membership;
+mod state_comparison;
 mod worker_reach;
 
 const DISK_LATENCY: Duration = Duration::from_millis(1);

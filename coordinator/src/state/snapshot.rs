@@ -51,6 +51,13 @@ impl State {
         bytes
     }
 
+    /// The digest of the state's bytes. Coordinators with the same newest entry have the same one
+    /// (I14).
+    pub fn digest(&self) -> [u8; 32] {
+        let bytes = self.encode();
+        *bytes.first_chunk().expect("the bytes begin with their digest")
+    }
+
     /// The state that was encoded. `newest` is the newest format that the reader knows.
     ///
     /// # Errors

@@ -269,6 +269,7 @@ fn of_coordinators() -> Vec<Message> {
         },
         Message::Joined { id },
         Message::Hears { workers: 3 },
+        Message::StateDigest { index: 64, digest: [7; 32] },
         Message::FetchHistory { from: 9 },
         Message::History { entries: vec![entry] },
         Message::FetchLines { lineage, after: STEP },

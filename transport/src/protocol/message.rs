@@ -437,6 +437,16 @@ pub enum Message {
     // Worker to coordinator.
     /// As Leave: a cloud takes the sender's machine back.
     Preempted(PreemptionNotice),
+
+    // Coordinator to coordinator.
+    /// What the state of the leader, which sends this, is after an entry of the log. A coordinator
+    /// that has another state after that entry ends.
+    StateDigest {
+        /// The index of the entry.
+        index: u64,
+        /// The BLAKE3 digest of the state's bytes.
+        digest: [u8; 32],
+    },
 }
 
 impl Message {

@@ -73,6 +73,7 @@ impl Message {
             Self::Verify { .. } => "verify",
             Self::Verification { .. } => "verification",
             Self::Preempted(_) => "preempted",
+            Self::StateDigest { .. } => "state_digest",
         }
     }
 }
