@@ -181,10 +181,9 @@ impl Core {
         if !fits || !self.may_save(worker, id) {
             return self.links.ignore();
         }
-        let known = self.state.checkpoints();
-        let is_late = id.step < known.newest_step() || known.is_whole_at(id.step);
+        let newest = self.state.checkpoints().newest_step();
         let has_failed = self.state.checkpoint_standing(id) == CheckpointStanding::Failed;
-        if has_failed || self.checkpoints.given_up.contains(&id) || is_late {
+        if has_failed || self.checkpoints.given_up.contains(&id) || id.step <= newest {
             return;
         }
         self.checkpoints.take(now, worker, part);
@@ -337,7 +336,7 @@ impl Core {
             let generation = self.state.generation();
             let bitwise = self.state.divergence().is_none();
             let delete = self.state.checkpoints().to_delete().collect();
-            let sweep = self.state.checkpoints().newest_before(id.step);
+            let sweep = self.state.checkpoints().newest_step();
             #[cfg(feature = "planted")]
             let sweep = match self.state.plant {
                 Some(CorePlant::SweepAhead) => Step(u64::MAX),

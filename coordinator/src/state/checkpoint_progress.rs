@@ -78,7 +78,7 @@ impl State {
                 CheckpointStanding::Requested
             }
             () if progress.failed.contains(&id) => CheckpointStanding::Failed,
-            () if self.checkpoints.find_whole(id).is_some() => CheckpointStanding::Listed,
+            () if self.checkpoints.find(id).is_some() => CheckpointStanding::Listed,
             () => CheckpointStanding::Pending,
         }
     }

@@ -52,16 +52,6 @@ impl Checkpoints {
         self.listed.last_key_value().map_or(Step(0), |(step, _)| *step)
     }
 
-    /// The newest step before this one of which a checkpoint is listed. 0 if there is none.
-    pub fn newest_before(&self, step: Step) -> Step {
-        self.listed.range(..step).next_back().map_or(Step(0), |(step, _)| *step)
-    }
-
-    /// Whether a checkpoint of this step is listed, and can be restored.
-    pub fn is_whole_at(&self, step: Step) -> bool {
-        self.listed.get(&step).is_some_and(|listed| listed.damage.is_none())
-    }
-
     /// The newest checkpoint that can be restored, of this step at most.
     pub fn newest_up_to(&self, step: Step) -> Option<&ListedCheckpoint> {
         let older = self.listed.range(..=step).rev().map(|(_, listed)| listed);
@@ -203,8 +193,7 @@ impl State {
         if !self.is_of_history(id) {
             return Err(Rejection::OtherHistory { step, generation });
         }
-        // A checkpoint takes the place of a damaged one of its step.
-        if self.checkpoints.is_whole_at(step) {
+        if self.checkpoints.listed.contains_key(&step) {
             return Err(Rejection::CheckpointListed(step));
         }
         let retention = spec.retention();

@@ -2,7 +2,7 @@
 
 use everstep_transport::protocol::{CheckpointId, Verification};
 
-use super::checkpoints::{complete, id, listed, saving, settle};
+use super::checkpoints::{id, listed};
 use super::restores::{backs, listing};
 use super::*;
 
@@ -67,36 +67,6 @@ fn damage_that_a_verification_finds_is_in_the_log_and_undoes_nothing() {
     let refusal = Some(Rejection::CheckpointDamaged(Step(5)));
     assert_eq!(world.hear(world.operator), [answer(1, refusal)]);
     assert_eq!((backs(&world), listed(&world)), (vec![], vec![5, 10]));
-}
-
-/// Its members hold the state. Otherwise a request would wait for ever, and so would the last
-/// workers that are to leave.
-#[test]
-fn a_run_that_rests_at_a_damaged_checkpoint_saves_it_again() {
-    for leave in [false, true] {
-        let (mut world, links) = World::training_as(saving(2));
-        settle(&mut world, links[0], 1..=7);
-        let run = world.core.state().run_id();
-        world.request(1, OperatorCommand::Pause(run));
-        world.hold_all();
-        complete(&mut world, &links, id(7, 1));
-        ask(&mut world, 7);
-        let state = Verification::Damaged("a bit flipped".into());
-        world.say(links[1], Message::Verification { id: id(7, 1), state });
-        if leave {
-            links.iter().for_each(|link| world.say(*link, Message::Leave));
-        } else {
-            world.request(2, OperatorCommand::Checkpoint(run));
-        }
-        world.pass(100, &links);
-        assert_eq!(world.generation(), Generation(3), "its members save it");
-        complete(&mut world, &links, id(7, 1));
-        world.pass(100, &links);
-        let saved = world.core.state().checkpoints().find_whole(id(7, 1));
-        assert!(saved.is_some_and(|saved| saved.damage.is_none()));
-        assert_eq!(world.core.state().asked_checkpoint(), None);
-        assert_eq!(world.words(links[0]).contains(&"drain"), leave);
-    }
 }
 
 #[test]
