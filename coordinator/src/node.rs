@@ -230,17 +230,16 @@ impl Node {
     /// [`NodeError`]: the coordinator cannot go on.
     pub fn handle(&mut self, now: Time, input: impl Into<NodeInput>) -> Result<(), NodeError> {
         match input.into() {
-            NodeInput::Shell(input) => self.on_shell_input(now, input),
+            NodeInput::Shell(input) => self.on_shell_input(now, input)?,
             NodeInput::Persisted(number) => self.persisted(number),
             NodeInput::HandOver => self.hand_over(now),
             NodeInput::Tick => self.tick(now),
         }
-        self.comparison.compare()?;
         self.advance(now)
     }
 
     /// The core takes what concerns it. Links and messages of coordinators concern the node, too.
-    fn on_shell_input(&mut self, now: Time, input: ShellInput) {
+    fn on_shell_input(&mut self, now: Time, input: ShellInput) -> Result<(), NodeError> {
         match input {
             ShellInput::Connected { link, identity, address } => {
                 self.peers.connected(link, &identity);
@@ -254,9 +253,10 @@ impl Node {
                 }
                 self.core.handle(now, ShellInput::Disconnected { link, end, reason });
             }
-            ShellInput::Message { from, message } => self.on_message(now, from, message),
+            ShellInput::Message { from, message } => return self.on_message(now, from, message),
             of_core => self.core.handle(now, of_core),
         }
+        Ok(())
     }
 
     fn push(&mut self, effect: impl Into<NodeEffect>) {
@@ -311,7 +311,7 @@ impl Node {
 
 // Messages of peers.
 impl Node {
-    fn on_message(&mut self, now: Time, from: LinkId, message: Message) {
+    fn on_message(&mut self, now: Time, from: LinkId, message: Message) -> Result<(), NodeError> {
         let coordinator = self.peers.is_coordinator(from);
         let operator = self.core.is_operator(from);
         match message {
@@ -337,11 +337,12 @@ impl Node {
                 self.on_remove_request(now, from, id, gone);
             }
             Message::Hears { workers } if coordinator => self.on_worker_count(now, from, workers),
-            Message::StateDigest { index, digest } if coordinator => {
-                self.comparison.hear(index, digest);
+            Message::StateDigest { index, digest } => {
+                return self.on_state_digest(from, (index, digest));
             }
             message => self.core.handle(now, ShellInput::Message { from, message }),
         }
+        Ok(())
     }
 
     /// The link has proved the sender's name. The log gives the id of that name.

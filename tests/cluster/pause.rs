@@ -161,9 +161,9 @@ impl<'a> Daemons<'a> {
         events
     }
 
-    /// The workers have left, the last of them for this reason. One that the others did without
-    /// before they left had no other reason than that. The next workers train to the end, and leave
-    /// when they have no run any more. Returns all events.
+    /// The workers have left, the last of them for this reason. Nothing depended on a worker that
+    /// left before. The next workers train to the end, and leave when they have no run any more.
+    /// Returns all events.
     fn go_on(&self, workers: Vec<Program>, reason: &str, wanted: &str) -> Vec<Value> {
         let left = |worker: Program| {
             let ended = worker.end();

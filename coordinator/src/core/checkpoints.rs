@@ -100,13 +100,17 @@ impl CheckpointWriting {
         pending.take(now, worker, part);
     }
 
-    /// The checkpoint that is about to be listed, or whose manifest is being written, or that is
-    /// the next whose manifest will be.
-    fn being_written(&self, shards: u32) -> Option<CheckpointId> {
-        let proposed = self.pending.iter().find(|(_, pending)| pending.is_proposed());
-        let ordered = || self.order.as_ref().map(|order| order.id);
-        let whole = || self.pending.iter().find(|(_, pending)| pending.cover(shards).is_ok());
-        proposed.map(|(id, _)| *id).or_else(ordered).or_else(|| whole().map(|(id, _)| *id))
+    /// The checkpoints that are about to be listed, and the one whose manifest is being written. If
+    /// there are none, the one whose manifest comes next.
+    fn being_written(&self, shards: u32) -> BTreeSet<CheckpointId> {
+        let proposed = self.pending.iter().filter(|(_, pending)| pending.is_proposed());
+        let ordered = self.order.as_ref().map(|order| order.id);
+        let written: BTreeSet<_> = proposed.map(|(id, _)| *id).chain(ordered).collect();
+        if !written.is_empty() {
+            return written;
+        }
+        let whole = self.pending.iter().find(|(_, pending)| pending.cover(shards).is_ok());
+        whole.map(|(id, _)| *id).into_iter().collect()
     }
 
     /// A checkpoint is not pending any more.
@@ -183,7 +187,9 @@ impl Core {
         }
         let newest = self.state.checkpoints().newest_step();
         let has_failed = self.state.checkpoint_standing(id) == CheckpointStanding::Failed;
-        if has_failed || self.checkpoints.given_up.contains(&id) || id.step <= newest {
+        let is_given_up =
+            self.checkpoints.given_up.contains(&id) || self.checkpoints.skipped.contains(&id);
+        if has_failed || is_given_up || id.step <= newest {
             return;
         }
         self.checkpoints.take(now, worker, part);
@@ -198,14 +204,11 @@ impl Core {
     fn drop_oldest(&mut self, now: Time) {
         let shards = self.state.shards().unwrap_or(0);
         let Self { checkpoints, state, .. } = self;
-        let earlier = checkpoints.being_written(shards);
-        let others = checkpoints
-            .pending
-            .iter()
-            .filter(|(id, it)| Some(**id) != earlier && !it.is_proposed());
+        let written = checkpoints.being_written(shards);
+        let others = checkpoints.pending.iter().filter(|(id, _)| !written.contains(id));
         let mut others = others.map(|(id, pending)| (*id, pending.cover(shards).is_ok()));
         let oldest = others.find(|(id, is_whole)| !is_whole || state.may_skip(*id));
-        match (oldest, earlier) {
+        match (oldest, written.first()) {
             (Some((id, true)), Some(earlier)) => self.skipped(now, id, earlier.step),
             (Some((id, _)), _) => self.fail_incomplete(now, id),
             (None, _) => {}
@@ -316,11 +319,21 @@ impl Core {
             return;
         }
         self.checkpoints.drop_undone(&self.state);
+        self.fail_refused(now);
         if self.change.is_free() {
             self.order_manifest(now);
         }
         self.give_last_checkpoint_up(now);
         self.give_asked_checkpoint_up(now);
+    }
+
+    /// A manifest that no member can write keeps later ones from being written.
+    fn fail_refused(&mut self, now: Time) {
+        let order = self.checkpoints.order.as_ref();
+        let refused = order.filter(|order| order.is_refused_by_all(self.state.members()));
+        if let Some(id) = refused.map(|order| order.id) {
+            self.fail_checkpoint(now, id, UnsavedReason::NoManifest);
+        }
     }
 
     fn order_manifest(&mut self, now: Time) {

@@ -21,11 +21,11 @@ pub enum NodeError {
         #[source]
         problem: EntryError,
     },
-    /// This coordinator knows another cluster than the leader.
+    /// This coordinator knows another cluster than the others.
     #[error(
-        "the state of this coordinator after entry {index} of the log is not that of the leader: \
-         one of them runs another build, or has faulty memory. `everstep coordinator remove` does \
-         without this one, and another one may join with the leader's build"
+        "the others agree on another state of the cluster after entry {index} of the log: this \
+         coordinator runs another build, or has faulty memory. Start it again with their build. \
+         If that does not help, `everstep coordinator remove` does without it"
     )]
     Diverged {
         /// The index of the entry.

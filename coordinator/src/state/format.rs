@@ -15,7 +15,8 @@ use rkyv::util::AlignedVec;
 use super::{CommandEntry, State};
 
 /// The formats of the log that this build reads and writes. The log's file may also hold format 1,
-/// which is converted when the file is opened.
+/// which is converted when the file is opened. A released build that changes the bytes of an entry,
+/// or what an entry does to the state, raises the end.
 pub const LOG_FORMATS: RangeInclusive<LogFormat> = LogFormat(2)..=LogFormat(2);
 
 /// Bytes that are not an entry.

@@ -439,8 +439,8 @@ pub enum Message {
     Preempted(PreemptionNotice),
 
     // Coordinator to coordinator.
-    /// What the state of the leader, which sends this, is after an entry of the log. A coordinator
-    /// that has another state after that entry ends.
+    /// The digest of the sender's state after an entry of the log. A coordinator ends if a majority
+    /// agrees on another state than it has.
     StateDigest {
         /// The index of the entry.
         index: u64,

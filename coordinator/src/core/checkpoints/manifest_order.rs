@@ -66,9 +66,10 @@ impl ManifestOrder {
         is_this
     }
 
-    /// Whether none of these members can write it.
-    pub(super) fn is_refused_by_all(&self, mut members: impl Iterator<Item = WorkerId>) -> bool {
-        members.all(|worker| self.refused.contains(&worker))
+    /// Whether none of these members can write it. Without members, it is nobody's word.
+    pub(super) fn is_refused_by_all(&self, members: impl Iterator<Item = WorkerId>) -> bool {
+        let mut members = members.peekable();
+        members.peek().is_some() && members.all(|worker| self.refused.contains(&worker))
     }
 
     fn is_late(&self, now: Time) -> bool {

@@ -291,7 +291,6 @@ fn an_operators_choice_that_is_damaged_is_followed_by_an_older_one() {
     assert_eq!(began(&world), (Cause::Rollback, 5, Some(1)));
 }
 
-/// The checkpoint of an undone step is in the way of the new one: it is to be deleted.
 /// Found by a simulation: the disk of the leader stalled before the last checkpoint was listed. The
 /// run was complete without the lines of the steps that a rollback behind it had undone.
 #[test]
@@ -309,6 +308,7 @@ fn i13_a_rollback_on_its_way_into_the_log_keeps_a_run_from_its_end() {
     assert!(world.running());
 }
 
+/// The checkpoint of an undone step is in the way of the new one: it is to be deleted.
 #[test]
 fn a_step_that_is_done_again_is_saved_again() {
     let (mut world, links) = listing(2, &[5, 10]);

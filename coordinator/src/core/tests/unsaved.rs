@@ -97,6 +97,23 @@ fn the_oldest_checkpoint_that_lacks_parts_fails_when_too_many_do() {
     assert_eq!(orders(&mut world, links[0]), [(2, vec![])]);
 }
 
+/// The first member refuses to write a manifest, and the second one dies with the order.
+#[test]
+fn a_manifest_that_is_refused_by_all_that_are_left_has_failed() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=5);
+    links.iter().for_each(|link| save(&mut world, *link, id(5, 1)));
+    world.say(links[0], unsaved(id(5, 1)));
+    assert_eq!(orders(&mut world, links[1]).len(), 1);
+    world.kill(links[1]);
+    world.pass(1_000, &links[..1]);
+    assert_eq!(world.members(), [world.id(links[0])]);
+    assert_eq!(failures(&world), [(5, "its manifest was not written in time".into())]);
+    settle(&mut world, links[0], 6..=10);
+    complete(&mut world, &links[..1], id(10, 2));
+    assert_eq!(listed(&world), [10]);
+}
+
 #[test]
 fn checkpoints_that_are_skipped_one_after_the_other_are_told_of_once_and_when_none_is_any_more() {
     let (mut world, links) = skipped_up_to(4, OnFailure::Continue);

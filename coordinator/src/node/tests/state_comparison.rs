@@ -3,43 +3,42 @@
 use super::*;
 use crate::node::state_comparison::COMPARED_ENTRIES;
 
-/// Three coordinators that have compared their states at least once, and the id of the leader.
-fn compared() -> (World, [u64; 3], u64) {
+/// Three coordinators that have compared their states at least once.
+fn compared() -> (World, [u64; 3]) {
     let (mut world, ids) = World::of_three();
     for number in 1..=COMPARED_ENTRIES {
         world.command(number, OperatorCommand::RevokeToken(exemplars::token().id()));
     }
-    let leader = world.leader().expect("a coordinator leads");
-    (world, ids, leader)
+    (world, ids)
 }
 
 #[test]
-fn i14_followers_compare_their_states_with_the_leaders() {
-    let (world, ids, leader) = compared();
-    let leaders = world.nodes[&leader].comparison.own;
-    assert!(leaders.is_some_and(|(index, _)| index >= COMPARED_ENTRIES));
-    for id in ids.into_iter().filter(|id| *id != leader) {
-        let comparison = &world.nodes[&id].comparison;
-        assert_eq!((comparison.own, comparison.leaders), (leaders, leaders), "coordinator {id}");
+fn i14_coordinators_tell_each_other_of_their_states() {
+    let (world, ids) = compared();
+    let own = |id| world.nodes[&id].comparison.own;
+    assert!(own(1).is_some_and(|(index, _)| index >= COMPARED_ENTRIES));
+    for id in ids {
+        let others = ids.into_iter().filter(|other| *other != id);
+        let told = others.map(|other| (ReplicaId(other), own(other).expect("a digest")));
+        assert_eq!(world.nodes[&id].comparison.others, told.collect(), "as coordinator {id} knows");
     }
 }
 
+/// The others have faulty memories, as far as this one can see.
 #[test]
-fn i14_a_coordinator_with_another_state_than_the_leaders_ends() {
-    let (mut world, ids, leader) = compared();
-    let (index, mut digest) = world.nodes[&leader].comparison.own.expect("a digest");
+fn i14_a_coordinator_that_a_majority_contradicts_ends() {
+    let (mut world, [one, ..]) = compared();
+    let (index, mut digest) = world.nodes[&one].comparison.own.expect("a digest");
     digest[0] ^= 1;
-    let follower = ids.into_iter().find(|id| *id != leader).expect("it has followers");
-    let mut tell = |identity: Identity, index| {
-        let link = world.connect(follower, identity);
+    let mut tell = |name: &str, role| {
+        let link = world.connect(one, identity(role, name));
         let (from, message) = (world.links[&link].1, Message::StateDigest { index, digest });
-        let node = world.nodes.get_mut(&follower).expect("it runs");
+        let node = world.nodes.get_mut(&one).expect("it runs");
         node.handle(world.now, ShellInput::Message { from, message })
     };
-    let stranger = identity(Role::Worker, "worker-1");
-    assert!(tell(stranger, index).is_ok(), "a worker knows no state");
-    let coordinator = || identity(Role::Coordinator, "coordinator-9");
-    assert!(tell(coordinator(), index + COMPARED_ENTRIES).is_ok(), "it is not that far");
-    let ended = tell(coordinator(), index);
+    assert!(tell("worker-1", Role::Worker).is_ok(), "a worker knows no state");
+    assert!(tell("coordinator-9", Role::Coordinator).is_ok(), "it is no coordinator of this log");
+    assert!(tell("coordinator-2", Role::Coordinator).is_ok(), "one against one");
+    let ended = tell("coordinator-3", Role::Coordinator);
     assert!(matches!(ended, Err(NodeError::Diverged { index: at }) if at == index), "{ended:?}");
 }
