@@ -30,23 +30,23 @@ pub(super) struct StateComparison {
 
 impl StateComparison {
     /// What the voters say of the newest entry that this coordinator has compared.
-    fn verdict(&self, voters: &[ReplicaId]) -> Verdict {
-        let Some((index, own)) = self.own else { return Verdict::Same };
+    fn verdict(&self, voters: &[ReplicaId]) -> StateVerdict {
+        let Some((index, own)) = self.own else { return StateVerdict::Same };
         let votes = voters.iter().filter_map(|id| self.others.get(id));
         let others = votes.filter(|(at, digest)| *at == index && *digest != own);
         let mut count = BTreeMap::<[u8; 32], usize>::new();
         others.for_each(|(_, digest)| *count.entry(*digest).or_default() += 1);
         match count.values().max() {
-            None => Verdict::Same,
-            Some(most) if 2 * most > voters.len() => Verdict::Outvoted { index },
-            Some(_) => Verdict::Differs { index },
+            None => StateVerdict::Same,
+            Some(most) if 2 * most > voters.len() => StateVerdict::Outvoted { index },
+            Some(_) => StateVerdict::Differs { index },
         }
     }
 }
 
 /// How a coordinator's state compares with those of the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Verdict {
+enum StateVerdict {
     /// No other state is known.
     Same,
     /// Some coordinators have another state, and no majority has one.
@@ -83,9 +83,9 @@ impl Node {
 
     fn compare_states(&self) -> Result<(), NodeError> {
         match self.comparison.verdict(&self.replica.members().voters) {
-            Verdict::Same => Ok(()),
-            Verdict::Outvoted { index } => Err(NodeError::Diverged { index }),
-            Verdict::Differs { index } => {
+            StateVerdict::Same => Ok(()),
+            StateVerdict::Outvoted { index } => Err(NodeError::Diverged { index }),
+            StateVerdict::Differs { index } => {
                 tracing::error!(index, "the coordinators have different states after this entry");
                 Ok(())
             }
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     /// The verdict of a coordinator with the state 0, of these voters besides, each with its state.
-    fn verdict(voters: u64, others: &[(u64, u64, u8)]) -> Verdict {
+    fn verdict(voters: u64, others: &[(u64, u64, u8)]) -> StateVerdict {
         let voters: Vec<ReplicaId> = (0..voters).map(ReplicaId).collect();
         let digest = |state: u8| [state; 32];
         let others = others.iter().map(|(id, at, state)| (ReplicaId(*id), (*at, digest(*state))));
@@ -107,14 +107,14 @@ mod tests {
 
     #[test]
     fn a_majority_with_one_other_state_outvotes_a_coordinator() {
-        let outvoted = Verdict::Outvoted { index: 64 };
+        let outvoted = StateVerdict::Outvoted { index: 64 };
         assert_eq!(verdict(3, &[(1, 64, 1), (2, 64, 1)]), outvoted);
         assert_eq!(verdict(5, &[(1, 64, 1), (2, 64, 1), (3, 64, 1), (4, 64, 0)]), outvoted);
     }
 
     #[test]
     fn fewer_coordinators_or_different_states_do_not() {
-        let differs = Verdict::Differs { index: 64 };
+        let differs = StateVerdict::Differs { index: 64 };
         assert_eq!(verdict(3, &[(1, 64, 1), (2, 64, 0)]), differs);
         assert_eq!(verdict(3, &[(1, 64, 1), (2, 64, 2)]), differs);
         assert_eq!(verdict(2, &[(1, 64, 1)]), differs);
@@ -123,7 +123,10 @@ mod tests {
 
     #[test]
     fn states_after_other_entries_and_of_other_coordinators_do_not_count() {
-        assert_eq!(verdict(3, &[(1, 128, 1), (2, 0, 1)]), Verdict::Same);
-        assert_eq!(verdict(3, &[(1, 64, 0), (2, 64, 0), (3, 64, 1), (4, 64, 1)]), Verdict::Same);
+        assert_eq!(verdict(3, &[(1, 128, 1), (2, 0, 1)]), StateVerdict::Same);
+        assert_eq!(
+            verdict(3, &[(1, 64, 0), (2, 64, 0), (3, 64, 1), (4, 64, 1)]),
+            StateVerdict::Same
+        );
     }
 }
