@@ -78,6 +78,9 @@ fn pass_point(_point: &str) {
 pub struct StoreWork {
     facts: CheckpointFacts,
     claim: ClusterClaim,
+    /// Whether this worker has put the model into the store, and removed a file that was only for
+    /// that. The core may order the same copy again.
+    has_stored: bool,
     #[cfg(feature = "planted")]
     plant: Option<Plant>,
 }
@@ -90,6 +93,7 @@ impl StoreWork {
         Self {
             facts,
             claim: ClusterClaim::new(claim),
+            has_stored: false,
             #[cfg(feature = "planted")]
             plant: None,
         }
@@ -243,9 +247,12 @@ impl StoreWork {
         };
         self.claim.insist(store)?;
         pass_point("model.due");
-        model::put(store, path)?;
+        if !(self.has_stored && model::is_removed(path)) {
+            model::put(store, path)?;
+        }
         pass_point("model.placed");
         model::remove_passing(path);
+        self.has_stored = true;
         tracing::info!(%place, "the model is in the store");
         Ok(Attempt::Done(Some(StoreReport::Stored { generation, place })))
     }

@@ -418,11 +418,13 @@ impl World {
             StoreReport::Saved(part) => StoreReport::Saved(SavedPart { write_ms: 1, ..part }),
             report => report,
         };
+        // The store keeps what it has: the log lists what was never whole, or is deleted. A worker
+        // that stood still may read a checkpoint that the others have deleted since.
         if let StoreReport::Damaged { id, reason, .. } = &report
+            && self.store.listed.contains(id)
             && !self.store.torn.contains(id)
             && !self.store.is_outdone()
         {
-            // The store keeps what it has: the log lists what was never whole, or is deleted.
             return Err(self.not_whole(*id, reason));
         }
         if let StoreReport::Stored { place, .. } = &report {

@@ -351,6 +351,14 @@ fn i8_members_that_wait_for_the_store_are_not_taken_for_hanging() {
     bear(&four(MINUTE), 7_648, faults);
 }
 
+/// A worker stands still while it reads a checkpoint. The others go on without it, and delete the
+/// checkpoint after newer ones: that is no damage.
+#[test]
+fn i12_a_worker_that_stood_still_may_read_a_checkpoint_that_is_deleted_since() {
+    let faults = vec![at(19_442.657, Fault::LoseCluster), at(20_401.104, pause(worker(1), 6_801))];
+    bear(&four(MINUTE), 16_324, faults);
+}
+
 /// The operator makes a refused removal anew, with a pause of the run still to be ended: the later
 /// number of the removal must not supersede the end of the pause.
 #[test]

@@ -45,6 +45,11 @@ pub(super) fn remove_passing(path: &Path) {
     }
 }
 
+/// Whether [`remove_passing`] has removed the file.
+pub(super) fn is_removed(path: &Path) -> bool {
+    is_passing(path) && !path.exists()
+}
+
 /// The place of the model in a run's store.
 pub(super) fn place_in(spec: &CheckpointSpec) -> ModelPlace {
     let shown = |c: char| if c.is_control() { '?' } else { c };

@@ -457,6 +457,9 @@ fn i22_the_model_is_copied_into_the_store_byte_for_byte_and_again_by_another_wor
         assert_eq!((generation, &*place.path), (Generation(4), &*stored.display().to_string()));
         assert!(!place.host.is_empty(), "a directory is on a machine");
         assert_eq!(std::fs::read(&stored).expect("there"), gathered);
+        thread.give(MODEL);
+        assert!(matches!(thread.next(), StoreReport::Stored { .. }), "the core may ask again");
+        assert_eq!(std::fs::read(&stored).expect("there"), gathered);
     }
     assert!(folder.path().join("one.safetensors").exists(), "the user sees it");
     assert!(!folder.path().join("everstep-passing-2.safetensors").exists(), "it has passed");
