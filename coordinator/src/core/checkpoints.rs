@@ -187,9 +187,7 @@ impl Core {
         }
         let newest = self.state.checkpoints().newest_step();
         let has_failed = self.state.checkpoint_standing(id) == CheckpointStanding::Failed;
-        let is_given_up =
-            self.checkpoints.given_up.contains(&id) || self.checkpoints.skipped.contains(&id);
-        if has_failed || is_given_up || id.step <= newest {
+        if has_failed || self.checkpoints.given_up.contains(&id) || id.step <= newest {
             return;
         }
         self.checkpoints.take(now, worker, part);

@@ -140,7 +140,8 @@ impl Core {
         let is_trained = record.resume >= Step(run.steps);
         let rests = record.waiting || is_trained;
         let Parts { change, roster, .. } = self.parts(now);
-        let ChangeCheck { feed, is_due } = match asked.closing && !over {
+        // If all workers are to leave, none goes before the others, and none copies for another.
+        let ChangeCheck { feed, is_due } = match asked.closing {
             true => ChangeCheck { feed: Vec::new(), is_due: false },
             false => change.check_feeds(roster, over, is_trained),
         };

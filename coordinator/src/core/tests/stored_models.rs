@@ -121,6 +121,19 @@ fn a_writer_that_the_store_fails_gives_way_to_another_one() {
     assert!(!world.running());
 }
 
+/// Found by a simulation: one generation after the other was to free a worker, and no plan let one
+/// go before the others.
+#[test]
+fn i11_workers_of_a_trained_run_that_are_all_to_leave_wait_for_its_end() {
+    let (mut world, links) = train(saving(3));
+    world.say(links[0], Message::Written(place()));
+    links.iter().for_each(|link| world.say(*link, Message::Leave));
+    pass_away(&mut world, 8, &links, &links);
+    assert_eq!(world.generation(), Generation(1));
+    world.say(links[0], Message::Stored(in_store()));
+    assert!(!world.running());
+}
+
 /// The rule of the last checkpoint decides: a run that goes on without checkpoints ends with the
 /// file of a worker, and says so. Any other run waits.
 #[test]

@@ -45,7 +45,8 @@ impl Heartbeats {
     }
 
     /// Whether the leader waits for this news, so that a heartbeat goes out early: that the worker
-    /// holds, that it is ready, or `last_lines`. The last lines are repeated until they are written.
+    /// holds, that it is ready, or `last_lines`. The last lines are repeated until they are on the
+    /// leader's disk.
     pub fn is_due_early(&self, now: Time, readiness: Readiness, last_lines: bool) -> bool {
         let often = readiness.ready && !self.reported.ready || last_lines;
         let due = now.since(self.sent_at) >= EARLY_HEARTBEAT_INTERVAL && !self.awaits_answer;
