@@ -42,7 +42,7 @@ use crate::plant::CorePlant;
 use crate::state::{CheckpointStanding, Command, EntryOutcome, State};
 
 /// How many checkpoints the leader keeps the parts of before they are listed: the newest, and the
-/// one whose manifest is being written.
+/// checkpoint with a manifest that is being written.
 const MAX_PENDING: usize = 4;
 /// Of how many checkpoints the leader takes no further part: the newest that some worker does not
 /// write.
@@ -100,8 +100,8 @@ impl CheckpointWriting {
         pending.take(now, worker, part);
     }
 
-    /// The checkpoints that are about to be listed, and the one whose manifest is being written. If
-    /// there are none, the one whose manifest comes next.
+    /// The checkpoints that are about to be listed, and the checkpoint with the manifest that is
+    /// under way. If there are none, the oldest checkpoint that is whole: its manifest comes next.
     fn being_written(&self, shards: u32) -> BTreeSet<CheckpointId> {
         let proposed = self.pending.iter().filter(|(_, pending)| pending.is_proposed());
         let ordered = self.order.as_ref().map(|order| order.id);

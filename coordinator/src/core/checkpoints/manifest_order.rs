@@ -66,7 +66,7 @@ impl ManifestOrder {
         is_this
     }
 
-    /// Whether none of these members can write it. Without members, it is nobody's word.
+    /// Whether none of these members can write it. Without members, none has refused.
     pub(super) fn is_refused_by_all(&self, members: impl Iterator<Item = WorkerId>) -> bool {
         let mut members = members.peekable();
         members.peek().is_some() && members.all(|worker| self.refused.contains(&worker))
