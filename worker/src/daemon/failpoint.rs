@@ -306,6 +306,7 @@ mod tests {
         "join",
         "joined",
         "hears",
+        "state_digest",
         "fetch_history",
         "history",
         "fetch_lines",
