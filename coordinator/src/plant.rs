@@ -12,6 +12,8 @@ pub enum CorePlant {
     KeepUndoneLines,
     /// The core tells members that lines are written which are not on the leader's disk.
     AcknowledgeEarly,
+    /// A run ends with its last lines on the leader's disk alone.
+    LinesOnOneDisk,
     /// The core gives a worker's id again when the worker is gone.
     ReuseId,
     /// The core carries out a request again that comes into the log again.

@@ -345,6 +345,7 @@ impl Core {
         self.judge_unable(now);
         self.see_to_model(now);
         self.see_to_checkpoints(now);
+        self.see_to_end(now);
         self.propose_joint_leave(now);
         match &self.change.phase {
             ChangePhase::Steady => self.begin_due_change(now),

@@ -189,7 +189,7 @@ pub enum ShellEffect {
         to: LinkId,
         /// The history that the lines belong to.
         lineage: Lineage,
-        /// The newest step in the file.
+        /// The newest step up to which the file is durable.
         reach: Step,
         /// The step before the first line.
         after: Step,

@@ -52,12 +52,15 @@ pub(super) struct Completion {
     results: BTreeMap<WorkerId, WorkerResult>,
     pub(super) model: ModelWriting,
     pub(super) unable: UnableWorkers,
+    /// Since when only other coordinators' copies of the lines are waited for.
+    copies_awaited_since: Option<Time>,
 }
 
 impl Completion {
     /// A generation begins. `is_last` says whether it begins after the last step.
     pub(super) fn begin(&mut self, is_last: bool) {
         self.results.clear();
+        self.copies_awaited_since = None;
         self.model.renew(is_last);
     }
 
@@ -89,8 +92,8 @@ impl Core {
         }
     }
 
-    /// Ends the run when this coordinator has every member's result and the line of every step, and
-    /// the last checkpoint is listed or has failed.
+    /// Ends the run when this coordinator has every member's result and most coordinators have the
+    /// line of every step, and the last checkpoint is listed or has failed.
     pub(super) fn conclude(&mut self, now: Time) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         let is_durable = self.is_model_durable(now);
@@ -111,9 +114,19 @@ impl Core {
         }
         // An earlier checkpoint that was asked for comes no more.
         let Some(outcome) = self.completion.outcome(record) else { return };
-        match self.state.asked_checkpoint() {
-            None => self.propose_end(now, outcome),
-            Some(asked) => self.fail_incomplete(now, asked.id),
+        if let Some(asked) = self.state.asked_checkpoint() {
+            return self.fail_incomplete(now, asked.id);
+        }
+        let since = *self.completion.copies_awaited_since.get_or_insert(now);
+        if self.are_lines_safe(now, since) {
+            self.propose_end(now, outcome);
+        }
+    }
+
+    /// Ends the run if it has waited long enough for the other coordinators' copies of its lines.
+    pub(super) fn see_to_end(&mut self, now: Time) {
+        if self.completion.copies_awaited_since.is_some() {
+            self.conclude(now);
         }
     }
 

@@ -10,6 +10,8 @@
 //! A rollback begins another history. Each message names the history of its lines, and counts for
 //! no other. So no file ever gets a late line of undone steps.
 
+mod copies;
+
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -20,6 +22,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+use self::copies::LineCopies;
 use super::invariants;
 use super::links::Links;
 use super::outbox::Outbox;
@@ -65,6 +68,7 @@ pub(super) struct Lines {
     stalls: Generations,
     /// The newest step of which another coordinator is known to have the line.
     told: Step,
+    copies: LineCopies,
     /// When this coordinator last asked another coordinator.
     asked: Option<Time>,
     /// When lines, or the word that there are none, came last.
@@ -269,7 +273,7 @@ impl Lines {
     fn pass_on(&self, links: &Links, fresh: &[MetricsLine], outbox: &mut Outbox) {
         let Some(lineage) = self.lineage else { return };
         for page in fresh.chunks(PAGE) {
-            let message = Message::Lines { lineage, reach: self.reach, lines: page.to_vec() };
+            let message = Message::Lines { lineage, reach: self.durable, lines: page.to_vec() };
             outbox.broadcast(links.of_role(Role::Coordinator), message);
         }
     }
@@ -300,7 +304,7 @@ impl Lines {
     /// Another coordinator lacks the lines after this step.
     pub(super) fn tell(&self, to: LinkId, lineage: Lineage, after: Step, outbox: &mut Outbox) {
         if self.is_open && self.lineage == Some(lineage) {
-            outbox.push(ShellEffect::TellLines { to, lineage, reach: self.reach, after });
+            outbox.push(ShellEffect::TellLines { to, lineage, reach: self.durable, after });
         }
     }
 
@@ -351,6 +355,8 @@ impl Core {
         if !self.lines.made_durable(lineage, reach) {
             return;
         }
+        let last = Step(self.state.run().map_or(0, |run| run.steps));
+        self.lines.announce(&self.links, last, &mut self.outbox);
         let leader = self.state.record().map(|record| record.step_leader());
         if self.leader().is_some()
             && let Some(worker) = leader
@@ -428,9 +434,13 @@ impl Core {
         }
         let before = file.reach;
         (file.told, file.heard) = (file.told.max(reach), now);
+        file.copies.told(from, reach);
         file.append(now, state, lines, outbox);
         if file.asks_again(now, reach, before) {
             file.ask(now, from, outbox);
+        }
+        if self.leader().is_some() {
+            self.conclude(now);
         }
     }
 

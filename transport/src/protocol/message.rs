@@ -284,12 +284,13 @@ pub enum Message {
         /// The newest step of which the sender has the line.
         after: Step,
     },
-    /// Metrics lines: the answer to FetchLines, and what the leader sends to every other
-    /// coordinator when it takes new lines.
+    /// Metrics lines: the answer to FetchLines, what the leader sends to every other coordinator
+    /// when it takes new lines, and, without lines, what a coordinator sends to every other one
+    /// when it has all lines of a run.
     Lines {
         /// The history to which the lines belong.
         lineage: Lineage,
-        /// The newest step of which the sender has the line.
+        /// The newest step up to which the sender's file is durable.
         reach: Step,
         /// Lines of consecutive steps, in order. Empty if the sender has none of the requested
         /// lines.

@@ -284,7 +284,7 @@ mod tests {
     /// runs, or only if an operator wants a checkpoint verified. Also messages that it sends all
     /// the time, and those that end it anyway. An operator's questions and their replies have none
     /// either.
-    const WITHOUT_A_POINT: [&str; 31] = [
+    const WITHOUT_A_POINT: [&str; 32] = [
         "heartbeat",
         "failed",
         "unable",

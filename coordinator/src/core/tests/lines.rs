@@ -185,15 +185,21 @@ fn lines_that_nobody_tells_are_lost_after_a_while_and_no_others() {
     assert!(world.events().contains(&lost));
 }
 
-/// A coordinator without a link may have the lines: the leader waits longer for it.
-#[test]
-fn lines_are_not_lost_while_a_coordinator_may_come_back_with_them() {
+/// Two workers train under two coordinators, of which this one leads.
+pub(super) fn training_under_two() -> (World, Vec<LinkId>) {
     let (mut world, links) = World::training(2);
     world.found(true);
     let coordinator = super::leadership::coordinator("coordinator-2", 2);
     let command = Command::Coordinator { id: None, coordinator };
     world.log.push_back(CommandEntry { unix_ms: 1, command });
     world.drain();
+    (world, links)
+}
+
+/// A coordinator without a link may have the lines: the leader waits longer for it.
+#[test]
+fn lines_are_not_lost_while_a_coordinator_may_come_back_with_them() {
+    let (mut world, links) = training_under_two();
     world.commit(1..=6);
     world.kill(links[0]);
     world.actor(links[1]).lines.clear();
@@ -240,6 +246,33 @@ fn a_run_ends_with_its_last_line_on_the_disk() {
     world.disk_stalls = false;
     world.sync_lines();
     world.drain();
+    assert!(!world.running());
+}
+
+/// I13: the members may go when the run ends, and the leader's disk may be lost after that.
+#[test]
+fn a_run_ends_once_most_coordinators_have_its_lines() {
+    let (mut world, links) = training_under_two();
+    let other = world.connect(Role::Coordinator, "coordinator-2");
+    world.report_lines(links[0], 1..=20);
+    let said = [("tells", (1..=20).collect()), ("tells", vec![])];
+    assert_eq!(said_of_lines(&mut world, other), said, "the lines, and that they are durable");
+    links.iter().for_each(|link| super::results::finish(&mut world, *link, [1; 32]));
+    tell(&mut world, other, 19, 1..=0);
+    assert!(world.running());
+    tell(&mut world, other, 20, 1..=0);
+    assert!(!world.running());
+}
+
+/// A coordinator of an older build never says that it has the lines.
+#[test]
+fn a_run_waits_no_longer_than_ten_seconds_for_other_coordinators_lines() {
+    let (mut world, links) = training_under_two();
+    world.report_lines(links[0], 1..=20);
+    links.iter().for_each(|link| super::results::finish(&mut world, *link, [1; 32]));
+    world.pass(9_000, &links);
+    assert!(world.running());
+    world.pass(1_200, &links);
     assert!(!world.running());
 }
 

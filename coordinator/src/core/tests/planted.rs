@@ -76,6 +76,18 @@ fn a_line_that_is_called_written_and_is_on_no_disk_is_found() {
     });
 }
 
+/// I13: the line may be lost with the leader's disk, and the members are gone.
+#[test]
+fn a_run_that_ends_with_its_lines_on_one_disk_is_found() {
+    find(CorePlant::LinesOnOneDisk, |plant| {
+        let (mut world, links) = super::lines::training_under_two();
+        plant.into_iter().for_each(|plant| world.core.plant(plant));
+        world.report_lines(links[0], 1..=20);
+        links.iter().for_each(|link| super::results::finish(&mut world, *link, [1; 32]));
+        world.running()
+    });
+}
+
 /// I1: the plan of a leader comes into the log after another coordinator has led.
 #[test]
 fn a_generation_of_a_deposed_leader_that_counts_is_found() {

@@ -1,0 +1,68 @@
+//! Which coordinators have every line of a trained run.
+//!
+//! The lines of a run under way are on the leader's disk and in the memory of all members. The
+//! members may go when the run ends. From then on the coordinators' files alone have the lines, so
+//! the leader ends no run before most of the coordinators have all lines on their disks: as with
+//! entries of the log, the disks of fewer than half may be lost afterwards. A coordinator tells
+//! all others when its file is complete. A leader that has missed that hears it when it asks for
+//! news.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use everstep_transport::identity::Role;
+use everstep_transport::protocol::{Message, Step};
+use everstep_transport::time::Time;
+
+use super::super::links::Links;
+use super::super::outbox::Outbox;
+use super::super::{Core, LinkId};
+use super::Lines;
+
+/// A run ends without the word of other coordinators that they have all lines after this long. A
+/// coordinator of an older build never says so.
+const LINES_COPIED_AT_LATEST: Duration = Duration::from_secs(10);
+
+/// How far the files of other coordinators reach, by their links.
+#[derive(Debug, Default)]
+pub(super) struct LineCopies(BTreeMap<LinkId, Step>);
+
+impl LineCopies {
+    /// Another coordinator says that its file is durable up to this step.
+    pub(super) fn told(&mut self, by: LinkId, reach: Step) {
+        let known = self.0.entry(by).or_default();
+        *known = reach.max(*known);
+    }
+
+    /// How many other coordinators with a link have the lines up to this step.
+    fn count(&self, links: &Links, step: Step) -> usize {
+        let complete = self.0.iter().filter(|(_, reach)| **reach >= step);
+        let names = complete.filter_map(|(link, _)| links.find(*link)).map(|it| &it.identity.name);
+        names.collect::<BTreeSet<_>>().len()
+    }
+}
+
+impl Lines {
+    /// Tells the other coordinators, if this file is durable up to the last step.
+    pub(super) fn announce(&self, links: &Links, last: Step, outbox: &mut Outbox) {
+        if let Some(lineage) = self.lineage.filter(|_| self.durable >= last) {
+            let message = Message::Lines { lineage, reach: self.durable, lines: Vec::new() };
+            outbox.broadcast(links.of_role(Role::Coordinator), message);
+        }
+    }
+}
+
+impl Core {
+    /// Whether the members need not keep lines any more: most coordinators have all lines of the
+    /// run, or have not said so for long. `since` is when the run could have ended otherwise.
+    pub(in super::super) fn are_lines_safe(&self, now: Time, since: Time) -> bool {
+        #[cfg(feature = "planted")]
+        if self.state.plant == Some(crate::plant::CorePlant::LinesOnOneDisk) {
+            return true;
+        }
+        let last = Step(self.state.run().map_or(0, |run| run.steps));
+        let complete = 1 + self.lines.copies.count(&self.links, last);
+        let all = self.state.coordinator_ids().count();
+        2 * complete > all || now.since(since) >= LINES_COPIED_AT_LATEST
+    }
+}
