@@ -248,7 +248,7 @@ impl Core {
         if self.state.checkpoint_standing(id) == CheckpointStanding::Listed {
             return;
         }
-        let refuses = |order: &mut ManifestOrder| order.is_refused_by(worker, id);
+        let refuses = |order: &mut ManifestOrder| order.is_refused_by(worker, id, words);
         let is_order = self.checkpoints.order.as_mut().is_some_and(refuses);
         let order = self.checkpoints.order.as_ref();
         let others = order.is_some_and(|order| !order.is_refused_by_all(self.state.members()));
@@ -329,9 +329,13 @@ impl Core {
     fn fail_refused(&mut self, now: Time) {
         let order = self.checkpoints.order.as_ref();
         let refused = order.filter(|order| order.is_refused_by_all(self.state.members()));
-        if let Some(id) = refused.map(|order| order.id) {
-            self.fail_checkpoint(now, id, UnsavedReason::NoManifest);
-        }
+        let Some((id, refusal)) = refused.map(|order| (order.id, order.last_refusal())) else {
+            return;
+        };
+        let reason = refusal.map_or(UnsavedReason::NoManifest, |(worker, words)| {
+            UnsavedReason::Worker { worker: self.state.called(worker), words }
+        });
+        self.fail_checkpoint(now, id, reason);
     }
 
     fn order_manifest(&mut self, now: Time) {

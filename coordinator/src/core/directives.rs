@@ -102,7 +102,7 @@ impl Core {
         }
         // A new generation would make members that restore a checkpoint begin to read it again. A
         // run that rests at a listed step has its checkpoint.
-        if self.restores().is_some() || record.waiting && self.state.is_saved() {
+        if self.restores().is_some() || self.state.rests_at_listed() {
             return false;
         }
         let is_over = self.is_over();

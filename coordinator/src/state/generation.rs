@@ -148,6 +148,14 @@ impl State {
         commit.is_none_or(|commit| self.checkpoints.find_whole(CheckpointId::of(commit)).is_some())
     }
 
+    /// Whether the run takes no step, and a checkpoint of its state is listed. It may be damaged,
+    /// and is not saved again: its manifest would have the name of the damaged one's.
+    pub fn rests_at_listed(&self) -> bool {
+        let Some(record) = self.record().filter(|record| record.waiting) else { return false };
+        let id = record.commit.as_ref().map(CheckpointId::of);
+        id.is_none_or(|id| self.checkpoints.find(id).is_some())
+    }
+
     /// Whether all members may leave together: they take no step, and a checkpoint has all that
     /// they hold.
     pub fn may_leave_together(&self) -> bool {

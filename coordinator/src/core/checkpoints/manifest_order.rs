@@ -7,6 +7,7 @@ use everstep_transport::protocol::{CheckpointId, Generation, WorkerId};
 use everstep_transport::time::Time;
 
 use crate::core::roster::Roster;
+use crate::core::workers::bounded;
 
 /// How often the leader repeats the order.
 const MANIFEST_ORDER_REPEAT_INTERVAL: Duration = Duration::from_secs(5);
@@ -26,6 +27,8 @@ pub(super) struct ManifestOrder {
     told: Time,
     /// Members that have said that they cannot write it.
     refused: BTreeSet<WorkerId>,
+    /// Which member said so last, and its words.
+    last_refusal: Option<(WorkerId, String)>,
 }
 
 impl ManifestOrder {
@@ -40,8 +43,9 @@ impl ManifestOrder {
         let (now, generation) = (roster.now, roster.state.generation());
         let Some(order) = order else {
             let writer = roster.state.members().find(|worker| roster.is_linked(*worker))?;
-            let refused = BTreeSet::new();
-            *order = Some(Self { id, generation, writer, since: now, told: now, refused });
+            let (refused, last_refusal) = (BTreeSet::new(), None);
+            let (since, told) = (now, now);
+            *order = Some(Self { id, generation, writer, since, told, refused, last_refusal });
             return Some(writer);
         };
         if !order.may_take(roster, order.writer) || order.is_late(now) {
@@ -57,13 +61,24 @@ impl ManifestOrder {
         })
     }
 
-    /// A worker does not write something. Returns whether it is this manifest.
-    pub(super) fn is_refused_by(&mut self, worker: WorkerId, id: CheckpointId) -> bool {
+    /// A worker does not write something, for this reason. Returns whether it is this manifest.
+    pub(super) fn is_refused_by(
+        &mut self,
+        worker: WorkerId,
+        id: CheckpointId,
+        words: &str,
+    ) -> bool {
         let is_this = self.id == id && (self.writer == worker || self.refused.contains(&worker));
         if is_this {
             self.refused.insert(worker);
+            self.last_refusal = Some((worker, bounded(words)));
         }
         is_this
+    }
+
+    /// Which member was the last to say that it cannot write it, and its words.
+    pub(super) fn last_refusal(&self) -> Option<(WorkerId, String)> {
+        self.last_refusal.clone()
     }
 
     /// Whether none of these members can write it. Without members, none has refused.

@@ -108,7 +108,7 @@ fn a_manifest_that_is_refused_by_all_that_are_left_has_failed() {
     world.kill(links[1]);
     world.pass(1_000, &links[..1]);
     assert_eq!(world.members(), [world.id(links[0])]);
-    assert_eq!(failures(&world), [(5, "its manifest was not written in time".into())]);
+    assert_eq!(failures(&world), [(5, "worker 1 (id 3): no space left".into())]);
     settle(&mut world, links[0], 6..=10);
     complete(&mut world, &links[..1], id(10, 2));
     assert_eq!(listed(&world), [10]);

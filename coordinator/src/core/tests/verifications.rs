@@ -2,7 +2,7 @@
 
 use everstep_transport::protocol::{CheckpointId, Verification};
 
-use super::checkpoints::{id, listed};
+use super::checkpoints::{complete, id, listed, saving, settle};
 use super::restores::{backs, listing};
 use super::*;
 
@@ -67,6 +67,27 @@ fn damage_that_a_verification_finds_is_in_the_log_and_undoes_nothing() {
     let refusal = Some(Rejection::CheckpointDamaged(Step(5)));
     assert_eq!(world.hear(world.operator), [answer(1, refusal)]);
     assert_eq!((backs(&world), listed(&world)), (vec![], vec![5, 10]));
+}
+
+/// Otherwise the request would wait until the run goes on, and each try to save would begin a
+/// generation.
+#[test]
+fn a_run_that_rests_at_a_damaged_checkpoint_refuses_to_save_it_again() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=7);
+    let run = world.core.state().run_id();
+    world.request(1, OperatorCommand::Pause(run));
+    world.hold_all();
+    complete(&mut world, &links, id(7, 1));
+    ask(&mut world, 7);
+    let state = Verification::Damaged("a bit flipped".into());
+    world.say(links[1], Message::Verification { id: id(7, 1), state });
+    world.request(2, OperatorCommand::Checkpoint(run));
+    let refused = answer(2, Some(Rejection::CheckpointDamaged(Step(7))));
+    assert!(world.hear(world.operator).contains(&refused));
+    links.iter().for_each(|link| world.say(*link, Message::Leave));
+    world.pass(5_000, &links);
+    assert_eq!((world.generation(), world.cause()), (Generation(3), Cause::Leave));
 }
 
 #[test]
