@@ -432,12 +432,16 @@ impl Core {
         if file.lineage != Some(lineage) || !file.is_open {
             return;
         }
-        let before = file.reach;
-        (file.told, file.heard) = (file.told.max(reach), now);
         file.copies.told(from, reach);
-        file.append(now, state, lines, outbox);
-        if file.asks_again(now, reach, before) {
-            file.ask(now, from, outbox);
+        file.heard = now;
+        // That another file is complete is no news of lines: the leader sends them.
+        if !lines.is_empty() {
+            let before = file.reach;
+            file.told = file.told.max(reach);
+            file.append(now, state, lines, outbox);
+            if file.asks_again(now, reach, before) {
+                file.ask(now, from, outbox);
+            }
         }
         if self.leader().is_some() {
             self.conclude(now);
