@@ -258,9 +258,11 @@ fn a_run_ends_once_most_coordinators_have_its_lines() {
     let said = [("tells", (1..=20).collect()), ("tells", vec![])];
     assert_eq!(said_of_lines(&mut world, other), said, "the lines, and that they are durable");
     links.iter().for_each(|link| super::results::finish(&mut world, *link, [1; 32]));
-    tell(&mut world, other, 19, 1..=0);
+    let lineage = world.lineage;
+    let durable = |reach| Message::Lines { lineage, reach: Step(reach), lines: vec![] };
+    world.say(other, durable(19));
     assert!(world.running());
-    tell(&mut world, other, 20, 1..=0);
+    world.say(other, durable(20));
     assert!(!world.running());
 }
 
