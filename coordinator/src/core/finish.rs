@@ -131,6 +131,7 @@ impl Core {
     }
 
     pub(super) fn propose_end(&mut self, now: Time, outcome: Outcome) {
+        self.completion.copies_awaited_since = None;
         self.check_end(now, &outcome);
         let (run, figures) = (self.state.run_id(), self.last_figures(&outcome));
         let steps = self.newest_step();

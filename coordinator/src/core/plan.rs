@@ -317,12 +317,13 @@ impl PlanInputs<'_> {
         if self.plant == Some(CorePlant::HastyRollback) && !orphans.is_empty() {
             return Some(self.describe_loss(orphans[0], orphans.len()));
         }
-        if !self.complete {
-            return None;
-        }
+        // No answer could keep an operator's rollback from being due.
         match self.give_up {
             Some(GiveUp::After(_)) => return Some(RollbackReason::Asked),
             Some(GiveUp::Silent(_)) | None => {}
+        }
+        if !self.complete {
+            return None;
         }
         let is_lost = |shard: &Shard| {
             is_saved || self.silent_owners(*shard, answered).all(|owner| self.is_given_up(owner))

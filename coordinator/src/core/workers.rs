@@ -58,6 +58,7 @@ impl Core {
     pub(super) fn disconnected(&mut self, now: Time, link: LinkId, end: LinkEnd, reason: &str) {
         self.clients.forget(link);
         self.leadership.confirmations.forget(link);
+        self.lines.on_lost_link(link);
         let name = self.links.find(link).map(|link| link.identity.name.clone());
         name.iter().for_each(|name| self.completion.unable.disconnected(name));
         let certainty = match end {

@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::identity::Role;
-use everstep_transport::protocol::{Message, Step};
+use everstep_transport::protocol::{Message, NodeName, Step};
 use everstep_transport::time::Time;
 
 use super::super::links::Links;
@@ -34,15 +34,20 @@ impl LineCopies {
         *known = reach.max(*known);
     }
 
-    /// How many other coordinators with a link have the lines up to this step.
-    fn count(&self, links: &Links, step: Step) -> usize {
+    /// The coordinators with a link that have the lines up to this step, by name.
+    fn names<'a>(&self, links: &'a Links, step: Step) -> BTreeSet<&'a NodeName> {
         let complete = self.0.iter().filter(|(_, reach)| **reach >= step);
-        let names = complete.filter_map(|(link, _)| links.find(*link)).map(|it| &it.identity.name);
-        names.collect::<BTreeSet<_>>().len()
+        let found = complete.filter_map(|(link, _)| links.find(*link));
+        found.map(|link| &link.identity.name).collect()
     }
 }
 
 impl Lines {
+    /// A link is gone. What its peer has said of its file counts no more.
+    pub(in super::super) fn on_lost_link(&mut self, link: LinkId) {
+        self.copies.0.remove(&link);
+    }
+
     /// Tells the other coordinators, if this file is durable up to the last step.
     pub(super) fn announce(&self, links: &Links, last: Step, outbox: &mut Outbox) {
         if let Some(lineage) = self.lineage.filter(|_| self.durable >= last) {
@@ -61,8 +66,10 @@ impl Core {
             return true;
         }
         let last = Step(self.state.run().map_or(0, |run| run.steps));
-        let complete = 1 + self.lines.copies.count(&self.links, last);
-        let all = self.state.coordinator_ids().count();
-        2 * complete > all || now.since(since) >= LINES_COPIED_AT_LATEST
+        let names = self.lines.copies.names(&self.links, last);
+        // A coordinator that was removed may have a link still.
+        let all = self.state.coordinators();
+        let complete = 1 + all.iter().filter(|known| names.contains(&known.name)).count();
+        2 * complete > all.len() || now.since(since) >= LINES_COPIED_AT_LATEST
     }
 }

@@ -277,6 +277,25 @@ fn an_operator_goes_back_to_a_step_of_her_choice() {
     assert_eq!((began(&world), listed(&world)), ((Cause::Rollback, 0, None), vec![]));
 }
 
+/// Found by a simulation: a worker that was no member had a link and was silent. One generation
+/// after the other began, none of them a rollback.
+#[test]
+fn i10_an_operator_goes_back_whether_a_worker_beside_the_members_answers_or_not() {
+    for silent_for in (0..=3_000).step_by(100) {
+        let (mut world, links) = listing(2, &[5, 10]);
+        let other = world.worker("worker-3");
+        world.actor(other).mute = true;
+        world.pass(silent_for, &links);
+        let (run, before) = (world.core.state().run_id(), world.generation());
+        let generation = Generation(0);
+        world.request(1, OperatorCommand::Rollback { run, step: Step(5), generation });
+        world.pass(3_000, &links);
+        assert_eq!(backs(&world), ["back from 10 to 5"], "silent for {silent_for} ms");
+        let generations = world.generation().0 - before.0;
+        assert!(generations <= 3, "{generations} after {silent_for} ms");
+    }
+}
+
 #[test]
 fn an_operators_choice_that_is_damaged_is_followed_by_an_older_one() {
     let (mut world, links) = listing(2, &[5, 10]);
