@@ -251,7 +251,8 @@ impl Core {
         let refuses = |order: &mut ManifestOrder| order.is_refused_by(worker, id, words);
         let is_order = self.checkpoints.order.as_mut().is_some_and(refuses);
         let order = self.checkpoints.order.as_ref();
-        let others = order.is_some_and(|order| !order.is_refused_by_all(self.state.members()));
+        let others =
+            order.is_some_and(|order| order.refusal_of_all(self.state.members()).is_none());
         if is_order && others {
             return self.see_to_checkpoints(now);
         }
@@ -327,15 +328,10 @@ impl Core {
 
     /// A manifest that no member can write keeps later ones from being written.
     fn fail_refused(&mut self, now: Time) {
-        let order = self.checkpoints.order.as_ref();
-        let refused = order.filter(|order| order.is_refused_by_all(self.state.members()));
-        let Some((id, refusal)) = refused.map(|order| (order.id, order.last_refusal())) else {
-            return;
-        };
-        let reason = refusal.map_or(UnsavedReason::NoManifest, |(worker, words)| {
-            UnsavedReason::Worker { worker: self.state.called(worker), words }
-        });
-        self.fail_checkpoint(now, id, reason);
+        let Some(order) = &self.checkpoints.order else { return };
+        let Some((worker, words)) = order.refusal_of_all(self.state.members()) else { return };
+        let (worker, words) = (self.state.called(*worker), words.clone());
+        self.fail_checkpoint(now, order.id, UnsavedReason::Worker { worker, words });
     }
 
     fn order_manifest(&mut self, now: Time) {

@@ -1,6 +1,5 @@
 //! The order to write a manifest: which member has it, and which one gets it next.
 
-use std::collections::BTreeSet;
 use std::time::Duration;
 
 use everstep_transport::protocol::{CheckpointId, Generation, WorkerId};
@@ -25,10 +24,8 @@ pub(super) struct ManifestOrder {
     since: Time,
     /// When the writer got the order last.
     told: Time,
-    /// Members that have said that they cannot write it.
-    refused: BTreeSet<WorkerId>,
-    /// Which member said so last, and its words.
-    last_refusal: Option<(WorkerId, String)>,
+    /// The members that cannot write it, and their words, in the order in which they said so.
+    refusals: Vec<(WorkerId, String)>,
 }
 
 impl ManifestOrder {
@@ -43,9 +40,8 @@ impl ManifestOrder {
         let (now, generation) = (roster.now, roster.state.generation());
         let Some(order) = order else {
             let writer = roster.state.members().find(|worker| roster.is_linked(*worker))?;
-            let (refused, last_refusal) = (BTreeSet::new(), None);
-            let (since, told) = (now, now);
-            *order = Some(Self { id, generation, writer, since, told, refused, last_refusal });
+            let refusals = Vec::new();
+            *order = Some(Self { id, generation, writer, since: now, told: now, refusals });
             return Some(writer);
         };
         if !order.may_take(roster, order.writer) || order.is_late(now) {
@@ -68,23 +64,28 @@ impl ManifestOrder {
         id: CheckpointId,
         words: &str,
     ) -> bool {
-        let is_this = self.id == id && (self.writer == worker || self.refused.contains(&worker));
-        if is_this {
-            self.refused.insert(worker);
-            self.last_refusal = Some((worker, bounded(words)));
+        let has_refused = self.has_refused(worker);
+        let is_this = self.id == id && (self.writer == worker || has_refused);
+        if is_this && !has_refused {
+            self.refusals.push((worker, bounded(words)));
         }
         is_this
     }
 
-    /// Which member was the last to say that it cannot write it, and its words.
-    pub(super) fn last_refusal(&self) -> Option<(WorkerId, String)> {
-        self.last_refusal.clone()
+    fn has_refused(&self, worker: WorkerId) -> bool {
+        self.refusals.iter().any(|(refused, _)| *refused == worker)
     }
 
-    /// Whether none of these members can write it. Without members, none has refused.
-    pub(super) fn is_refused_by_all(&self, members: impl Iterator<Item = WorkerId>) -> bool {
-        let mut members = members.peekable();
-        members.peek().is_some() && members.all(|worker| self.refused.contains(&worker))
+    /// The newest refusal, if none of these members can write it. Without members, none has
+    /// refused.
+    pub(super) fn refusal_of_all(
+        &self,
+        mut members: impl Iterator<Item = WorkerId>,
+    ) -> Option<&(WorkerId, String)> {
+        let newest = self.refusals.last()?;
+        let first = members.next()?;
+        let all = self.has_refused(first) && members.all(|worker| self.has_refused(worker));
+        all.then_some(newest)
     }
 
     fn is_late(&self, now: Time) -> bool {
@@ -92,9 +93,7 @@ impl ManifestOrder {
     }
 
     fn may_take(&self, roster: Roster<'_>, worker: WorkerId) -> bool {
-        roster.state.is_member(worker)
-            && roster.is_linked(worker)
-            && !self.refused.contains(&worker)
+        roster.state.is_member(worker) && roster.is_linked(worker) && !self.has_refused(worker)
     }
 
     /// The next member by rank that may take the order, at last the same one again.
