@@ -92,8 +92,8 @@ impl Core {
         }
     }
 
-    /// Ends the run when this coordinator has every member's result and most coordinators have the
-    /// line of every step, and the last checkpoint is listed or has failed.
+    /// Ends the run when this coordinator has every member's result and the line of every step,
+    /// most others have the lines or are late, and the last checkpoint is listed or has failed.
     pub(super) fn conclude(&mut self, now: Time) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
         let is_durable = self.is_model_durable(now);
@@ -118,7 +118,7 @@ impl Core {
             return self.fail_incomplete(now, asked.id);
         }
         let since = *self.completion.copies_awaited_since.get_or_insert(now);
-        if self.are_lines_safe(now, since) {
+        if self.lines_let_run_end(now, since) {
             self.propose_end(now, outcome);
         }
     }

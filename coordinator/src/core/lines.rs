@@ -68,6 +68,7 @@ pub(super) struct Lines {
     stalls: Generations,
     /// The newest step of which another coordinator is known to have the line.
     told: Step,
+    /// What the other coordinators' files have.
     copies: LineCopies,
     /// When this coordinator last asked another coordinator.
     asked: Option<Time>,
@@ -346,6 +347,7 @@ impl Core {
     pub(super) fn lines_opened(&mut self, now: Time, lineage: Lineage, found: LinesFound) {
         if self.lines.opened(lineage, found) {
             self.lines.skip_lost(&self.state, &mut self.outbox);
+            self.announce_lines(self.links.of_role(Role::Coordinator));
             self.conclude(now);
         }
     }
@@ -355,8 +357,7 @@ impl Core {
         if !self.lines.made_durable(lineage, reach) {
             return;
         }
-        let last = Step(self.state.run().map_or(0, |run| run.steps));
-        self.lines.announce(&self.links, last, &mut self.outbox);
+        self.announce_lines(self.links.of_role(Role::Coordinator));
         let leader = self.state.record().map(|record| record.step_leader());
         if self.leader().is_some()
             && let Some(worker) = leader
@@ -420,7 +421,7 @@ impl Core {
         self.outbox.send(to, message);
     }
 
-    /// Another coordinator tells lines, and its newest step.
+    /// Another coordinator tells lines, and up to which step its file is durable.
     pub(super) fn lines_told(
         &mut self,
         now: Time,
@@ -429,12 +430,15 @@ impl Core {
         lines: Vec<MetricsLine>,
     ) {
         let Self { lines: file, state, outbox, .. } = self;
-        if file.lineage != Some(lineage) || !file.is_open {
+        if file.lineage != Some(lineage) {
             return;
         }
         file.copies.told(from, reach);
+        if !file.is_open {
+            return;
+        }
         file.heard = now;
-        // That another file is complete is no news of lines: the leader sends them.
+        // A message without lines says only how far the other file is durable.
         if !lines.is_empty() {
             let before = file.reach;
             file.told = file.told.max(reach);

@@ -51,7 +51,11 @@ impl Core {
         if let Some(worker) = self.state.on_node(&identity.name) {
             self.health.returned(worker);
         }
+        let is_coordinator = identity.role == Role::Coordinator;
         self.links.insert(link, identity, address);
+        if is_coordinator {
+            self.announce_lines(vec![link]);
+        }
     }
 
     /// A worker that is no member may come back in time. A member is missed at once.

@@ -106,7 +106,7 @@ impl State {
         if rests && self.record().is_some_and(|record| record.resume == Step(0)) {
             return Err(Rejection::NothingToSave);
         }
-        if rests && self.rests_at_listed() && !self.is_saved() {
+        if self.rests_at_listed() && !self.is_saved() {
             let step = self.record().map_or(Step(0), |record| record.resume);
             return Err(Rejection::CheckpointDamaged(step));
         }

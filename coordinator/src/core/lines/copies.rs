@@ -4,23 +4,20 @@
 //! members may go when the run ends. From then on the coordinators' files alone have the lines, so
 //! the leader ends no run before most of the coordinators have all lines on their disks: as with
 //! entries of the log, the disks of fewer than half may be lost afterwards. A coordinator tells
-//! all others when its file is complete. A leader that has missed that hears it when it asks for
-//! news.
+//! all others when its file is complete, and each coordinator to which it gets a link later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use everstep_transport::identity::Role;
 use everstep_transport::protocol::{Message, NodeName, Step};
 use everstep_transport::time::Time;
 
 use super::super::links::Links;
-use super::super::outbox::Outbox;
 use super::super::{Core, LinkId};
 use super::Lines;
 
-/// A run ends without the word of other coordinators that they have all lines after this long. A
-/// coordinator of an older build never says so.
+/// A run ends without the word of other coordinators that they have all lines after this long: a
+/// coordinator of an older build says so only when it is asked for lines.
 const LINES_COPIED_AT_LATEST: Duration = Duration::from_secs(10);
 
 /// How far the files of other coordinators reach, by their links.
@@ -47,20 +44,21 @@ impl Lines {
     pub(in super::super) fn on_lost_link(&mut self, link: LinkId) {
         self.copies.0.remove(&link);
     }
-
-    /// Tells the other coordinators, if this file is durable up to the last step.
-    pub(super) fn announce(&self, links: &Links, last: Step, outbox: &mut Outbox) {
-        if let Some(lineage) = self.lineage.filter(|_| self.durable >= last) {
-            let message = Message::Lines { lineage, reach: self.durable, lines: Vec::new() };
-            outbox.broadcast(links.of_role(Role::Coordinator), message);
-        }
-    }
 }
 
 impl Core {
-    /// Whether the members need not keep lines any more: most coordinators have all lines of the
-    /// run, or have not said so for long. `since` is when the run could have ended otherwise.
-    pub(in super::super) fn are_lines_safe(&self, now: Time, since: Time) -> bool {
+    /// Tells these coordinators, if the file here is durable up to the run's last step.
+    pub(in super::super) fn announce_lines(&mut self, to: Vec<LinkId>) {
+        let Some(last) = self.state.run().map(|run| Step(run.steps)) else { return };
+        let Lines { lineage, durable: reach, .. } = self.lines;
+        if let Some(lineage) = lineage.filter(|_| reach >= last) {
+            self.outbox.broadcast(to, Message::Lines { lineage, reach, lines: Vec::new() });
+        }
+    }
+
+    /// Whether the run may end as far as its lines go: most coordinators have all of them, or have
+    /// not said so for [`LINES_COPIED_AT_LATEST`]. `since` is when it could have ended otherwise.
+    pub(in super::super) fn lines_let_run_end(&self, now: Time, since: Time) -> bool {
         #[cfg(feature = "planted")]
         if self.state.plant == Some(crate::plant::CorePlant::LinesOnOneDisk) {
             return true;

@@ -266,7 +266,19 @@ fn a_run_ends_once_most_coordinators_have_its_lines() {
     assert!(!world.running());
 }
 
-/// A coordinator of an older build never says that it has the lines.
+/// Each of the two may have missed the moment in which the file became complete.
+#[test]
+fn a_coordinator_that_gets_a_link_later_hears_that_the_lines_are_durable() {
+    let (mut world, links) = training_under_two();
+    world.report_lines(links[0], 1..=19);
+    let early = world.connect(Role::Coordinator, "coordinator-3");
+    assert_eq!(said_of_lines(&mut world, early), []);
+    world.report_lines(links[0], 20..=20);
+    let late = world.connect(Role::Coordinator, "coordinator-2");
+    assert_eq!(said_of_lines(&mut world, late), [("tells", vec![])]);
+}
+
+/// A coordinator of an older build says that it has the lines only when it is asked.
 #[test]
 fn a_run_waits_no_longer_than_ten_seconds_for_other_coordinators_lines() {
     let (mut world, links) = training_under_two();
