@@ -5,7 +5,7 @@
 use std::any::Any;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -482,17 +482,23 @@ impl Dataset for Costly {
 
 #[tokio::test]
 async fn a_worker_that_begins_again_reads_its_data_again_only_if_they_are_others() {
-    let reads = Arc::new(AtomicUsize::new(0));
-    let (counted, known) = (reads.clone(), Mutex::new(Weak::new()));
-    let build = move |_: &RunSpec| {
-        let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
-        let content = known.upgrade().unwrap_or_else(|| {
-            counted.fetch_add(1, Ordering::Relaxed);
-            Arc::new(())
+    let reads: Arc<Mutex<Vec<(String, Weak<()>)>>> = Arc::default();
+    let read = reads.clone();
+    let build = move |run: &RunSpec| {
+        let mut read = read.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = read.last().filter(|(path, _)| *path == run.data.path);
+        let content = last.and_then(|(_, content)| content.upgrade()).unwrap_or_else(|| {
+            let content = Arc::new(());
+            read.push((run.data.path.clone(), Arc::downgrade(&content)));
+            content
         });
-        *known = Arc::downgrade(&content);
         let samples = Torn { at: None, failure: Failure::Panic };
         Ok(Arc::new(Costly { samples, content }) as _)
+    };
+    let counts = || {
+        let reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = reads.iter().filter(|(_, content)| content.strong_count() > 0).count();
+        (reads.len(), held)
     };
     let scene = Scene::with(builtin::registry().dataset("torn", build));
     let link = scene.link().await;
@@ -501,7 +507,14 @@ async fn a_worker_that_begins_again_reads_its_data_again_only_if_they_are_others
         hear_until(&link, is_new).await;
         link.send(Message::Welcome { run: torn(at), term: TERM }).unwrap();
         registration(&link).await;
-        assert_eq!(reads.load(Ordering::Relaxed), read, "worker {id}");
+        assert_eq!(counts().0, read, "worker {id}");
+        // The loading thread of the earlier data ends soon after its device.
+        let dropped = async {
+            while counts().1 != 1 {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(TEST_TIMEOUT, dropped).await.expect("the earlier data are held no more");
         let worker = WorkerId(id);
         link.send(Message::Registered { worker, term: TERM }).unwrap();
         hear_until(&link, |message| matches!(message, Message::Heartbeat(_))).await;
