@@ -187,7 +187,8 @@ impl LivenessChecker {
         self.judging = true;
     }
 
-    /// A cluster begins anew. Its processes have nothing to do with the ones before.
+    /// A cluster begins anew. Its processes have nothing to do with the ones before, but the faults
+    /// of machines and roads go on.
     pub fn begin_anew(&mut self, now: Time) {
         let before = std::mem::take(self);
         *self = Self {
@@ -195,6 +196,7 @@ impl LivenessChecker {
             tally: before.tally,
             interrupted_until: before.interrupted_until,
             disturbed: before.disturbed,
+            other_fault_until: before.other_fault_until,
             hung: before.hung,
             refused: before.refused,
             misstated: before.misstated,

@@ -34,14 +34,14 @@ fn i8_silence_is_a_loss_only_with_a_fault_on_the_way() {
 
 #[test]
 fn i8_a_standstill_of_many_workers_explains_no_loss_unless_another_fault_is_at_work() {
-    let together = |workers: usize| {
-        let mut liveness = liveness();
+    let stand_still = |mut liveness: LivenessChecker, workers: usize| {
         let side = vec![MACHINE, NodeId::Worker(2)];
         let fault = Fault::PauseTogether { side, span: Duration::from_secs(10) };
         let running: Vec<NodeId> = (0..workers).map(NodeId::Worker).collect();
         liveness.strike(second(10), &fault, &running);
         liveness
     };
+    let together = |workers| stand_still(liveness(), workers);
     let lost =
         |liveness: &LivenessChecker, at| liveness.explains(second(at), (PLACE, MACHINE), LEADER);
     let mut alone = together(4);
@@ -50,6 +50,14 @@ fn i8_a_standstill_of_many_workers_explains_no_loss_unless_another_fault_is_at_w
     let fault = Fault::Disconnect { ends: (MACHINE, NodeId::Leader) };
     alone.strike(second(14), &fault, &[]);
     assert!(lost(&alone, 15), "something else may be the cause");
+
+    let mut earlier = liveness();
+    let span = Duration::from_secs(12);
+    earlier.strike(second(1), &Fault::RefuseProbes { node: MACHINE, span }, &[]);
+    earlier.begin_anew(second(9));
+    let mut anew = stand_still(earlier, 4);
+    anew.unlinked(second(10), LEADER, PLACE);
+    assert!(lost(&anew, 11), "the firewall outlasts the cluster");
 }
 
 #[test]
