@@ -9,7 +9,7 @@ use everstep_chaos::files::{SimFiles, SyncFlaws};
 use everstep_checkpoint::names::{ObjectName, PartName};
 use everstep_checkpoint::store::directory::DirectoryStore;
 use everstep_checkpoint::store::durable::DurableFiles;
-use everstep_checkpoint::store::{Store, StoreError, UploadSize};
+use everstep_checkpoint::store::{Created, Store, StoreError, UploadSize};
 use everstep_transport::protocol::{Generation, Step, WorkerId};
 
 /// More than the changes and syncs of [`write`].
@@ -146,6 +146,27 @@ fn i12_what_a_process_that_has_ended_left_outlasts_a_power_failure_once_another_
             holds(&files, &done, ended.is_ok(), &format!("operation {at}, fate {fate}"));
         }
     }
+}
+
+/// The first process ends in the midst of a manifest. Another one has other bytes for it, and
+/// relies on what it finds.
+#[test]
+fn i12_what_a_writer_of_other_bytes_finds_outlasts_a_power_failure() {
+    let (name, bytes) = (ObjectName::Manifest(Step(5)), b"a manifest, or a claim");
+    let mut found = 0;
+    for (at, fate) in (0..OPERATIONS).flat_map(|at| (0..FATES).map(move |fate| (at, fate))) {
+        let (files, mut done) = begun(fate);
+        let _ = open(&files, Some(at)).and_then(|store| store.put_new(&name, bytes));
+        let second = open(&files, None).expect("a store");
+        if second.put_new(&name, b"other bytes").expect("written") == Created::Mine {
+            continue;
+        }
+        found += 1;
+        done.insert(name.clone(), bytes.to_vec());
+        files.cut();
+        holds(&files, &done, false, &format!("operation {at}, fate {fate}"));
+    }
+    assert!(found > 0);
 }
 
 #[test]

@@ -210,9 +210,8 @@ impl Store for DirectoryStore {
         match self.put(name, bytes) {
             Ok(Created::Theirs) => {
                 let created = super::compare(self, name, bytes)?;
-                if created == Created::Mine {
-                    self.make_durable(name)?;
-                }
+                // Its writer may have ended before it was durable, and the caller relies on it.
+                self.make_durable(name)?;
                 Ok(created)
             }
             Ok(Created::Mine) => Ok(Created::Mine),

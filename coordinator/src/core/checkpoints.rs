@@ -87,9 +87,9 @@ impl CheckpointWriting {
         }
     }
 
-    /// The workers that the store has failed for so long.
-    pub(super) fn failing_since(&self, now: Time, span: Duration) -> BTreeSet<WorkerId> {
-        self.store_errors.since(now, span)
+    /// The workers that have said for so long that the store fails them.
+    pub(super) fn failing_for(&self, span: Duration) -> BTreeSet<WorkerId> {
+        self.store_errors.lasting(span)
     }
 
     /// Takes the part of a worker. Its checkpoint may be new here.

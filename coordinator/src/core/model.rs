@@ -223,7 +223,7 @@ impl Core {
             return;
         }
         let over = self.is_over();
-        let failed = self.checkpoints.failing_since(now, MODEL_WRITER_REPLACED_AFTER);
+        let failed = self.checkpoints.failing_for(MODEL_WRITER_REPLACED_AFTER);
         let Self { completion, state, links, health, .. } = self;
         let roster = Roster { now, state, links, detector: &health.detector };
         match completion.model.check(roster, over, &failed) {
@@ -231,29 +231,29 @@ impl Core {
             Some(ModelOrder::NoteNoStore) => self.note(now, EventKind::NoStore),
             None => {}
         }
-        if over && self.gives_store_up(now) {
+        if over && self.gives_store_up() {
             self.conclude(now);
         }
     }
 
     /// Whether the model is durable where the run wants it: only then is a run complete (I22).
-    pub(super) fn is_model_durable(&self, now: Time) -> bool {
+    pub(super) fn is_model_durable(&self) -> bool {
         let has_store = self.state.run().is_some_and(|run| run.checkpoint.is_some());
         #[cfg(feature = "planted")]
         let has_store =
             has_store && self.state.plant != Some(crate::plant::CorePlant::FinishUnstored);
-        self.completion.model.is_in_place(has_store) || self.gives_store_up(now)
+        self.completion.model.is_in_place(has_store) || self.gives_store_up()
     }
 
     /// Whether the run ends with the writer's file alone: its store has been away for long, and the
     /// run goes on without checkpoints.
-    fn gives_store_up(&self, now: Time) -> bool {
+    fn gives_store_up(&self) -> bool {
         let model = &self.completion.model;
         let goes_on = self.state.run().is_some_and(goes_on_without_checkpoints);
         goes_on
             && model.durable.is_some()
             && model.told_worker().is_some_and(|writer| {
-                let failing = self.checkpoints.failing_since(now, STORE_GIVEN_UP_AFTER);
+                let failing = self.checkpoints.failing_for(STORE_GIVEN_UP_AFTER);
                 failing.contains(&writer)
             })
     }

@@ -64,10 +64,9 @@ impl Core {
         let goes_on = goes_on_without_checkpoints(run);
         let generation = self.lines.generation_of(last).unwrap_or(record.number);
         let id = CheckpointId { step: last, generation };
-        let is_there = |worker| self.state.is_member(worker);
-        let away = self.checkpoints.store_errors.oldest(is_there).filter(|_| goes_on);
-        let is_over = |since: Time| now.since(since) >= STORE_GIVEN_UP_AFTER;
-        let away = away.filter(|(_, since, _)| is_over(*since));
+        let failing = self.checkpoints.failing_for(STORE_GIVEN_UP_AFTER);
+        let is_failed = |worker| failing.contains(&worker) && self.state.is_member(worker);
+        let away = self.checkpoints.store_errors.oldest(is_failed).filter(|_| goes_on);
         if let Some((worker, _, words)) = away {
             let (worker, words) = (self.state.called(worker), words.to_owned());
             return self.fail_checkpoint(now, id, UnsavedReason::Worker { worker, words });
@@ -76,6 +75,7 @@ impl Core {
         let shards = self.state.shards().unwrap_or(0);
         let is_whole = pending.is_some_and(|pending| pending.cover(shards).is_ok());
         let heard = pending.map_or(Time(0), |pending| pending.heard());
+        let is_over = |since: Time| now.since(since) >= STORE_GIVEN_UP_AFTER;
         let changed = record.resume == last;
         if changed && !is_whole && is_over(self.checkpoints.renewed.max(heard)) {
             self.fail_incomplete(now, id);

@@ -7,6 +7,7 @@ use everstep_transport::protocol::WorkerId;
 use everstep_transport::time::Time;
 
 use crate::core::Core;
+use crate::core::failure_detector::WORKER_SUSPECT_AFTER;
 use crate::core::workers::bounded;
 
 /// The run's store does not take or give what a worker wants.
@@ -25,19 +26,30 @@ pub struct CheckpointStoreError {
     pub waits: bool,
 }
 
-/// The newest words of each worker, and since when it says so.
+/// The errors of the workers that the store fails.
 #[derive(Debug, Default)]
-pub(super) struct StoreErrors(BTreeMap<WorkerId, (Time, String)>);
+pub(super) struct StoreErrors(BTreeMap<WorkerId, Failing>);
+
+/// A worker has said in each heartbeat that the store fails it.
+#[derive(Debug)]
+struct Failing {
+    since: Time,
+    /// Until when: the newest heartbeat.
+    until: Time,
+    /// The newest words.
+    words: String,
+}
 
 impl StoreErrors {
     /// A worker says how the store does. `None`: well.
     fn take(&mut self, now: Time, worker: WorkerId, error: Option<String>) {
-        match error {
-            None => drop(self.0.remove(&worker)),
-            Some(words) => {
-                self.0.entry(worker).or_insert((now, String::new())).1 = bounded(&words);
-            }
-        }
+        let Some(words) = error else { return drop(self.0.remove(&worker)) };
+        let words = bounded(&words);
+        let earlier = self.0.get(&worker);
+        // A heartbeat that did not arrive may have said that the store answers again.
+        let earlier = earlier.filter(|it| now.since(it.until) < WORKER_SUSPECT_AFTER);
+        let since = earlier.map_or(now, |it| it.since);
+        self.0.insert(worker, Failing { since, until: now, words });
     }
 
     /// The oldest error of these workers.
@@ -46,13 +58,14 @@ impl StoreErrors {
         is_there: impl Fn(WorkerId) -> bool,
     ) -> Option<(WorkerId, Time, &str)> {
         let there = self.0.iter().filter(|(worker, _)| is_there(**worker));
-        let oldest = there.min_by_key(|(worker, (since, _))| (*since, **worker));
-        oldest.map(|(worker, (since, words))| (*worker, *since, words.as_str()))
+        let oldest = there.min_by_key(|(worker, failing)| (failing.since, **worker));
+        oldest.map(|(worker, failing)| (*worker, failing.since, failing.words.as_str()))
     }
 
-    /// The workers that have said so for this long.
-    pub(super) fn since(&self, now: Time, span: Duration) -> BTreeSet<WorkerId> {
-        let old = self.0.iter().filter(|(_, (since, _))| now.since(*since) >= span);
+    /// The workers that have said so for this long. Silence counts for nothing: a worker that is
+    /// not heard may have been told by the store that all is well.
+    pub(super) fn lasting(&self, span: Duration) -> BTreeSet<WorkerId> {
+        let old = self.0.iter().filter(|(_, it)| it.until.since(it.since) >= span);
         old.map(|(worker, _)| *worker).collect()
     }
 

@@ -500,6 +500,20 @@ fn a_run_ends_without_its_last_checkpoint_if_the_store_is_away() {
     }
 }
 
+/// Nothing is heard after the store was away once: it may have answered since.
+#[test]
+fn i22_a_worker_that_is_not_heard_does_not_say_that_the_store_is_away() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=20);
+    finish_all(&mut world, &links);
+    for _ in 0..2 {
+        world.beat_with(links[1], |it| it.store_error = Some("no route".into()));
+        assert!(world.running() && failures(&world).is_empty());
+        world.pass(40_000, &[]);
+    }
+    assert!(world.running() && failures(&world).is_empty());
+}
+
 /// The member had to save a part, and the one that follows it has none.
 #[test]
 fn a_run_ends_without_its_last_checkpoint_if_a_part_is_lost() {

@@ -154,6 +154,19 @@ fn i22_a_store_that_is_away_for_good_is_waited_for_as_the_run_wants() {
     }
 }
 
+/// Found by a simulation: the store answered again, and the network failed before the writer could
+/// say so.
+#[test]
+fn i22_a_writer_that_is_not_heard_does_not_say_that_the_store_is_away() {
+    let (mut world, links) = train(saving(2));
+    world.say(links[0], Message::Written(place()));
+    pass_away(&mut world, 2, &links, &links);
+    world.pass(40_000, &[]);
+    assert!(world.running());
+    world.say(links[0], Message::Stored(in_store()));
+    assert!(!world.running());
+}
+
 #[test]
 fn another_leader_hears_of_the_stored_model_again() {
     let (mut world, links) = train(saving(2));
