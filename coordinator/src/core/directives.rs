@@ -133,14 +133,15 @@ impl Core {
         self.conclude(now);
     }
 
-    /// Lets all members leave together, once a checkpoint has all that they hold.
+    /// Lets all members leave together, once a checkpoint has all that they hold, and most
+    /// coordinators have the lines.
     pub(super) fn propose_joint_leave(&mut self, now: Time) {
         let is_free = self.change.is_steady() && self.running();
         if !is_free || !self.state.may_leave_together() {
             return;
         }
         let generation = self.state.generation();
-        if self.departures.proposed != Some(generation) {
+        if self.departures.proposed != Some(generation) && self.are_lines_copied(now) {
             self.departures.proposed = Some(generation);
             self.propose(now, Command::LeaveAll { generation });
         }

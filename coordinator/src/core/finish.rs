@@ -52,15 +52,12 @@ pub(super) struct Completion {
     results: BTreeMap<WorkerId, WorkerResult>,
     pub(super) model: ModelWriting,
     pub(super) unable: UnableWorkers,
-    /// Since when only other coordinators' copies of the lines are waited for.
-    copies_awaited_since: Option<Time>,
 }
 
 impl Completion {
     /// A generation begins. `is_last` says whether it begins after the last step.
     pub(super) fn begin(&mut self, is_last: bool) {
         self.results.clear();
-        self.copies_awaited_since = None;
         self.model.renew(is_last);
     }
 
@@ -69,15 +66,12 @@ impl Completion {
         self.results.contains_key(&worker)
     }
 
-    /// The outcome of a run with this last record, once every member's result is here.
-    fn outcome(&self, record: &Record) -> Option<Outcome> {
-        if self.results.len() < record.members.len() {
-            return None;
-        }
-        Some(match agreement(record, &self.results) {
+    /// The outcome of a run with this last record. Every member's result is here.
+    fn outcome(&self, record: &Record) -> Outcome {
+        match agreement(record, &self.results) {
             Ok(()) => Outcome::Complete(self.results.values().cloned().collect()),
             Err(reason) => Outcome::Failed { name: None, reason },
-        })
+        }
     }
 }
 
@@ -112,26 +106,29 @@ impl Core {
         if self.lacks_last_checkpoint() || self.state.pause().is_some_and(is_held) {
             return;
         }
+        if self.completion.results.len() < record.members.len() {
+            return;
+        }
         // An earlier checkpoint that was asked for comes no more.
-        let Some(outcome) = self.completion.outcome(record) else { return };
         if let Some(asked) = self.state.asked_checkpoint() {
             return self.fail_incomplete(now, asked.id);
         }
-        let since = *self.completion.copies_awaited_since.get_or_insert(now);
-        if self.lines_let_run_end(now, since) {
+        if self.are_lines_copied(now)
+            && let Some(record) = self.state.record()
+        {
+            let outcome = self.completion.outcome(record);
             self.propose_end(now, outcome);
         }
     }
 
     /// Ends the run if it has waited long enough for the other coordinators' copies of its lines.
     pub(super) fn see_to_end(&mut self, now: Time) {
-        if self.completion.copies_awaited_since.is_some() {
+        if self.awaits_line_copies() {
             self.conclude(now);
         }
     }
 
     pub(super) fn propose_end(&mut self, now: Time, outcome: Outcome) {
-        self.completion.copies_awaited_since = None;
         self.check_end(&outcome);
         let (run, figures) = (self.state.run_id(), self.last_figures(&outcome));
         let steps = self.newest_step();

@@ -35,6 +35,35 @@ fn the_last_workers_leave_when_a_checkpoint_has_what_they_hold() {
     assert!(views.iter().all(|view| view.state == WorkerState::Left), "{views:?}");
 }
 
+/// I13: the leader's disk may be lost as soon as the members are gone.
+#[test]
+fn i13_workers_leave_together_once_most_coordinators_have_their_lines() {
+    for is_told in [true, false] {
+        let (mut world, links) = World::training_as(saving(2));
+        super::lines::found_two(&mut world);
+        let other = world.connect(Role::Coordinator, "coordinator-2");
+        settle(&mut world, links[0], 1..=7);
+        world.hear(other);
+        links.iter().for_each(|link| world.say(*link, Message::Leave));
+        world.hold_all();
+        let lineage = world.lineage;
+        let durable = |reach| Message::Lines { lineage, reach: Step(reach), lines: vec![] };
+        assert!(world.hear(other).contains(&durable(7)), "the file here is complete");
+        complete(&mut world, &links, id(7, 1));
+        world.say(other, durable(6));
+        world.pass(9_000, &links);
+        let drained = |world: &mut World| world.words(links[0]).contains(&"drain");
+        assert!(!drained(&mut world), "the lines are on one disk");
+        if is_told {
+            world.say(other, durable(7));
+            world.pass(100, &links);
+        } else {
+            world.pass(1_200, &links);
+        }
+        assert!(drained(&mut world), "{is_told}");
+    }
+}
+
 #[test]
 fn the_next_worker_goes_on_from_the_step_of_the_last_ones() {
     for restarts in [false, true] {

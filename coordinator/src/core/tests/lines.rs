@@ -188,12 +188,17 @@ fn lines_that_nobody_tells_are_lost_after_a_while_and_no_others() {
 /// Two workers train under two coordinators, of which this one leads.
 pub(super) fn training_under_two() -> (World, Vec<LinkId>) {
     let (mut world, links) = World::training(2);
+    found_two(&mut world);
+    (world, links)
+}
+
+/// The cluster has two coordinators, of which this one leads.
+pub(super) fn found_two(world: &mut World) {
     world.found(true);
     let coordinator = super::leadership::coordinator("coordinator-2", 2);
     let command = Command::Coordinator { id: None, coordinator };
     world.log.push_back(CommandEntry { unix_ms: 1, command });
     world.drain();
-    (world, links)
 }
 
 /// A coordinator without a link may have the lines: the leader waits longer for it.
