@@ -54,6 +54,7 @@ mod workers;
 
 use std::time::Duration;
 
+use everstep_transport::identity::Role;
 use everstep_transport::protocol::outcome::{EventKind, Outcome};
 use everstep_transport::protocol::{HistoryEntry, Message, Term};
 use everstep_transport::time::Time;
@@ -212,6 +213,11 @@ impl Core {
     }
 }
 
+/// Whether the run takes no step from this entry on.
+fn is_rest(command: &Command) -> bool {
+    matches!(command, Command::Generation(change) if change.record.waiting)
+}
+
 // The log.
 impl Core {
     fn applied(&mut self, now: Time, index: u64, term: Term, entry: CommandEntry) {
@@ -225,6 +231,9 @@ impl Core {
             self.outbox.push(ShellEffect::History(HistoryEntry { index, events: new_events }));
         }
         self.lines.follow(now, &self.state, &mut self.outbox);
+        if is_rest(&entry.command) {
+            self.announce_lines(self.links.of_role(Role::Coordinator));
+        }
         if self.state.revision() != revision {
             self.broadcast_coordinators();
         }
@@ -245,6 +254,7 @@ impl Core {
         let state = state.with_plant(self.state.plant);
         self.state = state;
         self.lines.follow(now, &self.state, &mut self.outbox);
+        self.announce_lines(self.links.of_role(Role::Coordinator));
         self.broadcast_coordinators();
     }
 

@@ -482,7 +482,9 @@ impl Dataset for Costly {
 
 #[tokio::test]
 async fn a_worker_that_begins_again_reads_its_data_again_only_if_they_are_others() {
-    let reads: Arc<Mutex<Vec<(String, Weak<()>)>>> = Arc::default();
+    /// What was read, with its path.
+    type Reads = Vec<(String, Weak<()>)>;
+    let reads: Arc<Mutex<Reads>> = Arc::default();
     let read = reads.clone();
     let build = move |run: &RunSpec| {
         let mut read = read.lock().unwrap_or_else(PoisonError::into_inner);

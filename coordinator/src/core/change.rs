@@ -19,7 +19,6 @@ mod steady;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use everstep_transport::identity::Role;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{Generation, Message, Step, Term, WorkerId};
 use everstep_transport::time::Time;
@@ -435,9 +434,6 @@ impl Core {
         self.health.renew_links(now);
         self.change.begin(record.resume);
         self.completion.begin(self.is_over());
-        if record.waiting {
-            self.announce_lines(self.links.of_role(Role::Coordinator));
-        }
         for Loss { worker, .. } in lost {
             let link = self.links.of_registered(worker);
             self.forget(worker);

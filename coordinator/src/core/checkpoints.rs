@@ -28,7 +28,8 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
-pub(super) use self::end::{STORE_GIVEN_UP_AFTER, goes_on_without_checkpoints};
+use self::end::STORE_GIVEN_UP_AFTER;
+pub(super) use self::end::goes_on_without_checkpoints;
 use self::manifest_order::ManifestOrder;
 use self::parts::{PendingCheckpoint, hash_of};
 pub use self::restore::RestoreProgress;
@@ -90,6 +91,11 @@ impl CheckpointWriting {
     /// The workers that have said for so long that the store fails them.
     pub(super) fn failing_for(&self, span: Duration) -> BTreeSet<WorkerId> {
         self.store_errors.lasting(span)
+    }
+
+    /// The workers that say that the store is away for good.
+    pub(super) fn without_store(&self, now: Time) -> BTreeSet<WorkerId> {
+        self.store_errors.lasting_until(now, STORE_GIVEN_UP_AFTER)
     }
 
     /// Takes the part of a worker. Its checkpoint may be new here.

@@ -90,7 +90,7 @@ impl Core {
     /// most others have the lines or are late, and the last checkpoint is listed or has failed.
     pub(super) fn conclude(&mut self, now: Time) {
         let (Some(run), Some(record)) = (self.state.run(), self.state.record()) else { return };
-        let is_durable = self.is_model_durable();
+        let is_durable = self.is_model_durable(now);
         #[cfg(feature = "planted")]
         let is_durable =
             is_durable || self.state.plant == Some(crate::plant::CorePlant::FinishUnwritten);
@@ -129,7 +129,7 @@ impl Core {
     }
 
     pub(super) fn propose_end(&mut self, now: Time, outcome: Outcome) {
-        self.check_end(&outcome);
+        self.check_end(now, &outcome);
         let (run, figures) = (self.state.run_id(), self.last_figures(&outcome));
         let steps = self.newest_step();
         self.propose(now, Command::End { run, outcome, figures, steps });

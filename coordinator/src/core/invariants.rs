@@ -9,6 +9,7 @@
 
 use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{CheckpointId, Step, WorkerPart};
+use everstep_transport::time::Time;
 
 use super::Core;
 use crate::lines::LineRecord;
@@ -16,12 +17,12 @@ use crate::state::State;
 
 impl Core {
     /// The end of the run is about to be proposed.
-    pub(super) fn check_end(&self, outcome: &Outcome) {
+    pub(super) fn check_end(&self, now: Time, outcome: &Outcome) {
         let Outcome::Complete(results) = outcome else { return };
         if self.state.is_exempt() {
             return;
         }
-        assert!(self.is_model_durable(), "I22: a complete run has a durable model");
+        assert!(self.is_model_durable(now), "I22: a complete run has a durable model");
         assert!(self.completion.model.place().is_some(), "I22: a complete run names its model");
         let steps = self.state.run().map_or(0, |run| run.steps);
         assert!(self.written() >= Step(steps), "I13: a complete run has the line of every step");

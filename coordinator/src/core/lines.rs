@@ -72,6 +72,8 @@ pub(super) struct Lines {
     copies: LineCopies,
     /// When this coordinator last asked another coordinator.
     asked: Option<Time>,
+    /// How often it has asked.
+    questions: usize,
     /// When lines, or the word that there are none, came last.
     heard: Time,
     lack: Option<MissingLines>,
@@ -312,6 +314,7 @@ impl Lines {
     fn ask(&mut self, now: Time, to: LinkId, outbox: &mut Outbox) {
         if let Some(lineage) = self.lineage {
             self.asked = Some(now);
+            self.questions += 1;
             outbox.send(to, Message::FetchLines { lineage, after: self.reach });
         }
     }
@@ -328,8 +331,7 @@ impl Lines {
         if !self.is_open || last.is_some_and(|last| now.since(last) < pause) {
             return;
         }
-        let turn = (now.0 / LINES_FETCH_RETRY.as_nanos() as u64) as usize;
-        if let Some(to) = others.get(turn % others.len().max(1)) {
+        if let Some(to) = others.get(self.questions % others.len().max(1)) {
             self.ask(now, *to, outbox);
         }
     }
@@ -438,10 +440,10 @@ impl Core {
             return;
         }
         file.heard = now;
+        file.told = file.told.max(reach);
         // A message without lines says only how far the other file is durable.
         if !lines.is_empty() {
             let before = file.reach;
-            file.told = file.told.max(reach);
             file.append(now, state, lines, outbox);
             if file.asks_again(now, reach, before) {
                 file.ask(now, from, outbox);

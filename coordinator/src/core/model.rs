@@ -22,7 +22,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::Core;
-use super::checkpoints::{STORE_GIVEN_UP_AFTER, goes_on_without_checkpoints};
+use super::checkpoints::goes_on_without_checkpoints;
 use super::roster::Roster;
 use super::workers::bounded;
 use crate::state::State;
@@ -231,31 +231,30 @@ impl Core {
             Some(ModelOrder::NoteNoStore) => self.note(now, EventKind::NoStore),
             None => {}
         }
-        if over && self.gives_store_up() {
+        if over && self.gives_store_up(now) {
             self.conclude(now);
         }
     }
 
     /// Whether the model is durable where the run wants it: only then is a run complete (I22).
-    pub(super) fn is_model_durable(&self) -> bool {
+    pub(super) fn is_model_durable(&self, now: Time) -> bool {
         let has_store = self.state.run().is_some_and(|run| run.checkpoint.is_some());
         #[cfg(feature = "planted")]
         let has_store =
             has_store && self.state.plant != Some(crate::plant::CorePlant::FinishUnstored);
-        self.completion.model.is_in_place(has_store) || self.gives_store_up()
+        self.completion.model.is_in_place(has_store) || self.gives_store_up(now)
     }
 
     /// Whether the run ends with the writer's file alone: its store has been away for long, and the
     /// run goes on without checkpoints.
-    fn gives_store_up(&self) -> bool {
+    fn gives_store_up(&self, now: Time) -> bool {
         let model = &self.completion.model;
         let goes_on = self.state.run().is_some_and(goes_on_without_checkpoints);
         goes_on
             && model.durable.is_some()
-            && model.told_worker().is_some_and(|writer| {
-                let failing = self.checkpoints.failing_for(STORE_GIVEN_UP_AFTER);
-                failing.contains(&writer)
-            })
+            && model
+                .told_worker()
+                .is_some_and(|writer| self.checkpoints.without_store(now).contains(&writer))
     }
 
     /// Whether the run has nothing left to do but to put its model into the store.

@@ -10,7 +10,7 @@ use crate::core::Core;
 
 /// The end of a run waits this long for parts that members of an earlier generation had to save,
 /// and for a store that is away.
-pub(in crate::core) const STORE_GIVEN_UP_AFTER: Duration = Duration::from_secs(30);
+pub(super) const STORE_GIVEN_UP_AFTER: Duration = Duration::from_secs(30);
 
 /// Whether a run has a store, and goes on without checkpoints while that fails.
 pub(in crate::core) fn goes_on_without_checkpoints(run: &RunSpec) -> bool {
@@ -64,8 +64,8 @@ impl Core {
         let goes_on = goes_on_without_checkpoints(run);
         let generation = self.lines.generation_of(last).unwrap_or(record.number);
         let id = CheckpointId { step: last, generation };
-        let failing = self.checkpoints.failing_for(STORE_GIVEN_UP_AFTER);
-        let is_failed = |worker| failing.contains(&worker) && self.state.is_member(worker);
+        let failed = self.checkpoints.without_store(now);
+        let is_failed = |worker| failed.contains(&worker) && self.state.is_member(worker);
         let away = self.checkpoints.store_errors.oldest(is_failed).filter(|_| goes_on);
         if let Some((worker, _, words)) = away {
             let (worker, words) = (self.state.called(worker), words.to_owned());

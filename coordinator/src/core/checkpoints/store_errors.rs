@@ -20,7 +20,7 @@ pub struct CheckpointStoreError {
     pub called: String,
     /// What the store answers, in the worker's words.
     pub reason: String,
-    /// Since when the worker tries in vain, milliseconds of Unix time.
+    /// Since when each heartbeat of the worker says so, milliseconds of Unix time.
     pub since_unix_ms: u64,
     /// Whether the run takes no step, or does not end, before the store answers.
     pub waits: bool,
@@ -67,6 +67,13 @@ impl StoreErrors {
     pub(super) fn lasting(&self, span: Duration) -> BTreeSet<WorkerId> {
         let old = self.0.iter().filter(|(_, it)| it.until.since(it.since) >= span);
         old.map(|(worker, _)| *worker).collect()
+    }
+
+    /// The same, of workers that are heard.
+    pub(super) fn lasting_until(&self, now: Time, span: Duration) -> BTreeSet<WorkerId> {
+        let mut found = self.lasting(span);
+        found.retain(|worker| now.since(self.0[worker].until) < WORKER_SUSPECT_AFTER);
+        found
     }
 
     /// Drops what workers said that are gone.

@@ -1,7 +1,7 @@
 //! Which coordinators have every line of a run whose workers may go.
 //!
 //! The lines of a run under way are on the leader's disk and in the memory of all members. The
-//! members may go when the run ends, and when they leave together. From then on the coordinators'
+//! members may go when the run is complete, and when they leave together. From then on the coordinators'
 //! files alone have the lines, so the leader lets them go only once most of the coordinators have
 //! all lines on their disks: as with entries of the log, the disks of fewer than half may be lost
 //! afterwards. A coordinator tells all others when its file is complete, and each coordinator to
@@ -81,16 +81,18 @@ impl Core {
         if self.written() < last {
             return false;
         }
-        let awaited = self.lines.copies.awaited.filter(|(of, to, _)| (*of, *to) == (term, last));
-        let (.., since) = *self.lines.copies.awaited.insert(awaited.unwrap_or((term, last, now)));
-        #[cfg(feature = "planted")]
-        if self.state.plant == Some(crate::plant::CorePlant::LinesOnOneDisk) {
-            return true;
-        }
         let names = self.lines.copies.names(&self.links, last);
         // A coordinator that was removed may have a link still.
         let all = self.state.coordinators();
         let complete = 1 + all.iter().filter(|known| names.contains(&known.name)).count();
-        2 * complete > all.len() || now.since(since) >= LINES_COPIED_AT_LATEST
+        let are_copied = last == Step(0) || 2 * complete > all.len();
+        #[cfg(feature = "planted")]
+        let are_copied =
+            are_copied || self.state.plant == Some(crate::plant::CorePlant::LinesOnOneDisk);
+        let awaited = self.lines.copies.awaited.filter(|(of, to, _)| (*of, *to) == (term, last));
+        let since = awaited.map_or(now, |(.., since)| since);
+        let may_go = are_copied || now.since(since) >= LINES_COPIED_AT_LATEST;
+        self.lines.copies.awaited = (!may_go).then_some((term, last, since));
+        may_go
     }
 }

@@ -64,6 +64,29 @@ fn i13_workers_leave_together_once_most_coordinators_have_their_lines() {
     }
 }
 
+/// A follower whose file is complete before the run rests.
+#[test]
+fn i13_a_follower_says_that_its_lines_are_durable_as_soon_as_the_run_rests() {
+    let (mut world, _) = closing();
+    let rests = |command: &Command| match command {
+        Command::Generation(change) => change.record.waiting,
+        _ => false,
+    };
+    let entries = world.applied.clone().into_iter().zip(1..);
+    world.core = Core::new(world.now, EPOCH_UNIX_MS);
+    let mut other = None;
+    for ((term, entry), index) in entries {
+        if rests(&entry.command) {
+            let link = *other.insert(world.connect(Role::Coordinator, "coordinator-2"));
+            let said = world.hear(link);
+            assert!(!said.iter().any(|it| matches!(it, Message::Lines { .. })), "{said:?}");
+        }
+        world.give(CoreInput::Applied { index, term, entry });
+    }
+    let durable = Message::Lines { lineage: world.lineage, reach: Step(7), lines: vec![] };
+    assert!(world.hear(other.expect("the run rests")).contains(&durable));
+}
+
 #[test]
 fn the_next_worker_goes_on_from_the_step_of_the_last_ones() {
     for restarts in [false, true] {

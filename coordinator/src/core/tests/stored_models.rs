@@ -167,6 +167,20 @@ fn i22_a_writer_that_is_not_heard_does_not_say_that_the_store_is_away() {
     assert!(!world.running());
 }
 
+/// The run lacks a member's result for so long. Then the store may have answered.
+#[test]
+fn i22_what_a_writer_said_of_the_store_before_a_silence_does_not_end_the_run() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=20);
+    complete(&mut world, &links, id(20, 1));
+    super::results::finish(&mut world, links[0], [1; 32]);
+    world.say(links[0], Message::Written(place()));
+    pass_away(&mut world, 40, &links, &links);
+    world.pass(5_000, &[]);
+    super::results::finish(&mut world, links[1], [1; 32]);
+    assert!(world.running());
+}
+
 #[test]
 fn another_leader_hears_of_the_stored_model_again() {
     let (mut world, links) = train(saving(2));
