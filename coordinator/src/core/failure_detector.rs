@@ -11,6 +11,10 @@
 //! heard again gives all the others a fresh deadline, but only once, so that a worker with an
 //! unstable link cannot keep a dead worker in the run.
 //!
+//! A shorter time in which no worker is heard counts for none of them, once somebody is heard again:
+//! a worker may have lost its link meanwhile, and dials again. Between two signs of life of a worker
+//! at most one deadline is added, so that no other one can keep it in the run.
+//!
 //! When the links of several workers are cut at one moment, the worker with the earliest heartbeat
 //! due is silent alone for a moment. So the detector suspects a worker for silence only while it
 //! hears another worker, and not while so many others have missed heartbeats that they and the
@@ -22,6 +26,7 @@
 //! its own silence from theirs. Then every worker gets a fresh deadline. The detector does not know
 //! which workers are members, nor what a suspicion leads to.
 
+mod suspicion;
 #[cfg(test)]
 mod tests;
 
@@ -32,6 +37,7 @@ use everstep_transport::protocol::WorkerId;
 use everstep_transport::protocol::reason::LossReason;
 use everstep_transport::time::Time;
 
+pub(super) use self::suspicion::{Certainty, Suspicion};
 use super::CORE_TICK;
 use crate::state::Loss;
 
@@ -50,36 +56,6 @@ const WORKER_HEARD_WITHIN: Duration = Duration::from_millis(600);
 const LINKS_SETTLE_IN: Duration = Duration::from_secs(4);
 /// A tick that is later than this makes all deadlines anew.
 const TICK_LATE_AFTER: Duration = Duration::from_millis(500);
-
-/// Why a worker is suspected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Suspicion {
-    pub(super) reason: LossReason,
-    pub(super) certainty: Certainty,
-}
-
-impl Suspicion {
-    /// The worker has sent no heartbeat for [`WORKER_SUSPECT_AFTER`].
-    pub(super) fn of_silence() -> Self {
-        let reason = LossReason::Silent(WORKER_SUSPECT_AFTER.as_millis() as u64);
-        Self { reason, certainty: Certainty::Silent }
-    }
-}
-
-/// How certain it is that nothing more comes from a suspect, in ascending order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Certainty {
-    /// The worker is silent, or has lost a link. It may answer at any moment.
-    Silent,
-    /// The worker answers, but its device computes one data shard for far too long. Only progress
-    /// clears it.
-    Hung,
-    /// The worker's host refuses packets for its process: the worker's answer is worth no wait. But
-    /// any host can forge a refusal, so it proves nothing.
-    Refused,
-    /// The worker's process has ended, or has given up what it held.
-    Dead,
-}
 
 #[derive(Debug)]
 struct Suspect {
@@ -117,6 +93,8 @@ pub(super) enum SignOfLife {
 #[derive(Debug)]
 pub(super) struct FailureDetector {
     heard: BTreeMap<WorkerId, Time>,
+    /// What was added to the deadlines of workers since they were heard.
+    added: BTreeMap<WorkerId, Duration>,
     /// Since when this coordinator listens for each worker.
     listening: BTreeMap<WorkerId, Time>,
     /// Since when workers are heard again that may have been silent for long. No entry for a worker
@@ -140,6 +118,7 @@ impl FailureDetector {
         let (heard, listening, suspects, spared, returned, met) = Default::default();
         Self {
             heard,
+            added: BTreeMap::new(),
             listening,
             back_since: BTreeMap::new(),
             suspects,
@@ -163,11 +142,13 @@ impl FailureDetector {
     /// The worker lives. The detector listens for it from its first sign on. If it was missing in
     /// an outage, the other missing workers get a fresh deadline.
     pub(super) fn heard(&mut self, now: Time, worker: WorkerId) -> SignOfLife {
+        self.end_gap(now);
         let was_silent = self.is_silent(now, worker);
         if self.heard.contains_key(&worker) && self.unheard(now, worker) >= WORKER_SUSPECT_AFTER {
             self.back_since.insert(worker, now);
         }
         let known = self.heard.insert(worker, now).is_some();
+        self.added.remove(&worker);
         self.listening.entry(worker).or_insert(now);
         self.met.insert(worker);
         let returns = self.outage.is_some() && known && was_silent;
@@ -177,6 +158,19 @@ impl FailureDetector {
         let missing: Vec<WorkerId> = self.missing(now).collect();
         self.spared.extend(missing.into_iter().map(|worker| (worker, now + OUTAGE_RETURN_TIME)));
         SignOfLife::First
+    }
+
+    /// A worker is heard. A time without a sign of any worker counts for none that is awaited.
+    fn end_gap(&mut self, now: Time) {
+        let last = self.heard.values().max().copied().unwrap_or(now);
+        let gap = now.since(last);
+        if gap < WORKER_HEARD_WITHIN || self.outage.is_some() {
+            return;
+        }
+        for worker in self.heard.keys() {
+            let added = self.added.entry(*worker).or_default();
+            *added = (*added + gap).min(WORKER_SUSPECT_AFTER);
+        }
     }
 
     /// The worker is suspected from now on. The first reason stays, unless the new one has a
@@ -244,6 +238,7 @@ impl FailureDetector {
 
     pub(super) fn forget(&mut self, worker: WorkerId) {
         self.heard.remove(&worker);
+        self.added.remove(&worker);
         self.listening.remove(&worker);
         self.back_since.remove(&worker);
         self.met.remove(&worker);
@@ -443,7 +438,7 @@ impl FailureDetector {
         };
         let quiet: Vec<_> = self.heard.keys().filter(misses).collect();
         let all_silent = quiet.iter().all(|worker| self.is_silent(now, **worker));
-        let just_silent = self.unheard(now, worker) < WORKER_SUSPECT_AFTER + WORKER_HEARD_WITHIN;
+        let just_silent = self.unheard(now, worker) < self.deadline(worker) + WORKER_HEARD_WITHIN;
         just_silent && !all_silent && self.is_outage(quiet.len())
     }
 
@@ -478,10 +473,15 @@ impl FailureDetector {
             && self.back_since.get(&worker).is_none_or(over)
     }
 
+    /// How long the worker may be unheard.
+    fn deadline(&self, worker: WorkerId) -> Duration {
+        WORKER_SUSPECT_AFTER + self.added.get(&worker).copied().unwrap_or_default()
+    }
+
     /// Whether the worker's deadline has passed.
     pub(super) fn is_silent(&self, now: Time, worker: WorkerId) -> bool {
         let spared = self.spared.get(&worker).is_some_and(|until| now < *until);
-        self.unheard(now, worker) >= WORKER_SUSPECT_AFTER && !spared
+        self.unheard(now, worker) >= self.deadline(worker) && !spared
     }
 
     /// Whether this many are more than a fifth of all. Then this coordinator may be the one that

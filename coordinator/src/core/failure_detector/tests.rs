@@ -48,7 +48,9 @@ fn i8_a_silent_worker_is_not_lost_because_one_that_came_later_is_heard() {
 fn a_worker_that_is_silent_while_one_of_many_misses_a_heartbeat_is_suspected() {
     let workers = (1..=20).map(WorkerId);
     let mut detector = FailureDetector::begin(at(0), workers.clone());
-    workers.skip(2).for_each(|worker| _ = detector.heard(at(2_100), worker));
+    for ms in [500, 1_000, 1_500, 2_000] {
+        workers.clone().skip(2).for_each(|worker| _ = detector.heard(at(ms), worker));
+    }
     detector.heard(at(1_000), WorkerId(2));
     assert_eq!(detector.silent(at(2_200)), [WorkerId(1)]);
 }
@@ -78,7 +80,9 @@ fn i8_the_last_worker_that_may_live_is_waited_for_while_nobody_is_heard() {
 #[test]
 fn a_worker_that_is_silent_while_others_are_heard_is_suspected_at_its_deadline() {
     let mut detector = FailureDetector::begin(at(0), [WorkerId(1), WorkerId(2)].into_iter());
-    detector.heard(at(2_000), WorkerId(2));
+    for ms in [500, 1_000, 1_500, 2_000] {
+        detector.heard(at(ms), WorkerId(2));
+    }
     assert_eq!(detector.silent(at(2_200)), [WorkerId(1)]);
     let alone = FailureDetector::begin(at(0), [WorkerId(1)].into_iter());
     assert_eq!(alone.silent(at(2_200)), [WorkerId(1)]);
@@ -110,4 +114,38 @@ fn i8_a_worker_has_settled_some_seconds_after_it_may_have_been_silent() {
     assert_eq!(settled(&detector, 11_000), [true; 3], "too short for a link to be lost");
     assert!(detector.wake(at(13_200)));
     assert_eq!(settled(&detector, 13_200), [false; 3], "nobody was listening");
+}
+
+/// Seed 26700: a worker lost its link in an isolation that was too short for an outage.
+#[test]
+fn i8_a_worker_that_a_short_isolation_has_cost_its_link_has_time_to_dial_again() {
+    let [first, second, cut] = [1, 2, 3].map(WorkerId);
+    let mut detector = FailureDetector::begin(at(0), [first, second, cut].into_iter());
+    for worker in [first, second] {
+        detector.heard(at(100), worker);
+    }
+    for ms in (2_050..4_000).step_by(50) {
+        for worker in [first, second] {
+            detector.heard(at(ms), worker);
+        }
+        detector.tick(at(ms));
+        assert_eq!(detector.silent(at(ms)), [], "after {ms} ms");
+    }
+    detector.heard(at(4_200), first);
+    assert_eq!(detector.silent(at(4_200)), [cut], "the time without signs is over");
+}
+
+/// The only other worker is heard now and then.
+#[test]
+fn a_worker_that_stutters_keeps_a_silent_one_for_one_more_deadline_at_most() {
+    let [dead, stutters] = [1, 2].map(WorkerId);
+    let mut detector = FailureDetector::begin(at(0), [dead, stutters].into_iter());
+    let suspected = (0..20_000).step_by(50).find(|ms| {
+        if ms % 700 == 0 {
+            detector.heard(at(*ms), stutters);
+        }
+        detector.tick(at(*ms));
+        detector.silent(at(*ms)) == [dead]
+    });
+    assert!(suspected.is_some_and(|ms| ms <= 4_500), "{suspected:?}");
 }

@@ -16,13 +16,15 @@ fn train(run: RunSpec) -> (World, Vec<LinkId>) {
     let (mut world, links) = World::training_as(run);
     settle(&mut world, links[0], 1..=20);
     complete(&mut world, &links, id(20, 1));
-    for link in &links {
-        let (digests, worker) = (digests_of(&world, *link, [1; 32]), world.id(*link));
-        let result = WorkerResult { worker, digests, ..WorkerResult::default() };
-        world.say(*link, Message::Finished(result));
-    }
+    links.iter().for_each(|link| finish(&mut world, *link));
     links.iter().for_each(|link| drop(world.hear(*link)));
     (world, links)
+}
+
+/// A member has done its part.
+fn finish(world: &mut World, link: LinkId) {
+    let (digests, worker) = (digests_of(world, link, [1; 32]), world.id(link));
+    world.say(link, Message::Finished(WorkerResult { worker, digests, ..WorkerResult::default() }));
 }
 
 /// The workers live. The store fails those that `fails` names.
@@ -95,11 +97,7 @@ fn i22_another_worker_takes_over_from_a_writer_that_dies_before_the_store_has_it
     assert!(world.running());
     world.pass(1_000, &links[1..]);
     assert!(told(&mut world, links[1]) > 0);
-    for link in &links[1..] {
-        let (digests, worker) = (digests_of(&world, *link, [1; 32]), world.id(*link));
-        let result = WorkerResult { worker, digests, ..WorkerResult::default() };
-        world.say(*link, Message::Finished(result));
-    }
+    links[1..].iter().for_each(|link| finish(&mut world, *link));
     assert!(world.running());
     world.say(links[1], Message::Stored(in_store()));
     assert!(!world.running());
@@ -173,11 +171,11 @@ fn i22_what_a_writer_said_of_the_store_before_a_silence_does_not_end_the_run() {
     let (mut world, links) = World::training_as(saving(2));
     settle(&mut world, links[0], 1..=20);
     complete(&mut world, &links, id(20, 1));
-    super::results::finish(&mut world, links[0], [1; 32]);
+    finish(&mut world, links[0]);
     world.say(links[0], Message::Written(place()));
     pass_away(&mut world, 40, &links, &links);
     world.pass(5_000, &[]);
-    super::results::finish(&mut world, links[1], [1; 32]);
+    finish(&mut world, links[1]);
     assert!(world.running());
 }
 
