@@ -104,8 +104,8 @@ pub fn train(
 ) -> Result<Report, ClusterError> {
     let begin = async {
         let mut cluster = Cluster::start(directory, options).await?;
-        cluster.submit(run).await?;
-        Ok(cluster)
+        let begun = cluster.submit(run).await;
+        cluster.begun(begun)
     };
     leaving::drive(run, begin, watch)
 }

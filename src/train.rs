@@ -106,17 +106,23 @@ pub(crate) fn idle(workers: u32, data_shards: u32) -> Option<String> {
     ))
 }
 
-/// Refuses a run for errors that do not depend on the machine. The user may ask about a GPU on a
-/// machine without one.
+/// Refuses what a run would refuse, but for a named GPU that this machine lacks: the user may ask
+/// about it.
 fn check_dry_run(
     flags: &TrainFlags,
     resolved: &Resolved,
     registry: &Registry,
 ) -> Result<(), Failure> {
-    if flags.local.device == DeviceChoice::Cpu {
-        check_device(&flags.local.device, resolved, registry)?;
+    let LocalFlags { start, device, .. } = &flags.local;
+    match device {
+        DeviceChoice::Kind(..) => {
+            let provider = registry.devices().provider(device);
+            provider.map_err(|error| unusable(device, &error))?;
+        }
+        DeviceChoice::Auto(_) | DeviceChoice::Cpu => check_device(device, resolved, registry)?,
     }
-    flags.local.start.dir.as_deref().map_or(Ok(()), Directory::check)?;
+    start.dir.as_deref().map_or(Ok(()), Directory::check)?;
+    check_report(start)?;
     let stated = resolved.run.checkpoint.as_ref();
     // A folder in the run's directory is not there before the run.
     match stated.filter(|spec| config::is_elsewhere(spec).is_none()) {
@@ -136,11 +142,28 @@ fn check_device(
         OpenError::Precision(_) => {
             resolved.refusal("model.precision", &format!("cannot be used: {error}")).into()
         }
-        _ => Failure::new(Exit::Usage, "the device cannot be used")
-            .at(format!("--device {device}"))
-            .because(error)
-            .next("everstep devices lists what this machine has"),
+        _ => unusable(device, &error),
     })
+}
+
+fn unusable(device: &DeviceChoice, error: &OpenError) -> Failure {
+    Failure::new(Exit::Usage, "the device cannot be used")
+        .at(format!("--device {device}"))
+        .because(error)
+        .next("everstep devices lists what this machine has")
+}
+
+/// Refuses a report that cannot be written. A folder that the run would make is not there yet.
+fn check_report(flags: &StartFlags) -> Result<(), Failure> {
+    let Some(report) = &flags.report else { return Ok(()) };
+    let made = flags.dir.as_ref().map_or_else(|| PathBuf::from("runs"), |dir| dir.join("logs"));
+    let absolute = |path: &Path| std::path::absolute(path).unwrap_or_default();
+    let (report_path, made) = (absolute(report), absolute(&made));
+    let will_be_made = |folder: &Path| !folder.exists() && made.starts_with(folder);
+    match report_path.parent().is_some_and(will_be_made) {
+        true => Ok(()),
+        false => ReportFile::open(report).map(drop),
+    }
 }
 
 /// Calls `examine` with a run that has no directory yet. The default text is listed in a temporary

@@ -148,7 +148,7 @@ fn refused(name: &str, why: &dyn std::fmt::Display) -> Failure {
     Failure::new(Exit::Usage, "a coordinator's address cannot be used")
         .at("--coordinators")
         .because(format!("\"{name}\": {why}"))
-        .next("pass HOST:PORT, as in the run's DIR/cluster.json")
+        .next("pass HOST:PORT, as in the run's DIR/cluster.json or a coordinator's `address` line")
 }
 
 /// The join token. `@FILE` names a file that holds it: that file is called `name` where it was

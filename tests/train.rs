@@ -69,6 +69,9 @@ fn a_run_whose_workers_do_not_come_says_what_it_waits_for_and_gives_up() {
     assert!(block.contains("why: 1 of 2 workers had registered after 5 s\n"), "{said}");
     assert!(block.contains(join) && block.contains("/run/join.token"), "{said}");
     assert!(!folder.path().join("report.json").exists(), "there is nothing to report");
+    let told = json(folder.path().join("run/report.json"));
+    assert_eq!((&told["state"], &told["step"]), (&"failed".into(), &0.into()));
+    assert_eq!(told["reason"], "1 of 2 workers had registered after 5 s");
 }
 
 #[test]
@@ -105,6 +108,50 @@ fn a_refused_start_leaves_nothing() {
     }
     fs::remove_file(folder.path().join("short.txt")).unwrap();
     assert_eq!(names(folder.path()), before);
+}
+
+/// The variable hides the GPUs of the machine.
+#[test]
+fn a_dry_run_refuses_the_device_and_the_report_that_a_run_would_refuse() {
+    let folder = folder("");
+    let config = fs::read_to_string(folder.path().join("run.toml")).unwrap();
+    let config = config.replace("[model]\n", "[model]\nprecision = \"bf16\"\n");
+    fs::write(folder.path().join("bf16.toml"), config).unwrap();
+    let before = names(folder.path());
+    let in_16_bits = "the CPU computes in f32, not in bf16";
+    for (config, flags, words) in [
+        ("bf16.toml", &["--device", "auto"][..], in_16_bits),
+        ("bf16.toml", &["--device", "cpu"], in_16_bits),
+        ("run.toml", &["--device", "npu"], "this program has no device of the kind \"npu\""),
+        ("run.toml", &["--report", "no/such/report.json"], "no/such/report.json"),
+        ("run.toml", &["--report", "."], "the report cannot be written"),
+    ] {
+        for more in [&["--dry-run"][..], &[]] {
+            let train = ["train", "--config", config, "--dir", "run"];
+            let mut command = everstep(&folder, &[&train[..], flags, more].concat());
+            let output = command.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+            let said = String::from_utf8(output.stderr).unwrap();
+            assert_eq!(output.status.code(), Some(2), "{flags:?} {more:?}: {said}");
+            assert!(said.contains(words), "{flags:?} {more:?}: {said}");
+        }
+    }
+    assert_eq!(names(folder.path()), before);
+}
+
+/// The folder `run` is made by the run.
+#[test]
+fn a_dry_run_takes_a_report_that_a_run_would_write_and_leaves_it_alone() {
+    let folder = folder("");
+    fs::write(folder.path().join("old.json"), "an earlier report").unwrap();
+    let before = names(folder.path());
+    for report in ["new.json", "old.json", "run/new.json"] {
+        let train = ["train", "--config", "run.toml", "--dir", "run", "--report", report];
+        let output = everstep(&folder, &[&train[..], &["--dry-run"]].concat()).output().unwrap();
+        assert!(output.status.success(), "{report}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    assert_eq!(names(folder.path()), before);
+    let old = fs::read_to_string(folder.path().join("old.json")).unwrap();
+    assert_eq!(old, "an earlier report");
 }
 
 #[test]

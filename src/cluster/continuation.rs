@@ -41,8 +41,8 @@ pub fn resume_stored(
     let begin = async {
         let mut cluster = Cluster::start(directory, options).await?;
         let history = cluster.read_store(read).await?;
-        cluster.resume_stored(run, history).await?;
-        Ok(cluster)
+        let begun = cluster.resume_stored(run, history).await;
+        cluster.begun(begun)
     };
     leaving::drive(run, begin, watch)
 }

@@ -30,8 +30,8 @@ pub fn launch(
         let stated = cluster.workers.statement().cloned();
         let run = stated.ok_or_else(|| ClusterError::failed(None, "no script has stated a run"))?;
         let run = begin(&run);
-        cluster.submit(&run).await?;
-        Ok((cluster, run))
+        let begun = cluster.submit(&run).await;
+        Ok((cluster.begun(begun)?, run))
     };
     leaving::drive_stated(begin, watch)
 }

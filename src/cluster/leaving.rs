@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{RunSpec, WorkerId};
 
+use super::conclusion::Ending;
 use super::signals::{Signal, Signals};
 use super::{Cluster, ClusterError, Progress, Report};
 
@@ -50,6 +51,17 @@ pub(super) fn drive_stated(
 }
 
 impl Cluster {
+    /// The cluster, if its run has begun. Otherwise the failure is put on record.
+    pub(super) fn begun(mut self, begun: Result<(), ClusterError>) -> Result<Self, ClusterError> {
+        match begun {
+            Ok(()) => Ok(self),
+            Err(error) => {
+                self.conclude(&Ending::Failed(error.to_string()));
+                Err(error)
+            }
+        }
+    }
+
     /// Goes on until the run is complete, or until all workers have left after a signal. Calls
     /// `watch` whenever there are news.
     async fn see_through(

@@ -62,8 +62,8 @@ impl Cluster {
             cluster.files.rebuild(&cluster.directory, name);
         }
         cluster.start_workers(options.workers).await?;
-        cluster.go_on_with(run, from).await?;
-        Ok(cluster)
+        let begun = cluster.go_on_with(run, from).await;
+        cluster.begun(begun)
     }
 
     /// Hears all of the run's history, and watches the run from then on. Until then the files of

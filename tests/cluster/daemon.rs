@@ -84,6 +84,38 @@ fn a_log_for_machines_has_an_object_a_line() {
     }
 }
 
+/// The line that a log for machines has of this kind of event, once it is there.
+fn logged(program: &Program, event: &str) -> Value {
+    until(&format!("the event {event} in the log"), || {
+        let said = program.said();
+        let whole = said.split_inclusive('\n').filter(|line| line.ends_with('\n'));
+        let mut lines = whole.map(|line| serde_json::from_str::<Value>(line).expect("JSON"));
+        lines.find(|line| line["fields"]["event"] == event)
+    })
+}
+
+/// The worker waits for another one, with which the run begins.
+#[test]
+fn the_loss_of_a_worker_is_a_warning_with_the_worker_and_the_reason_as_fields() {
+    let world = World::new().with("run.start_workers", 2);
+    let found = ["coordinator", "--dir", "one", "--bootstrap", "--log-format", "json"];
+    let (coordinator, address) = listening(&world, &found, &[]);
+    let config = world.config();
+    let submitted = world.start(&["run", "submit", show(&config), "--dir", "one"]).end();
+    assert_eq!(submitted.code, Some(0), "{submitted:?}");
+    let join = ["worker", "--coordinators", &address, "--join", "@one/join.token"];
+    let (worker, _) = listening(&world, &join, &[]);
+    let registered = logged(&coordinator, "registered");
+    worker.signal(Signal::KILL);
+    let lost = logged(&coordinator, "lost");
+    assert_eq!((&registered["level"], &lost["level"]), (&"INFO".into(), &"WARN".into()));
+    let fields = &lost["fields"];
+    assert_eq!(fields["worker"], registered["fields"]["worker"], "{lost}");
+    assert!(fields["worker"].is_u64() && fields["detect_ms"].is_u64(), "{lost}");
+    let [reason, sentence] = ["reason", "message"].map(|key| fields[key].as_str().expect(key));
+    assert!(!reason.is_empty() && sentence.ends_with(reason), "{lost}");
+}
+
 /// A coordinator that joins is told to stop while no other one answers: first before it has a
 /// directory, then when it has one and asks to be a member.
 #[test]

@@ -4,7 +4,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use crate::world::{Launched, Node, Program, Run, Signal, World, show};
+use crate::world::{Launched, Node, Program, Run, Signal, World, assert_failed, show};
 
 /// `everstep worker drain`.
 fn drain(world: &World, run: &Launched, id: u64, flags: &[&str]) -> Program {
@@ -143,12 +143,13 @@ fn a_run_that_waits_in_vain_gives_up() {
     run.until_step(3);
     let cluster = run.until_whole(2);
     cluster.member(1).signal(Signal::KILL);
+    let dir = run.dir.clone();
     let block = run.ends(&cluster, 3);
-    for words in
-        ["error: the run waited for workers in vain\n", "1 of at least 2 workers took part"]
-    {
+    let reason = "1 of at least 2 workers took part for 4 s";
+    for words in ["error: the run waited for workers in vain\n", reason] {
         assert!(block.contains(words), "{block}");
     }
+    assert_failed(&dir, reason);
 }
 
 #[test]

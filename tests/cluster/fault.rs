@@ -1,9 +1,10 @@
 //! A fatal fault ends the run soon, with one block that names the process at fault, and leaves
 //! nothing behind.
 
+use std::fs;
 use std::time::Instant;
 
-use crate::world::{Node, RUN_ENDS_WITHIN, Signal, World};
+use crate::world::{Node, Program, RUN_ENDS_WITHIN, Signal, World, assert_failed, show, until};
 
 /// A run that lasts longer than any test.
 fn endless() -> World {
@@ -45,7 +46,7 @@ fn an_interrupted_launcher_takes_its_cluster_along() {
         assert_eq!(ended.code, Some(code), "{ended:?}");
         let block = ended.farewell();
         assert!(block.starts_with(&format!("{word}\n")), "{ended:?}");
-        let report = std::fs::read_to_string(run.dir.join("report.json")).unwrap();
+        let report = fs::read_to_string(run.dir.join("report.json")).unwrap();
         let report: serde_json::Value = serde_json::from_str(&report).unwrap();
         assert!(report["step"].as_u64() >= Some(3), "{report}");
         let words = format!("after step {} of 1000000, and its files are kept", report["step"]);
@@ -58,12 +59,33 @@ fn a_coordinator_that_cannot_go_on_ends_the_run_with_its_own_words() {
     let world = endless();
     let run = world.launch(&["--workers", "2"]);
     let cluster = run.until_step(3);
-    std::fs::remove_dir_all(run.dir.join("coordinator-1/authority")).unwrap();
+    fs::remove_dir_all(run.dir.join("coordinator-1/authority")).unwrap();
     cluster.leader().signal(Signal::KILL);
+    let dir = run.dir.clone();
     let block = run.fails(&cluster);
     for words in ["coordinator-1", "ended with exit code 1", "authority.pem"] {
         assert!(block.contains(words), "no \"{words}\" in:\n{block}");
     }
+    assert_failed(&dir, "ended with exit code 1");
+}
+
+/// A coordinator dies of the request with the run, and its successors lack a file.
+#[test]
+fn a_run_that_no_coordinator_takes_has_failed_and_was_not_interrupted() {
+    let world = World::new();
+    let (config, dir) = (world.config(), world.path("run"));
+    let mut command = world.command(&["train", "--config", show(&config), "--dir", show(&dir)]);
+    command.env("FAILPOINTS", "coordinator:request.receive=return(kill)");
+    let program = Program::start(command);
+    until("a death", || {
+        let log = fs::read_to_string(dir.join("logs/coordinator-1.log")).unwrap_or_default();
+        log.contains("request.receive").then_some(())
+    });
+    fs::remove_dir_all(dir.join("coordinator-1/authority")).unwrap();
+    let ended = program.end();
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.block().contains("coordinator-1"), "{ended:?}");
+    assert_failed(&dir, "coordinator-1");
 }
 
 #[test]

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 pub use coordinator_group::{CoordinatorGroup, Member};
 pub use program::{Cluster, Ended, Launched, Node, Program, RUN_ENDS_WITHIN, Signal};
-pub use run::Run;
+pub use run::{Run, assert_failed};
 pub use store::{complete_checkpoints, flip_a_bit, part_of, step_of};
 
 /// The limit of every wait, far above the usual time. A test that hangs shall report it.

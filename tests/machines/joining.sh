@@ -79,7 +79,9 @@ kill -9 "${pid[worker-2]}"
 killed=$(milliseconds)
 until_true 20 "the loss is noticed" in_state training 2
 until_true 20 "everything has two copies again" protected
-echo "restored $(($(milliseconds) - killed)) ms after the kill"
+restored=$(($(milliseconds) - killed))
+echo "restored $restored ms after the kill"
+[ "$restored" -le 20000 ] || fail "the lost copies were not there again within 20 s"
 until_true 60 "the run goes on" beyond $(($(step) + 3))
 
 tell "a fourth worker joins, and the two before it are told to leave at once"

@@ -38,22 +38,55 @@ pub(super) async fn run(
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::identity::{Identity, Role};
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use everstep_transport::identity::{Identity, Role, UnixTime};
     use everstep_transport::protocol::NodeName;
     use everstep_transport::quic::Settings;
+    use tokio::time::timeout;
 
     use super::*;
 
-    #[tokio::test]
-    async fn what_is_presented_is_renewed_again_and_again() {
-        let authority = Arc::new(Authority::create().expect("an authority"));
+    /// An endpoint with credentials of this authority.
+    fn presenting(authority: &Authority) -> (Arc<Endpoint>, Credentials) {
         let name = NodeName::parse("coordinator-1").expect("a valid name");
         let identity = Identity { role: Role::Coordinator, name };
         let credentials = authority.issue(&identity, NODE_LIFETIME).expect("credentials");
         let listen = ([127, 0, 0, 1], 0).into();
         let settings = Settings::for_address([127, 0, 0, 1].into());
         let endpoint = Endpoint::bind(listen, &credentials, settings, None).expect("bound");
-        let endpoint = Arc::new(endpoint);
+        (Arc::new(endpoint), credentials)
+    }
+
+    /// The machine was suspended: its wall clock jumps, and no other clock does.
+    #[tokio::test]
+    async fn a_certificate_is_renewed_soon_after_the_wall_clock_has_jumped() {
+        let authority = Arc::new(Authority::create().expect("an authority"));
+        let (endpoint, first) = presenting(&authority);
+        let clock = Arc::new(AtomicU64::new(UnixTime::now().as_secs()));
+        let read = clock.clone();
+        let are_due = move |held: &Credentials| {
+            let now = Duration::from_secs(read.load(Ordering::Relaxed));
+            held.are_due(UnixTime::since_unix_epoch(now))
+        };
+        let pause = Duration::from_millis(1);
+        let renewals = tokio::spawn(run(endpoint.clone(), authority, pause, are_due));
+        sleep(50 * pause).await;
+        assert_eq!(endpoint.credentials().chain(), first.chain());
+        clock.fetch_add(NODE_LIFETIME.as_secs(), Ordering::Relaxed);
+        let renewed = async {
+            while endpoint.credentials().chain() == first.chain() {
+                sleep(pause).await;
+            }
+        };
+        timeout(Duration::from_secs(60), renewed).await.expect("it is renewed");
+        renewals.abort();
+    }
+
+    #[tokio::test]
+    async fn what_is_presented_is_renewed_again_and_again() {
+        let authority = Arc::new(Authority::create().expect("an authority"));
+        let (endpoint, credentials) = presenting(&authority);
         let renewals = run(endpoint.clone(), authority, Duration::from_millis(1), |_| true);
         let newer = async |than: Vec<_>| {
             while endpoint.credentials().chain() == than {
@@ -69,6 +102,6 @@ mod tests {
             () = renewals => unreachable!("it has no end"),
             third = renewed => assert_ne!(third, credentials.chain()),
         }
-        assert_eq!(*endpoint.credentials().identity(), identity);
+        assert_eq!(endpoint.credentials().identity(), credentials.identity());
     }
 }

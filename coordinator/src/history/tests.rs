@@ -65,6 +65,14 @@ fn whatever_happens_is_counted_once() {
 }
 
 #[test]
+fn a_run_lacks_nothing_of_what_the_one_before_it_lacked() {
+    let mut history = history([began(1, Cause::Start, &[2, 3])]);
+    assert_eq!(history.under_protected().len(), 1);
+    history.begin();
+    assert_eq!(history.under_protected(), []);
+}
+
+#[test]
 fn a_loss_is_classed_by_its_reason() {
     for (reason, class) in [
         (LossReason::LinkClosed("timed out".into()), "link"),

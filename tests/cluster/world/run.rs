@@ -15,6 +15,25 @@ pub struct Run {
     pub report: Value,
 }
 
+/// Checks that the files in the directory of a run say that it has failed, and why: its report, its
+/// last event, and the state of its cluster.
+pub fn assert_failed(dir: &Path, reason: &str) {
+    let json = |text: &str| serde_json::from_str::<Value>(text).expect("JSON");
+    let read = |name: &str| fs::read_to_string(dir.join(name)).expect(name);
+    let [report, cluster] = ["report.json", "cluster.json"].map(|name| json(&read(name)));
+    let last = json(read("events.jsonl").lines().last().expect("an event"));
+    assert_eq!((&report["state"], &cluster["state"]), (&"failed".into(), &"failed".into()));
+    assert_eq!((&last["event"], &last["by"]), (&"failed".into(), &"launcher".into()), "{last}");
+    assert!(report["reason"].as_str().is_some_and(|words| words.contains(reason)), "{report}");
+    assert_eq!((&last["reason"], &last["step"]), (&report["reason"], &report["step"]));
+    let status = format!("failed: after step {} of {}: ", report["step"], report["run"]["steps"]);
+    assert!(report["status"].as_str().is_some_and(|words| words.starts_with(&status)), "{report}");
+    assert_eq!((&report["state_hash"], &report["model"]), (&Value::Null, &Value::Null));
+    let workers = cluster["workers"].as_array().expect("workers");
+    let mut states = workers.iter().map(|worker| worker["state"].as_str().expect("a state"));
+    assert!(states.all(|state| ["ended", "lost", "left"].contains(&state)), "{cluster}");
+}
+
 impl Run {
     /// Reads the report of a run.
     pub fn read(dir: PathBuf, report: &Path, stdout: String) -> Self {
