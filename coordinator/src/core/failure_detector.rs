@@ -11,8 +11,8 @@
 //! heard again gives all the others a fresh deadline, but only once, so that a worker with an
 //! unstable link cannot keep a dead worker in the run.
 //!
-//! A shorter time in which no worker is heard counts for none of them, once somebody is heard again:
-//! a worker may have lost its link meanwhile, and dials again. Between two signs of life of a worker
+//! A shorter time in which no worker is heard counts for none of them, once one is heard again: a
+//! worker may have lost its link meanwhile, and dials again. Between two signs of life of a worker
 //! at most one deadline is added, so that no other one can keep it in the run.
 //!
 //! When the links of several workers are cut at one moment, the worker with the earliest heartbeat

@@ -28,11 +28,11 @@ pub struct CheckpointStoreError {
 
 /// The errors of the workers that the store fails.
 #[derive(Debug, Default)]
-pub(super) struct StoreErrors(BTreeMap<WorkerId, Failing>);
+pub(super) struct StoreErrors(BTreeMap<WorkerId, StoreOutage>);
 
 /// A worker has said in each heartbeat that the store fails it.
 #[derive(Debug)]
-struct Failing {
+struct StoreOutage {
     since: Time,
     /// Until when: the newest heartbeat.
     until: Time,
@@ -49,7 +49,7 @@ impl StoreErrors {
         // A heartbeat that did not arrive may have said that the store answers again.
         let earlier = earlier.filter(|it| now.since(it.until) < WORKER_SUSPECT_AFTER);
         let since = earlier.map_or(now, |it| it.since);
-        self.0.insert(worker, Failing { since, until: now, words });
+        self.0.insert(worker, StoreOutage { since, until: now, words });
     }
 
     /// The oldest error of these workers.

@@ -1,11 +1,11 @@
 //! Which coordinators have every line of a run whose workers may go.
 //!
 //! The lines of a run under way are on the leader's disk and in the memory of all members. The
-//! members may go when the run is complete, and when they leave together. From then on the coordinators'
-//! files alone have the lines, so the leader lets them go only once most of the coordinators have
-//! all lines on their disks: as with entries of the log, the disks of fewer than half may be lost
-//! afterwards. A coordinator tells all others when its file is complete, and each coordinator to
-//! which it gets a link later.
+//! members may go when the run is complete, and when they leave together. From then on the
+//! coordinators' files alone have the lines, so the leader lets them go only once most of the
+//! coordinators have all lines on their disks: as with entries of the log, the disks of fewer than
+//! half may be lost afterwards. A coordinator tells all others when its file is complete, and each
+//! coordinator to which it gets a link later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
