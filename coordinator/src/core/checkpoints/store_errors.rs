@@ -36,7 +36,7 @@ struct StoreOutage {
     since: Time,
     /// Until when: the newest heartbeat.
     until: Time,
-    /// The newest words.
+    /// What the store answers, in the newest words of the worker.
     words: String,
 }
 
