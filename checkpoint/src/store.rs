@@ -37,7 +37,8 @@ pub trait Store: Send + Sync {
     /// The place as people know it. It contains no secret.
     fn place(&self) -> &str;
 
-    /// Creates an object that is not there yet, durably. Whatever is there stays, and is durable.
+    /// Creates an object that is not there yet, durably. An object of this name that another writer
+    /// has created stays, and is durable when this returns.
     fn put_new(&self, name: &ObjectName, bytes: &[u8]) -> Result<Created, StoreError>;
 
     /// Begins an object of `size`, which appears when the [`Upload`] is finished. An object with

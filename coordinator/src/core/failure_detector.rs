@@ -93,6 +93,8 @@ pub(super) enum SignOfLife {
 #[derive(Debug)]
 pub(super) struct FailureDetector {
     heard: BTreeMap<WorkerId, Time>,
+    /// When any worker was heard last.
+    newest: Time,
     /// What was added to the deadlines of workers since they were heard.
     added: BTreeMap<WorkerId, Duration>,
     /// Since when this coordinator listens for each worker.
@@ -118,6 +120,7 @@ impl FailureDetector {
         let (heard, listening, suspects, spared, returned, met) = Default::default();
         Self {
             heard,
+            newest: now,
             added: BTreeMap::new(),
             listening,
             back_since: BTreeMap::new(),
@@ -162,8 +165,7 @@ impl FailureDetector {
 
     /// A worker is heard. A time without a sign of any worker counts for none that is awaited.
     fn end_gap(&mut self, now: Time) {
-        let last = self.heard.values().max().copied().unwrap_or(now);
-        let gap = now.since(last);
+        let gap = now.since(std::mem::replace(&mut self.newest, now));
         if gap < WORKER_HEARD_WITHIN || self.outage.is_some() {
             return;
         }
@@ -289,7 +291,7 @@ impl FailureDetector {
             if since_tick >= WORKER_SUSPECT_AFTER {
                 self.back_since = self.heard.clone(); // A silence would not have been noticed.
             }
-            self.ticked = now;
+            (self.ticked, self.newest) = (now, now);
         }
         late
     }

@@ -1,4 +1,4 @@
-//! Which coordinators have every line of a run whose workers may go.
+//! The leader lets workers go only once most coordinators have every line of the run.
 //!
 //! The lines of a run under way are on the leader's disk and in the memory of all members. The
 //! members may go when the run is complete, and when they leave together. From then on the

@@ -64,7 +64,7 @@ fn i13_workers_leave_together_once_most_coordinators_have_their_lines() {
     }
 }
 
-/// A follower whose file is complete before the run rests.
+/// The follower's file is complete before the run rests.
 #[test]
 fn i13_a_follower_says_that_its_lines_are_durable_as_soon_as_the_run_rests() {
     let (mut world, _) = closing();
