@@ -122,6 +122,26 @@ fn a_run_whose_data_is_nowhere_fails_once_and_the_workers_train_the_next() {
 }
 
 #[test]
+fn a_worker_with_other_data_stays_and_trains_the_next_run() {
+    let world = world();
+    let dir = folder(&world, "models");
+    let text = fs::read_to_string(world.path("text.txt")).expect("a text");
+    let path = show(&world.path("text.txt")).to_string();
+    let mut places = Places::begin(world.with("data.path", path), &[Some(&dir)]);
+    places.submit();
+    places.until_said(&["1 of 2 workers registered"]);
+    places.world.write("text.txt", &text.replacen("worker", "Worker", 1));
+    places.add(Some(&dir));
+    places.until_said(&["but worker-", "cannot compute yet", "differs from worker-", ": data "]);
+    places.world.write("text.txt", &text);
+    let cancel = ["run", "cancel", "--dir", show(places.home())];
+    let ended = places.world.start(&cancel).end();
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    places.submit();
+    places.until_said(&["complete: all 30 steps"]);
+}
+
+#[test]
 fn a_model_of_absurd_size_is_refused_before_anything_is_built() {
     let world = World::new().with("model.layers", 65_536).with("model.width", 384);
     let dry = world.launch(&["--dry-run"]).program.end();

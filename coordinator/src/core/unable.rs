@@ -11,11 +11,12 @@ use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
 use everstep_transport::protocol::reason::{FailReason, LossReason};
-use everstep_transport::protocol::{NodeName, WorkerId};
+use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::{Message, NodeName, WorkerId};
 use everstep_transport::time::Time;
 
 use super::failure_detector::{Certainty, Suspicion};
-use super::links::PeerPhase;
+use super::links::{Link, PeerPhase};
 use super::progress::FIRST_TIMES;
 use super::workers::bounded;
 use super::{Core, LinkId};
@@ -135,6 +136,18 @@ impl Core {
         if self.completion.unable.note(now, &name, why) {
             self.note(now, EventKind::Unable { name, reason, inability });
         }
+        self.judge_unable(now);
+    }
+
+    /// Refuses a registration in a cluster that outlives its runs: the worker stays, for the next
+    /// run or to try again. The refusal itself is an event.
+    pub(super) fn turn_away(&mut self, now: Time, link: LinkId, refusal: &Rejection) {
+        let Some(Link { identity, .. }) = self.links.find(link) else { return };
+        let (name, words) = (identity.name.clone(), refusal.to_string());
+        let (inability, reason) = (Inability::Place, words.clone());
+        self.completion.unable.note(now, &name, UnableReason { inability, words });
+        self.links.enter(link, PeerPhase::Unable);
+        self.outbox.send(link, Message::Unable { inability, reason });
         self.judge_unable(now);
     }
 

@@ -338,9 +338,10 @@ impl Core {
         match (link.filter(|_| waits), verdict) {
             (Some(link), EntryOutcome::Registered(worker)) => self.admit(now, link, worker),
             (None, EntryOutcome::Registered(worker)) => _ = self.health.detector.heard(now, worker),
-            (Some(link), EntryOutcome::Refused(reason)) => {
+            (Some(link), EntryOutcome::Refused(reason)) if self.state.is_ephemeral() => {
                 self.release(link, Message::Refused { reason: reason.to_string() });
             }
+            (Some(link), EntryOutcome::Refused(reason)) => self.turn_away(now, link, &reason),
             _ => {}
         }
     }

@@ -101,8 +101,9 @@ pub enum Message {
         /// The reason in words for the user.
         reason: String,
     },
-    /// The sender cannot compute the run: it cannot build the model or the data, or cannot read a
-    /// sample. The worker stays, for the next run or to try again.
+    /// A worker cannot compute the run: it cannot build the model or the data, or cannot read a
+    /// sample. Or the leader says that to a worker which would compute another run than the first
+    /// registered one. The worker stays, for the next run or to try again.
     Unable {
         /// Whether the reason lies in the run or in the worker's place.
         inability: Inability,

@@ -121,6 +121,7 @@ impl WorkerActor {
         // message, except the commits that this worker decides itself.
         let is_message = matches!(input, Input::Coordinator { .. } | Input::Peer { .. });
         let before = committed(&self.core);
+        log_refusal(&input);
         self.core.handle(now, input);
         let mut inputs = Vec::new();
         while let Some(effect) = self.core.poll_effect() {
@@ -357,5 +358,13 @@ impl Handler<StoreReported> for WorkerActor {
         if let Some(input) = self.shell.device_host.store_report(reported) {
             self.on_input(input, context);
         }
+    }
+}
+
+/// Logs that a leader refuses what this worker would compute. A user reads only this on the
+/// worker's own machine.
+fn log_refusal(input: &Input) {
+    if let Input::Coordinator { message: Message::Unable { reason, .. }, .. } = input {
+        tracing::warn!(reason, "the coordinators refuse what this worker would compute");
     }
 }

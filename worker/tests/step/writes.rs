@@ -134,10 +134,10 @@ fn fails(solo: &mut Solo, inability: Inability, reason: &str) {
     solo.give(Input::BuildFailed { inability, reason: reason.into() });
 }
 
-/// Seconds until the core builds its device again.
-fn seconds_until_built(solo: &mut Solo) -> Option<u64> {
+/// Seconds until the core builds its device again. None if it has not after `most`.
+fn seconds_until_built(solo: &mut Solo, most: u64) -> Option<u64> {
     let is_build = |effect: &Effect| matches!(effect, Effect::Build(_));
-    (1..=120).find(|_| {
+    (1..=most).find(|_| {
         solo.now = solo.now + Duration::from_secs(1);
         solo.give(Input::Tick);
         solo.took().iter().any(is_build)
@@ -154,11 +154,30 @@ fn what_a_place_lacks_is_waited_out_and_the_run_is_built_again() {
         fails(&mut solo, Inability::Place, "no memory");
         let told = Message::Unable { inability: Inability::Place, reason: "no memory".into() };
         assert!(solo.told().contains(&told));
-        seconds_until_built(&mut solo)
+        seconds_until_built(&mut solo, 120)
     });
     assert_eq!(pauses, [5, 10, 20, 30, 30].map(Some));
     solo.give(Input::Built(Cluster::built()));
     assert!(solo.told().iter().any(|said| matches!(said, Message::Register(_))));
+}
+
+#[test]
+fn a_worker_with_other_data_waits_long_and_then_reads_its_data_again() {
+    let mut solo = Solo::new();
+    solo.connect(LINK);
+    let welcome = Message::Welcome { run: run(3), term: TERM };
+    solo.hear(welcome.clone());
+    let refusal = Message::Unable { inability: Inability::Place, reason: "other data".into() };
+    solo.hear(refusal.clone());
+    assert_eq!(reasons(&mut solo), [""; 0], "it has stated no data that anybody could refuse");
+    for _ in 0..2 {
+        solo.give(Input::Built(Cluster::built()));
+        solo.hear(refusal.clone());
+        assert_eq!(reasons(&mut solo), [""; 0], "the leader knows it");
+        solo.hear(welcome.clone());
+        assert_eq!(reasons(&mut solo), ["other data"], "a new leader does not");
+        assert_eq!(seconds_until_built(&mut solo, 700), Some(600));
+    }
 }
 
 #[test]
@@ -169,7 +188,7 @@ fn a_run_that_others_go_on_with_is_tried_again_whatever_the_reason() {
     solo.took();
     for _ in 0..2 {
         fails(&mut solo, Inability::Run, "no such file");
-        assert_eq!(seconds_until_built(&mut solo), Some(30));
+        assert_eq!(seconds_until_built(&mut solo, 120), Some(30));
     }
 }
 
@@ -201,7 +220,7 @@ fn a_sample_that_cannot_be_filled_ends_the_run_and_not_the_worker() {
     solo.hear_on(LINK, Message::Registered { worker: MEMBERS[1], term: TERM });
     let told = reasons(&mut solo);
     assert!(!told.is_empty(), "whoever leads now hears it, too");
-    assert_eq!(seconds_until_built(&mut solo), None, "the run is about to end");
+    assert_eq!(seconds_until_built(&mut solo, 120), None, "the run is about to end");
     solo.hear(Message::Released { term: TERM });
     assert!(solo.told().iter().any(|said| matches!(said, Message::Hello { worker: None, .. })));
 }

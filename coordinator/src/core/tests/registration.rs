@@ -80,6 +80,59 @@ fn a_worker_with_another_model_is_refused_and_both_are_named() {
     assert!(matches!(world.events().pop(), Some(EventKind::Refused { .. })));
 }
 
+/// A worker on this link with other data registers.
+fn differs(world: &mut World, link: LinkId) {
+    let mut other = registration(link.0);
+    other.fingerprint.data = [9; 32];
+    world.say(link, Message::Register(other));
+}
+
+#[test]
+fn a_cluster_of_many_runs_keeps_a_worker_with_other_data_for_the_next_run() {
+    let mut world = World::with_run(run_of(2));
+    world.found(false);
+    world.worker("worker-1");
+    let link = world.greeted("worker-2");
+    world.hear(link);
+    differs(&mut world, link);
+    let words = "worker-2 differs from worker-1, which registered first: data 090909090909, not ";
+    let Some(Message::Unable { inability: Inability::Place, reason }) = world.hear(link).pop()
+    else {
+        panic!("not told")
+    };
+    assert!(reason.starts_with(words), "{reason}");
+    let status = world.core.runs(world.now).pop().expect("a run").status;
+    assert!(status.contains(&format!("but worker-2 cannot compute yet: {words}")), "{status}");
+    let told = world.events();
+    let told = told.iter().filter(|kind| matches!(kind, EventKind::Refused { .. })).count();
+    assert_eq!(told, 1);
+
+    // Its files are still others, and then they are mended.
+    differs(&mut world, link);
+    assert!(matches!(world.hear(link).pop(), Some(Message::Unable { .. })));
+    world.say(link, Message::Register(registration(link.0)));
+    assert!(world.words(link).contains(&"registered"), "it takes part now");
+    assert_eq!(world.watch(0, 0).unable, [], "nothing is left to say");
+}
+
+#[test]
+fn a_worker_that_was_refused_trains_the_next_run() {
+    let mut world = World::with_run(run_of(2));
+    world.found(false);
+    world.worker("worker-1");
+    let link = world.greeted("worker-2");
+    differs(&mut world, link);
+    world.hear(link);
+    let run = world.core.state().run_id();
+    world.request(7, OperatorCommand::Cancel(run));
+    assert_eq!(world.words(link), ["released"]);
+    world.say(link, Message::Hello { worker: None });
+    world.request(8, OperatorCommand::Submit(RunSpec { seed: 9, ..run_of(2) }.into()));
+    assert_eq!(world.words(link), ["welcome"]);
+    world.say(link, Message::Register(registration(link.0)));
+    assert_eq!(world.words(link), ["registered"]);
+}
+
 #[test]
 fn the_same_incarnation_registered_again_gets_the_same_id() {
     let (mut world, links) = World::training(2);

@@ -76,6 +76,9 @@ impl Core {
             // Only this coordinator is of another build. The others still serve the worker.
             Message::Refused { .. } if self.leader.leads_elsewhere(link) => self.refused += 1,
             Message::Refused { reason } => self.end(Exit::Refused(reason)),
+            Message::Unable { reason, .. } if !self.leader.leads_elsewhere(link) => {
+                self.turned_away(now, reason);
+            }
             Message::Dismiss if self.departure.requested => self.end(Exit::Drained),
             Message::Dismiss => self.end(Exit::Dismissed),
             _ => self.refused += 1,

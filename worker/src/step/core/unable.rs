@@ -20,6 +20,10 @@ const BUILD_BACKOFF: Duration = Duration::from_secs(5);
 /// The longest pause after an error of the place, and the pause after each error of the run.
 const BUILD_BACKOFF_MAX: Duration = Duration::from_secs(30);
 
+/// The pause after the leader has refused what this worker would compute. Each attempt reads all
+/// data again, and each refusal is an event.
+const REFUSED_BACKOFF: Duration = Duration::from_secs(600);
+
 /// Why a worker cannot compute the run, and when it tries again.
 #[derive(Clone, Debug)]
 pub(super) struct Unable {
@@ -65,6 +69,20 @@ impl Core {
         let again_at = now + self.backoff.after(inability);
         self.phase = Phase::Unable(Box::new(run), Unable { inability, reason, again_at });
         self.report_unable();
+    }
+
+    /// The leader refuses what this worker would compute: its data or its model differ from those
+    /// of the other workers. Files that somebody corrects may agree later.
+    pub(super) fn turned_away(&mut self, now: Time, reason: String) {
+        if !matches!(self.phase, Phase::Registering(..)) {
+            self.refused += 1;
+            return;
+        }
+        let Some((setup, _)) = self.leave() else { return };
+        self.model.renew(false);
+        let (inability, again_at) = (Inability::Place, now + REFUSED_BACKOFF);
+        let unable = Unable { inability, reason, again_at };
+        self.phase = Phase::Unable(Box::new(setup.run.clone()), unable);
     }
 
     /// Tells the leader again why this worker cannot compute the run.
