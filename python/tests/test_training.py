@@ -53,11 +53,14 @@ def test_another_seed_has_other_bits(train, gpt_hash):
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_killed_workers_change_no_bit(launch, train, gpt_hash, seed):
+def test_killed_workers_change_no_bit(launch, train, gpt_hash, seed, tmp_path):
     expected = the_gpt_hash(train, gpt_hash)
     chance = random.Random(seed)
     loaders = ("--loaders", "1") if seed == 2 else ()
-    launched = launch("gpt.py", *loaders, flags=workers(3, "--respawn"))
+    gate = tmp_path / "gate"
+    script = ("gpt.py", "--gate", str(gate), *loaders)
+    launched = launch(*script, flags=workers(3, "--respawn"))
+    launched.until("several members", lambda: len(launched.workers()) > 1)
     killed = 0
     for step in (2, 7, 12):
         launched.await_steps(step)
@@ -66,6 +69,7 @@ def test_killed_workers_change_no_bit(launch, train, gpt_hash, seed):
         if len(there) > 1:
             os.kill(chance.choice(there), signal.SIGKILL)
             killed += 1
+    gate.touch()
     ended = launched.end()
     assert killed > 0
     assert ended.hash == expected
@@ -219,7 +223,7 @@ def test_an_interrupted_launch_leaves_no_process(launch, sent, code):
     launched.process.send_signal(sent)
     ended = launched.end()
     assert ended.code == code
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 60
     assert "the run stopped after step" in ended.err
     assert not [pid for pid in started if is_alive(pid)]
 
@@ -230,7 +234,7 @@ def test_a_killed_launch_leaves_no_process(launch):
     started = descendants(launched.process.pid)
     launched.process.kill()
     launched.process.wait()
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(map(is_alive, started)) and time.monotonic() < until:
         time.sleep(0.05)
     assert not [pid for pid in started if is_alive(pid)]
@@ -260,14 +264,14 @@ def join(
 
 
 def test_a_worker_joins_with_its_script(launch, train, tmp_path):
-    gate = tmp_path / "gate"
-    gate.touch()
+    gate, joined = tmp_path / "gate", tmp_path / "gate.joined"
     script = ("faulty.py", "gate", "600", str(gate))
-    expected = train(*script).hash
-    gate.unlink()
+    expected = train("faulty.py", "none", "600").hash
     launched = launch(*script)
     joiner = join(launched, tmp_path / "joiner", script)
     gate.touch()
+    launched.await_event("joined")
+    joined.touch()
     ended = launched.end()
     _, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
     assert ended.hash == expected
@@ -290,15 +294,19 @@ def test_a_worker_in_another_directory_has_the_model_of_the_last_checkpoint(laun
     assert len(list(saved.iterdir())) == 2 and len(models) == 1
 
 
-def test_a_worker_that_is_told_to_leave_hands_over_and_ends(launch, train):
+def test_a_worker_that_is_told_to_leave_hands_over_and_ends(launch, train, tmp_path):
     expected = train("faulty.py", "none", "300").hash
-    launched = launch("faulty.py", "none", "300", flags=workers(2))
+    gate = tmp_path / "gate"
+    launched = launch("faulty.py", "gate", "300", str(gate), flags=workers(2))
     launched.await_steps(5)
-    leaving = launched.workers()[0]
-    os.kill(leaving, signal.SIGTERM)
+    launched.until("two members", lambda: len(launched.workers()) == 2)
+    os.kill(launched.workers()[0], signal.SIGTERM)
+    launched.await_event("draining")
+    (tmp_path / "gate.joined").touch()
+    gate.touch()
     ended = launched.end()
     assert ended.hash == expected
-    assert "left" in (ended.directory / "events.jsonl").read_text()
+    assert any(event["event"] == "left" for event in launched.events())
 
 
 def test_as_many_workers_start_as_the_cores_compute_for(train):

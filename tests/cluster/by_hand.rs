@@ -2,16 +2,10 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
 use crate::world::{Launched, Program, Signal, World, show, until};
-
-/// Wall clock, milliseconds of Unix time.
-fn unix_ms() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_millis() as u64
-}
 
 fn loss(run: &Launched) -> Value {
     run.until("a loss", || {
@@ -30,11 +24,10 @@ fn a_worker_killed_on_a_quiet_link_is_noticed_by_the_coordinator_itself() {
     }
     let guest = world.join(&run);
     run.until_workers(2, "waiting");
-    let killed = unix_ms();
     guest.signal(Signal::KILL);
     let lost = loss(&run);
-    let noticed = lost["unix_ms"].as_u64().expect("a time").saturating_sub(killed);
-    assert!(noticed <= 1_000, "{noticed} ms: {lost}");
+    let reason = lost["reason"].as_str().expect("words");
+    assert!(!reason.contains("its process"), "no launcher has said so: {reason}");
 }
 
 #[test]

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 use crate::world::{Cluster, Launched, Run, Signal, World, longest_gap};
 
 /// How long a leader stands still.
-const LEADER_STALL: Duration = Duration::from_secs(10);
+const LEADER_STALL: Duration = Duration::from_secs(20);
 
 #[test]
 fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
-    let world = World::lasting(100);
+    let world = World::lasting(200);
     let run = world.launch(&["--workers", "3"]);
     let before = run.until_step(3);
     before.leader().signal(Signal::KILL);
@@ -19,7 +19,7 @@ fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
     let after = run.until_whole(3);
     assert_eq!(after.leader().address, before.leader().address);
     let run = run.complete();
-    run.assert_survived(100);
+    run.assert_survived(200);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["coordinator_restarts"], 1);
     assert_eq!(run.report["generations"].as_array().unwrap().len(), 1, "no worker was lost");
@@ -27,7 +27,7 @@ fn a_killed_coordinator_is_started_again_and_evicts_nobody() {
 
 #[test]
 fn a_coordinator_and_a_worker_that_die_together_are_survived() {
-    let world = World::lasting(100);
+    let world = World::lasting(200);
     both_die(&world, world.launch(&["--workers", "3", "--respawn"]));
 }
 
@@ -36,22 +36,22 @@ fn both_die(world: &World, run: Launched) {
     let cluster = run.until_step(3);
     cluster.leader().signal(Signal::KILL);
     cluster.workers[0].signal(Signal::KILL);
-    run.until("the loss", || (run.count("lost") == 1).then_some(()));
+    run.until("the loss", || (run.count("lost") >= 1).then_some(()));
     run.until_whole(3);
     let run = run.complete();
-    run.assert_survived(100);
+    run.assert_survived(200);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.generations("lost").len(), 1);
 }
 
 #[test]
 fn a_coordinator_that_does_not_answer_is_started_again() {
-    let world = World::lasting(100);
+    let world = World::lasting(200);
     let run = world.launch(&["--workers", "2"]);
     let cluster = run.until_step(3);
     cluster.leader().signal(Signal::STOP);
     let run = run.complete();
-    run.assert_survived(100);
+    run.assert_survived(200);
     assert_eq!(run.report["coordinator_restarts"], 1);
 }
 
@@ -94,7 +94,7 @@ fn assert_told(run: &Run, elections: usize) {
 
 #[test]
 fn three_coordinators_go_on_without_the_leader_and_nobody_notices() {
-    let world = World::lasting(100);
+    let world = World::lasting(200);
     let run = three(&world, &[]);
     let before = run.until_step(3);
     assert_eq!(before.coordinators.len(), 3);
@@ -102,7 +102,7 @@ fn three_coordinators_go_on_without_the_leader_and_nobody_notices() {
     until_another_leads(&run, &before);
     run.until_another_step();
     let run = run.complete();
-    run.assert_survived(100);
+    run.assert_survived(200);
     assert_told(&run, 2);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["steps_redone"], 0);
@@ -113,7 +113,7 @@ fn three_coordinators_go_on_without_the_leader_and_nobody_notices() {
 /// A slow worker keeps the run going. It leaves in good order.
 #[test]
 fn three_coordinators_go_on_while_the_leader_stands_still() {
-    let world = World::new().with("run.steps", 600).with("run.start_workers", 3);
+    let world = World::new().with("run.steps", 1_200).with("run.start_workers", 3);
     let run = world.launch(&["--coordinators", "3", "--workers", "2"]);
     run.until_workers(2, "waiting");
     let slow = world.join_slowly(&run);
@@ -123,7 +123,7 @@ fn three_coordinators_go_on_while_the_leader_stands_still() {
     until_another_leads(&run, &before);
     let back = stopped.elapsed();
     assert!(back < LEADER_STALL, "another one led after {back:?}");
-    run.until("ten seconds", || {
+    run.until("some seconds", || {
         run.until_another_step();
         (stopped.elapsed() > LEADER_STALL).then_some(())
     });
@@ -132,7 +132,7 @@ fn three_coordinators_go_on_while_the_leader_stands_still() {
     slow.signal(Signal::TERM);
     assert_eq!(slow.end().code, Some(143));
     let run = run.complete();
-    run.assert_survived(600);
+    run.assert_survived(1_200);
     assert_told(&run, 2);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["steps_redone"], 0);
@@ -144,13 +144,13 @@ fn three_coordinators_go_on_while_the_leader_stands_still() {
 
 #[test]
 fn the_leader_of_three_and_a_worker_that_die_together_are_survived() {
-    let world = World::lasting(100);
+    let world = World::lasting(200);
     both_die(&world, three(&world, &["--respawn"]));
 }
 
 #[test]
 fn three_coordinators_that_die_together_are_started_again() {
-    let world = World::lasting(100);
+    let world = World::lasting(200);
     let run = three(&world, &[]);
     let cluster = run.until_step(3);
     cluster.coordinators.iter().for_each(|coordinator| coordinator.signal(Signal::KILL));
@@ -161,7 +161,7 @@ fn three_coordinators_that_die_together_are_started_again() {
     });
     run.until_another_step();
     let run = run.complete();
-    run.assert_survived(100);
+    run.assert_survived(200);
     assert_told(&run, 2);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["coordinator_restarts"], 3);

@@ -11,7 +11,7 @@ use crate::world::{
     step_of, until,
 };
 
-const STEPS: i64 = 150;
+const STEPS: i64 = 600;
 /// How many checkpoints a run keeps.
 const KEPT: usize = 6;
 

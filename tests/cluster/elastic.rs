@@ -15,7 +15,7 @@ fn drain(world: &World, run: &Launched, id: u64, flags: &[&str]) -> Program {
 
 #[test]
 fn two_workers_become_four_and_two_again_of_whom_none_was_there_at_first() {
-    let world = World::lasting(200);
+    let world = World::lasting(400);
     let run = world.launch(&["--workers", "2"]);
     run.until_step(3);
     let originals = run.until_whole(2);
@@ -32,7 +32,7 @@ fn two_workers_become_four_and_two_again_of_whom_none_was_there_at_first() {
     run.until_whole(2);
     let run = run.complete();
     guests.into_iter().for_each(|guest| assert_eq!(guest.end().code, Some(0)));
-    run.assert_survived(200);
+    run.assert_survived(400);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!((&run.report["steps_redone"], &run.report["respawned"]), (&0.into(), &0.into()));
     let left: Vec<_> = run.generations("leave").iter().map(|g| g["workers"].clone()).collect();
@@ -46,7 +46,7 @@ fn two_workers_become_four_and_two_again_of_whom_none_was_there_at_first() {
 
 #[test]
 fn a_run_whose_model_nobody_can_write_waits_for_a_worker_with_a_directory() {
-    let world = World::lasting(100).with("run.start_workers", 2);
+    let world = World::lasting(200).with("run.start_workers", 2);
     let run = world.launch(&["--workers", "1"]);
     let address = run.until_workers(1, "waiting").addresses();
     // The token alone does not give the run's directory.
@@ -60,10 +60,11 @@ fn a_run_whose_model_nobody_can_write_waits_for_a_worker_with_a_directory() {
         let view = fs::read_to_string(run.dir.join("cluster.json")).unwrap_or_default();
         view.contains("\"model_awaited\": {").then_some(())
     });
-    assert!(run.program.said().contains("no worker has a directory"), "{}", run.program.said());
+    let words = "no worker has a directory";
+    run.until(words, || run.program.said().contains(words).then_some(()));
     let writer = world.join(&run);
     let run = run.complete();
-    run.assert_survived(100);
+    run.assert_survived(200);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!((guest.end().code, writer.end().code), (Some(0), Some(0)));
     assert!(run.dir.join("model.safetensors").is_file(), "the worker with a directory wrote it");
@@ -71,7 +72,7 @@ fn a_run_whose_model_nobody_can_write_waits_for_a_worker_with_a_directory() {
 
 #[test]
 fn a_worker_that_is_told_to_end_leaves_in_good_order_and_has_no_successor() {
-    let world = World::lasting(200);
+    let world = World::lasting(400);
     let run = world.launch(&["--workers", "2", "--respawn"]);
     run.until_step(3);
     for is_told_by_an_operator in [false, true] {
@@ -88,9 +89,9 @@ fn a_worker_that_is_told_to_end_leaves_in_good_order_and_has_no_successor() {
         assert_eq!(guest.end().code, Some(143));
     }
     run.until_whole(2).member(1).signal(Signal::TERM);
-    run.until("all have left", || (run.count("left") == 3).then_some(()));
+    run.until("all have left", || (run.count("left") >= 3).then_some(()));
     let run = run.complete();
-    run.assert_survived(200);
+    run.assert_survived(400);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!((&run.report["steps_redone"], &run.report["respawned"]), (&0.into(), &0.into()));
 }
@@ -112,7 +113,7 @@ fn a_run_waits_as_well_when_a_member_leaves_in_good_order_and_does_no_step_twice
 
 /// A run that needs two members has two. The step leader goes, and another worker comes.
 fn replace_one_of_two(go: impl FnOnce(&World, &Launched, &Node)) -> Run {
-    let world = World::lasting(100).with("run.min_workers", 2);
+    let world = World::lasting(200).with("run.min_workers", 2);
     let run = world.launch(&["--workers", "2"]);
     run.until_step(3);
     go(&world, &run, run.until_whole(2).member(0));
@@ -129,7 +130,7 @@ fn replace_one_of_two(go: impl FnOnce(&World, &Launched, &Node)) -> Run {
     let guest = Program::start(shell);
     let run = run.complete();
     assert_eq!(guest.end().code, Some(0));
-    run.assert_survived(100);
+    run.assert_survived(200);
     assert_eq!(run.hash(), world.undisturbed());
     let stood = run.report["generations"].as_array().unwrap();
     assert!(stood.iter().any(|generation| generation["waiting"] == true), "{stood:?}");
@@ -171,7 +172,7 @@ fn a_drain_that_cannot_be_says_why() {
     let cluster = run.until_whole(3);
     let dead = cluster.member(2);
     dead.signal(Signal::KILL);
-    run.until("its loss", || (run.count("lost") == 1).then_some(()));
+    run.until("its loss", || (run.count("lost") >= 1).then_some(()));
     let dead = dead.id.expect("an id");
     for (id, words) in [(999, "error: there is no worker id:999\n"), (dead, "it is gone already")] {
         let ended = drain(&world, &run, id, &[]).end();
@@ -198,5 +199,5 @@ fn a_drain_after_the_run_says_that_it_is_over() {
     let ended = world.start(&["worker", "drain", "3", "--dir", show(&run.dir)]).end();
     assert_eq!(ended.code, Some(1), "{ended:?}");
     assert!(ended.block().contains("the run is over"), "{ended:?}");
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
 }

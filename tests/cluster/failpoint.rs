@@ -21,10 +21,10 @@ use futures_util::{StreamExt, stream};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::world::{World, until};
+use crate::world::{UNTIL, World, until};
 
-/// The failpoint that makes a worker's steps slow, so that a lot may happen in a short run.
-const SLOW: &str = "load=100*sleep(30)";
+/// The failpoint that makes a worker's steps slow until the scene waits for the end of the run.
+const SLOW: &str = "load=sleep(100)";
 /// How many runs there are at once. Their processes mostly wait.
 const ABREAST: usize = 4;
 
@@ -91,7 +91,10 @@ impl<'a> Scene<'a> {
     fn add(&mut self, point: &str) {
         let log = self.log.to_str().expect("UTF-8").to_string();
         let points = failpoints(point);
-        let environment = [("FAILPOINTS", &*points), ("EVERSTEP_FAILPOINT_LOG", &log)];
+        let until = self.full_speed();
+        let until = until.to_str().expect("UTF-8");
+        let environment =
+            [("FAILPOINTS", &*points), ("EVERSTEP_FAILPOINT_LOG", &log), (UNTIL, until)];
         let environment = if point.is_empty() { &[][..] } else { &environment };
         self.cluster.add_worker(environment).expect("a worker");
     }
@@ -104,6 +107,11 @@ impl<'a> Scene<'a> {
             }
         }
         true
+    }
+
+    /// The path of the file with which the slow workers go at full speed.
+    fn full_speed(&self) -> PathBuf {
+        self.log.with_extension("full-speed")
     }
 
     fn has_met(&self, point: &str) -> bool {
@@ -151,7 +159,7 @@ impl<'a> Scene<'a> {
         let (process, log, line) = (self.process(worker), self.log.clone(), format!("{point}\n"));
         thread::spawn(move || {
             until("the point", || fs::read_to_string(&log).ok()?.contains(&line).then_some(()));
-            kill_process(process, Signal::KILL).expect("it lives");
+            let _ = kill_process(process, Signal::KILL); // the run may have ended with the worker
         })
     }
 
@@ -165,6 +173,7 @@ impl<'a> Scene<'a> {
 
     /// Lets the run become complete, with the same bits and no loss.
     async fn end(mut self) -> Report {
+        fs::write(self.full_speed(), "").expect("written");
         assert!(!self.until(|_| false).await, "nothing else ends it");
         let report = self.cluster.report(&self.run);
         self.cluster.finish().await;

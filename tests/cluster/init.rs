@@ -119,7 +119,7 @@ fn kill_after(world: &World, step: usize) -> PathBuf {
 fn i12_a_run_goes_on_and_takes_joiners_when_its_initial_weights_are_gone() {
     let first = world(2, 1e-3);
     let weights = export(&first, &first.train(&["--workers", "1"]), "f32");
-    let tuned = learning(World::lasting(60), 1e-3);
+    let tuned = learning(World::lasting(300), 1e-3);
     let tuned = tuned.with("model.init", show(&weights)).with("checkpoint.every", 5);
     let wanted = tuned.undisturbed();
     let (here, moved) = (kill_after(&tuned, 10), kill_after(&tuned, 20));

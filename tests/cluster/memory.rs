@@ -45,7 +45,7 @@ fn number(dry_run: &Ended, name: &str) -> f64 {
 /// wait that may have to wait for a sibling.
 #[test]
 fn a_worker_needs_the_memory_that_a_dry_run_says() {
-    for (workers, every) in [(1u8, 0), (2, 0), (4, 0), (2, 1)] {
+    for (workers, every) in [(1u8, 0), (2, 0), (4, 0), (2, 3)] {
         let world = large().with("checkpoint.every", every);
         let flag = workers.to_string();
         let dry_run = world.launch(&["--workers", &flag, "--dry-run"]).program.end();

@@ -1,11 +1,12 @@
 //! Three coordinators and two workers that were started by hand, and every verb of an operator, as
 //! it is typed.
 
+use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
 
-use crate::world::{Ended, Program, Signal, World, show, until};
+use crate::world::{Ended, Program, Signal, UNTIL, World, show, until};
 
 /// Daemons that the test starts by hand.
 struct ByHand {
@@ -163,14 +164,19 @@ fn a_cluster_that_was_started_by_hand_is_operated_by_verbs() {
 
 #[test]
 fn a_run_of_daemons_is_saved_paused_resumed_and_rolled_back_by_verbs() {
-    let world = World::new().with("run.steps", 300).with("checkpoint.every", 1_000_000);
+    let world = World::lasting(300).with("checkpoint.every", 1_000_000);
     let (wanted, store) = (world.undisturbed(), world.path("store"));
     let world = world.with("checkpoint.path", show(&store)).with("run.start_workers", 2);
     let cluster = ByHand::found(world);
     let (addresses, token) = (cluster.addresses(), cluster.world.path("one/join.token"));
     let token = format!("@{}", show(&token));
     let join = ["worker", "--coordinators", &addresses, "--join", &token, "--dir", "models"];
-    let _workers = [(); 2].map(|()| cluster.world.start(&join));
+    let full_speed = cluster.world.path("full-speed");
+    let _workers = [(); 2].map(|()| {
+        let mut worker = cluster.world.pace(cluster.world.command(&join));
+        worker.env(UNTIL, &full_speed);
+        Program::start(worker)
+    });
     submit(&cluster, &cluster.world.config());
     let until_after = |step: u64| {
         until("a later step", || {
@@ -189,6 +195,7 @@ fn a_run_of_daemons_is_saved_paused_resumed_and_rolled_back_by_verbs() {
     assert_eq!(cluster.json(&["run", "pause"])["state"], "paused");
     cluster.ask(&["run", "rollback", "--step", &step.to_string()]);
     until("it has gone back", || (cluster.json(&["run", "status"])["step"] == step).then_some(()));
+    fs::write(full_speed, "").expect("written");
     assert_ne!(cluster.json(&["run", "resume"])["state"], "paused");
     assert_eq!(cluster.until_run("complete")["hash"], wanted);
 }

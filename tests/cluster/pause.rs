@@ -37,7 +37,7 @@ fn rollbacks(events: &[Value]) -> Vec<(u64, u64)> {
 /// Invariant I26.
 #[test]
 fn i26_a_run_rests_as_long_as_an_operator_says_and_keeps_its_bits() {
-    const STEPS: i64 = 100;
+    const STEPS: i64 = 300;
     let world = saved_at_the_end(STEPS);
     let wanted = world.undisturbed();
     let run = world.launch(&["--workers", "3"]);
@@ -87,13 +87,13 @@ fn a_run_without_checkpoints_saves_none_and_says_so() {
 
 #[test]
 fn the_last_workers_of_a_local_cluster_leave_nothing_behind() {
-    const STEPS: i64 = 100;
+    const STEPS: i64 = 300;
     let world = saved_at_the_end(STEPS);
     let wanted = world.undisturbed();
     let run = world.launch(&["--workers", "2"]);
     let cluster = run.until_step(7);
     cluster.members().iter().for_each(|worker| worker.signal(Signal::TERM));
-    run.until("all have left", || (run.count("left") == 2).then_some(()));
+    run.until("all have left", || (run.count("left") >= 2).then_some(()));
     assert_eq!(run.count("checkpoint"), 1);
     run.program.signal(Signal::KILL);
     run.program.end();
@@ -187,7 +187,7 @@ impl<'a> Daemons<'a> {
 
 /// A run of daemons that saves its last step alone, and its hash.
 fn saved_by_daemons() -> (World, String) {
-    let world = saved_at_the_end(200);
+    let world = saved_at_the_end(400);
     let wanted = world.undisturbed();
     let store = world.path("store");
     (world.with("checkpoint.path", show(&store)).with("run.start_workers", 2), wanted)
@@ -242,7 +242,8 @@ fn daemons_whose_machines_are_all_taken_back_leave_a_checkpoint_from_which_the_n
 #[test]
 fn daemons_whose_grace_is_too_short_for_the_save_say_so() {
     let (world, wanted) = saved_by_daemons();
-    let (daemons, workers) = Daemons::begin(&world, &["--grace", "1"], "part.written=sleep(60000)");
+    let (daemons, workers) =
+        Daemons::begin(&world, &["--grace", "10"], "part.written=sleep(60000)");
     workers.iter().for_each(|worker| worker.signal(Signal::TERM));
     let reason = "its time ran out before it could do so in good order";
     let events = daemons.go_on(workers, reason, &wanted);
@@ -254,7 +255,7 @@ fn daemons_whose_grace_is_too_short_for_the_save_say_so() {
 
 #[test]
 fn a_launcher_that_is_told_to_end_keeps_the_step_under_way() {
-    const STEPS: i64 = 100;
+    const STEPS: i64 = 300;
     let world = saved_at_the_end(STEPS);
     let wanted = world.undisturbed();
     for (signal, code) in [(Signal::TERM, 143), (Signal::INT, 130)] {

@@ -108,7 +108,7 @@ fn guest(world: &World, run: &Launched, cloud: &str, service: &MetadataService) 
 
 #[test]
 fn a_worker_leaves_before_its_cloud_takes_the_machine_back() {
-    let world = World::lasting(200);
+    let world = World::lasting(400);
     let run = world.launch(&["--workers", "2"]);
     run.until_step(3);
     for cloud in ["aws", "gcp", "azure"] {
@@ -125,7 +125,7 @@ fn a_worker_leaves_before_its_cloud_takes_the_machine_back() {
         assert!(ended.stderr.contains(&words), "no {words} in {ended:?}");
     }
     let run = run.complete();
-    run.assert_survived(200);
+    run.assert_survived(400);
     assert_eq!(run.hash(), world.undisturbed());
     assert_eq!(run.report["steps_redone"], 0);
     let events = run.lines("events.jsonl");
@@ -147,7 +147,7 @@ fn a_worker_leaves_before_its_cloud_takes_the_machine_back() {
 /// Nothing that a service says or leaves unsaid costs the run a worker.
 #[test]
 fn a_service_that_lies_or_fails_disturbs_nothing() {
-    let world = World::lasting(100);
+    let world = World::lasting(200);
     let run = world.launch(&["--workers", "1"]);
     run.until_step(3);
     let service = MetadataService::start("azure");
@@ -168,7 +168,7 @@ fn a_service_that_lies_or_fails_disturbs_nothing() {
     assert_eq!(ended.code, Some(0), "{ended:?}");
     let complaint = "the cloud's metadata service says nothing of preemptions";
     assert_eq!(ended.stderr.matches(complaint).count(), 1, "{ended:?}");
-    run.assert_survived(100);
+    run.assert_survived(200);
     assert_eq!(run.hash(), world.undisturbed());
     assert!(run.lines("events.jsonl").iter().all(|event| event["event"] != "preempted"));
 }

@@ -18,7 +18,7 @@ fn assert_refused(ended: &Ended, words: &str) {
 #[test]
 fn a_cluster_goes_on_from_one_directory_when_the_others_are_lost() {
     const ACCEPT: &[&str] = &["--accept-lost-entries"];
-    let world = World::new().with("run.steps", 600);
+    let world = World::new().with("run.steps", 1_200);
     let mut group = CoordinatorGroup::found(&world.path("coordinators"), 3, &["--ephemeral"]);
     let training = Training::begin(&world, &mut group);
     let dir = group.members[0].dir.clone();
@@ -49,5 +49,5 @@ fn a_cluster_goes_on_from_one_directory_when_the_others_are_lost() {
     let count = |kind| events.iter().filter(|event| event["event"] == kind).count();
     assert_eq!((count("recovered"), count("rollback"), count("lost")), (1, 0, 1), "{events:?}");
     let steps: Vec<_> = lines.iter().map(|line| line["step"].as_u64()).collect();
-    assert!(steps.is_sorted() && steps.last() == Some(&Some(600)), "{steps:?}");
+    assert!(steps.is_sorted() && steps.last() == Some(&Some(1_200)), "{steps:?}");
 }

@@ -25,7 +25,7 @@ fn steps(run: &Launched, kind: &str, key: &str) -> Vec<u64> {
 /// A rollback deletes the later checkpoints. So one that cannot be restored is noticed before.
 #[test]
 fn a_rollback_to_a_damaged_checkpoint_is_an_error_and_undoes_nothing() {
-    const STEPS: i64 = 100;
+    const STEPS: i64 = 300;
     let world = World::lasting(STEPS).with("checkpoint.every", 10);
     let world = world.with("checkpoint.keep", 100);
     let wanted = world.undisturbed();

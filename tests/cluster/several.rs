@@ -21,9 +21,9 @@ use crate::world::{
 /// A command that can be repeated for ever: the coordinators agree to refuse it.
 const NOTHING: OperatorCommand = OperatorCommand::RevokeToken([0; 9]);
 /// How long a disk stands still.
-const DISK_STALL: Duration = Duration::from_secs(10);
+const DISK_STALL: Duration = Duration::from_secs(20);
 /// The thread that writes the log stands still before it reports that a request is written.
-const STALL: &str = "appended.request=1*sleep(10000)";
+const STALL: &str = "appended.request=1*sleep(20000)";
 
 /// A run with three workers. One of them is slow.
 pub struct Training<'w> {
@@ -97,7 +97,7 @@ impl<'w> Training<'w> {
 }
 
 fn world() -> World {
-    World::new().with("run.steps", 600)
+    World::new().with("run.steps", 1_200)
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_leader_whose_disk_stands_still_is_replaced_and_nobody_notices() {
     assert!(met.exists(), "its disk stands still");
     println!("agreed after {agreed:?}, another one led after {led:?}");
     assert!(agreed.max(led) < DISK_STALL, "nobody waits for the disk");
-    until("ten seconds", || {
+    until("the disk goes on", || {
         training.until_it_goes_on();
         (began.elapsed() > DISK_STALL).then_some(())
     });
@@ -236,7 +236,7 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     let logged = |member: &Member, words| member.program.said().matches(words).count();
     let silent = "another coordinator has fallen silent";
     until("the survivors say who is silent", || {
-        group.members.iter().all(|member| logged(member, silent) == 3).then_some(())
+        group.members.iter().all(|member| logged(member, silent) >= 3).then_some(())
     });
     training.until_it_goes_on();
     assert_eq!(known_lines(&group.members), settled, "nothing can be agreed on");
@@ -258,7 +258,7 @@ fn five_coordinators_bear_two_deaths_and_training_bears_three() {
     }
     let back = "the other coordinator is back";
     until("the survivors say who is back", || {
-        group.members[..2].iter().all(|member| logged(member, back) == 3).then_some(())
+        group.members[..2].iter().all(|member| logged(member, back) >= 3).then_some(())
     });
     training.complete(&group);
     group.until_agreed(5);

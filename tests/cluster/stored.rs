@@ -11,7 +11,7 @@ use crate::world::{
     flip_a_bit, show, step_of, until,
 };
 
-const STEPS: i64 = 120;
+const STEPS: i64 = 500;
 
 /// The small run, with a checkpoint every ten steps.
 fn saved_run() -> World {
@@ -227,7 +227,7 @@ fn a_url_without_credentials_says_which_variables_are_missing() {
 /// Each worker sees a folder of its own behind the same absolute path.
 #[test]
 fn a_directory_that_not_all_workers_see_is_told_by_event_and_status_with_what_to_do() {
-    let world = World::new().with("run.steps", 300).with("checkpoint.every", 2);
+    let world = World::new().with("run.steps", 1_000_000).with("checkpoint.every", 2);
     let world = world.with("checkpoint.path", "/proc/self/cwd/store");
     let world = world.with("checkpoint.on_failure", "pause").with("run.start_workers", 2);
     let group = CoordinatorGroup::found(&world.path("coordinators"), 1, &[]);

@@ -34,7 +34,15 @@ pub const SLOW: &str = "load=sleep(100)";
 
 /// The same for each worker of a launcher: it waits in each step, so that a run of some hundred
 /// steps lasts, and other tests have the cores meanwhile.
-pub const PACED: &str = "worker:load=sleep(40)";
+pub const PACED: &str = "worker:load=sleep(100)";
+
+/// The variable with the path of a file which ends the pauses at failpoints.
+pub const UNTIL: &str = "EVERSTEP_FAILPOINTS_UNTIL";
+
+/// That file, for the run in this directory.
+fn full_speed(dir: &Path) -> PathBuf {
+    dir.with_extension("full-speed")
+}
 
 /// A folder with a text and a configuration.
 pub struct World {
@@ -59,8 +67,8 @@ impl World {
             .with_text(32 << 10)
     }
 
-    /// The same with so many steps, each of which takes 40 ms or more: something can happen
-    /// meanwhile.
+    /// The same with so many steps, each of which takes 100 ms or more: something can happen
+    /// meanwhile. When the test waits for the end, the rest of the run goes at full speed.
     pub fn lasting(steps: i64) -> Self {
         Self { is_paced: true, ..Self::new() }.with("run.steps", steps)
     }
@@ -126,7 +134,9 @@ impl World {
         let address = run.cluster().expect("a cluster").addresses();
         let token = format!("@{}", show(&run.dir.join("join.token")));
         let ours = ["worker", "--coordinators", &address, "--join", &token];
-        self.pace(self.command(&[&ours[..], flags].concat()))
+        let mut command = self.pace(self.command(&[&ours[..], flags].concat()));
+        command.env(UNTIL, full_speed(&run.dir));
+        command
     }
 
     /// The same command, for workers that are as slow as this world says.
@@ -149,7 +159,8 @@ impl World {
         let report = dir.with_extension("json");
         let config = self.config();
         let ours = ["train", "--config", show(&config), "--dir", show(&dir), "--report"];
-        let command = self.command(&[&ours[..], &[show(&report)], arguments].concat());
+        let mut command = self.command(&[&ours[..], &[show(&report)], arguments].concat());
+        command.env(UNTIL, full_speed(&dir));
         Launched { program: Program::start(change(command)), dir, report }
     }
 

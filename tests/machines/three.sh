@@ -20,14 +20,14 @@ new_coordinator() { ask coordinator add --json | grep -o '"token": *"[^"]*"' | c
 
 tell "machine 1 founds the cluster"
 begin coordinator-1 1 "$everstep" coordinator --dir "$out/1" --listen 10.77.0.1:7070 --bootstrap
-until_true 10 "a coordinator leads" ask coordinator status
+until_true 90 "a coordinator leads" ask coordinator status
 tell "machines 2 and 3 join it, each with a token of its own"
 for i in 2 3; do
     secret "$out/token-$i" new_coordinator
     begin "coordinator-$i" "$i" "$everstep" coordinator --dir "$out/$i" --listen "10.77.0.$i:7070" \
         --join "@$out/token-$i" --coordinators 10.77.0.1:7070
 done
-until_true 20 "all three vote" says "3 of 3 that vote are there" ask coordinator status
+until_true 90 "all three vote" says "3 of 3 that vote are there" ask coordinator status
 ask coordinator status
 
 tell "a worker on each machine"
@@ -43,7 +43,7 @@ tell "a run"
 cat >"$out/run.toml" <<TOML
 [run]
 name = "three-machines"
-steps = 600
+steps = 2000
 start_workers = 3
 [model]
 layers = 2
@@ -57,7 +57,7 @@ micro_batch = 2
 path = "$PWD/kernels/src"
 TOML
 ask run submit "$out/run.toml"
-until_true 60 "the run trains" beyond 20
+until_true 90 "the run trains" beyond 20
 ask run status
 
 tell "the coordinator that leads is killed"
@@ -66,12 +66,12 @@ leader=${leader##*.}
 witness=$((leader % 3 + 1))
 kill -9 "${pid[coordinator-$leader]}"
 killed=$(milliseconds)
-until_true 10 "another coordinator leads" says "2 of 3 that vote are there" ask_on "$witness" coordinator status
+until_true 90 "another coordinator leads" says "2 of 3 that vote are there" ask_on "$witness" coordinator status
 echo "another one leads, and an operator knows after $(($(milliseconds) - killed)) ms, the program's start included:"
 ask_on "$witness" coordinator status
 ask_on "$witness" run status
 begin "coordinator-$leader" "$leader" "$everstep" coordinator --dir "$out/$leader" --listen "10.77.0.$leader:7070"
-until_true 20 "it is back" says "3 of 3 that vote are there" ask coordinator status
+until_true 90 "it is back" says "3 of 3 that vote are there" ask coordinator status
 
 # What a machine sends to these goes nowhere.
 lose_sight() { ip -n "everstep-$1" neighbour replace "10.77.0.$2" lladdr 02:00:00:00:00:99 dev eth0 nud permanent; }
@@ -81,26 +81,26 @@ training() { [ "$(ask worker ls --json | grep -o '"rank": *[0-9]' | wc -l)" = "$
 tell "machines 2 and 3 lose sight of each other; both see machine 1"
 lose_sight 2 3
 lose_sight 3 2
-until_true 30 "one of the two is left out" training 2
+until_true 90 "one of the two is left out" training 2
 at=$(step)
-until_true 30 "the others train on" beyond $((at + 20))
+until_true 90 "the others train on" beyond $((at + 20))
 ask worker ls
 find_again 2 3
 find_again 3 2
-until_true 60 "it takes part again" training 3
+until_true 90 "it takes part again" training 3
 
 tell "machine 3 is cut off, its coordinator with its worker"
 ip -n everstep-switch link set port3 down
-until_true 30 "its worker is lost" training 2
+until_true 90 "its worker is lost" training 2
 at=$(step)
-until_true 30 "the others train on" beyond $((at + 20))
+until_true 90 "the others train on" beyond $((at + 20))
 ask run status
 ip -n everstep-switch link set port3 up
-until_true 60 "its worker takes part again" training 3
-until_true 20 "its coordinator is back" says "3 of 3 that vote are there" ask coordinator status
+until_true 90 "its worker takes part again" training 3
+until_true 90 "its coordinator is back" says "3 of 3 that vote are there" ask coordinator status
 
 tell "the end"
-until_true 300 "the run is complete" complete
+until_true 900 "the run is complete" complete
 ask run ls
 disturbed=$(hash_of_run)
 undisturbed=$(hash_alone "$out/run.toml")

@@ -255,7 +255,8 @@ async fn a_second_sigterm_is_the_end_of_patience() {
 
 #[tokio::test]
 async fn a_worker_goes_when_its_grace_is_over() {
-    let grace = Duration::from_millis(300);
+    // Shorter, the worker might ask to leave and close its links at one moment.
+    let grace = Duration::from_secs(3);
     let scene = Scene::with_grace(builtin::registry(), Some(grace));
     let (link, _) = scene.registered().await;
     let told = Instant::now();
@@ -410,7 +411,7 @@ async fn a_data_set_that_hangs_is_told_of_in_heartbeats() {
     assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
     let hangs = |message: &Message| match message {
         Message::Heartbeat(Heartbeat { computing: Some(shard), .. }) => {
-            shard.usual_ms < 500 && shard.under_way_ms > 1_500
+            shard.under_way_ms > (3 * shard.usual_ms).max(1_500)
         }
         _ => false,
     };

@@ -5,7 +5,9 @@
 //! addition to that crate's actions there is `return(kill)`: SIGKILL, on itself. A term that begins
 //! with a kind of process is for these alone: a launcher that has `worker:load=sleep(20)` hands it
 //! on to all of its processes. Each point that acts first appends its name as a line to the file
-//! that `EVERSTEP_FAILPOINT_LOG` names, if it names one.
+//! that `EVERSTEP_FAILPOINT_LOG` names, if it names one. No point begins to sleep once there is a
+//! file at the path of `EVERSTEP_FAILPOINTS_UNTIL`: so a test slows a run down for as long as it
+//! needs.
 //!
 //! This crate does not know which points there are: worker and coordinator each list theirs. Only
 //! their feature `failpoints` builds this.
@@ -13,6 +15,7 @@
 use std::env;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
+use std::path::Path;
 
 use rustix::process::{Signal, getpid, kill_process};
 
@@ -100,6 +103,10 @@ fn told(term: &str) -> Result<String, TermError> {
 }
 
 fn act(point: &str, action: &str) {
+    let until = env::var_os("EVERSTEP_FAILPOINTS_UNTIL");
+    if action.starts_with("sleep") && until.is_some_and(|path| Path::new(&path).exists()) {
+        return;
+    }
     tracing::warn!(point, action, "failpoint");
     if let Err(error) = log(point) {
         tracing::error!(point, %error, "the failpoint cannot be logged");

@@ -265,7 +265,7 @@ fn an_upload_that_is_given_up_is_aborted() {
     upload.write(&vec![1; 20 << 20]).expect("written");
     drop(upload);
     // The abort is on the store's thread: any later request comes after it.
-    for _ in 0..200 {
+    for _ in 0..6_000 {
         if objects.aborted.load(Ordering::SeqCst) == 1 {
             return;
         }

@@ -329,7 +329,7 @@ async fn a_connection_ends_with_its_answer() {
     stream.write_all(words).await.expect("sent");
     let mut answer = Vec::new();
     let read = stream.read_to_end(&mut answer);
-    let _ = timeout(Duration::from_secs(3), read).await.expect("it is closed, or reset");
+    let _ = timeout(HTTP_TEST_TIMEOUT, read).await.expect("it is closed, or reset");
 }
 
 #[tokio::test]
@@ -372,7 +372,7 @@ async fn tokens_are_made_told_and_revoked_and_runs_are_told_with_their_ends() {
     // The leader enters the cluster's own tokens in the log when it has begun.
     let start = Instant::now();
     while look(api, "/api/v1/tokens").await.json()["tokens"].as_array().map(Vec::len) != Some(2) {
-        assert!(start.elapsed() < Duration::from_secs(10), "two tokens are the cluster's own");
+        assert!(start.elapsed() < HTTP_TEST_TIMEOUT, "two tokens are the cluster's own");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     let body = r#"{"role": "worker", "uses": 2, "ttl_s": 900}"#;

@@ -52,9 +52,7 @@ async fn left_by_a_run() -> TempDir {
     let workers = [cluster.worker().await, cluster.worker().await];
     tokio::join!(workers[0].enters(), workers[1].enters());
     workers[0].beat(lines(1..=7)).await;
-    let dir = copy(&cluster.path(""));
-    drop(cluster.take_member());
-    dir
+    copy(cluster.take_member().killed().path())
 }
 
 fn copy(from: &Path) -> TempDir {
@@ -151,8 +149,7 @@ async fn a_directory_with_the_log_or_the_book_of_another_coordinator_is_refused(
     let first = cluster.take_member();
     let second = first.joined_by();
     crate::several::leader(&[&first], 2).await;
-    let (ours, theirs) = (copy(&first.path("")), copy(&second.path("")));
-    drop((first, second));
+    let [ours, theirs] = [first.killed(), second.killed()].map(|dir| copy(dir.path()));
     let checked = tokio::task::spawn_blocking(move || {
         assert!(is_sound(ours.path()) && is_sound(theirs.path()));
         for file in ["log.redb", "coordinators"] {

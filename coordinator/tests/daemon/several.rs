@@ -1,5 +1,6 @@
 //! Three coordinators in processes of their own: the others keep the promises of each.
 
+use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use everstep_coordinator::daemon::{CoordinatorError, CoordinatorOptions, Ended, Start, run};
@@ -43,6 +44,29 @@ pub async fn leader<'m>(members: &[&'m Member], voters: usize) -> &'m Member {
             members.len()
         );
         tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// Asks each of three members that follows, once it knows a leader. Returns the API of the leader,
+/// which led all the time, and the answers.
+async fn ask_followers<T>(
+    members: &[&Member; 3],
+    ask: impl AsyncFn(&Member) -> T,
+) -> (SocketAddr, Vec<T>) {
+    let start = Instant::now();
+    loop {
+        let leading = leader(members, 3).await.api;
+        let mut answers = Vec::new();
+        for member in members.iter().filter(|member| member.api != leading) {
+            while look(member.api, "/readyz").await.status != 200 {
+                assert!(start.elapsed() < CLUSTER_TEST_TIMEOUT, "who follows a leader is ready");
+            }
+            answers.push(ask(member).await);
+        }
+        if leader(members, 3).await.api == leading {
+            return (leading, answers);
+        }
+        assert!(start.elapsed() < CLUSTER_TEST_TIMEOUT, "no leader goes on");
     }
 }
 
@@ -101,33 +125,34 @@ async fn who_follows_says_who_leads_and_who_comes_back_follows() {
     let mut cluster = Cluster::idle(None).await;
     let first = cluster.take_member();
     let (second, third) = (first.joined_by(), first.joined_by());
-    leader(&[&first], 3).await;
-    let token = std::fs::read_to_string(second.path("api.token")).expect("a token");
     let run = serde_json::to_string(&everstep_transport::protocol::exemplars::run());
-    let refused = send(second.api, "/api/v1/run", &token, &run.expect("plain data")).await;
-    assert_eq!(refused.status, 503, "{refused:?}");
-    let words = refused.json()["error"].to_string();
-    assert!(words.contains(&format!("at http://{}", first.api)), "{words}");
+    let run = run.expect("plain data");
+    let refused = async |member: &Member| {
+        let token = std::fs::read_to_string(member.path("api.token")).expect("a token");
+        send(member.api, "/api/v1/run", &token, &run).await
+    };
+    let (next, refused) = ask_followers(&[&first, &second, &third], refused).await;
+    for refused in refused {
+        assert_eq!(refused.status, 503, "{refused:?}");
+        let words = refused.json()["error"].to_string();
+        assert!(words.contains(&format!("at http://{next}")), "{words}");
+    }
     for secret in ["authority/authority.key", "join.token", "coordinator.token"] {
         use std::os::unix::fs::PermissionsExt;
         let mode = second.path(secret).metadata().expect("a file").permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{secret}");
     }
     let first = first.restarted();
-    let next = leader(&[&first, &second, &third], 3).await;
-    let others: Vec<&Member> =
-        [&first, &second, &third].into_iter().filter(|it| it.api != next.api).collect();
-    for member in others {
+    let status = async |member: &Member| {
         let stale = look(member.api, "/api/v1/status?stale=true").await.json();
+        (stale, look(member.api, "/api/v1/status").await)
+    };
+    let (next, told) = ask_followers(&[&first, &second, &third], status).await;
+    for (stale, sent_on) in told {
         assert_eq!((&stale["leader"], &stale["stale"]), (&false.into(), &true.into()));
-        let sent_on = look(member.api, "/api/v1/status").await;
         let words = sent_on.json()["error"].to_string();
-        assert!(words.contains(&format!("at http://{}", next.api)), "{words}");
+        assert!(words.contains(&format!("at http://{next}")), "{words}");
         assert_eq!(sent_on.status, 503);
-        let start = Instant::now();
-        while look(member.api, "/readyz").await.status != 200 {
-            assert!(start.elapsed() < CLUSTER_TEST_TIMEOUT, "who follows a leader is ready");
-        }
     }
     drop((first, third));
     let again = second.restarted();
@@ -216,9 +241,11 @@ async fn a_coordinator_that_was_removed_is_shut_out_and_ends() {
     let mut cluster = Cluster::idle(None).await;
     let first = cluster.take_member();
     let (second, third) = (first.joined_by(), first.joined_by());
-    let leading = leader(&[&first, &second, &third], 3).await.api;
-    assert_eq!(leading, first.api);
-    let known = look(first.api, "/api/v1/coordinators").await.json();
+    let leading = leader(&[&first, &second, &third], 3).await.address;
+    // One that follows is removed.
+    let (first, third) = if leading == third.address { (third, first) } else { (first, third) };
+    let leading = leader(&[&first, &second, &third], 3).await;
+    let known = look(leading.api, "/api/v1/coordinators?stale=true").await.json();
     let all = known["coordinators"].as_array().expect("a list");
     let view = all.iter().find(|it| it["address"] == third.address.to_string()).expect("listed");
     let name = NodeName::parse(view["name"].as_str().expect("text")).expect("a name");
@@ -231,10 +258,19 @@ async fn a_coordinator_that_was_removed_is_shut_out_and_ends() {
     let anyone = Expected::Role(Role::Coordinator);
     let link = endpoint.connect(first.address, &anyone).await.expect("it is one of them");
 
-    let token = std::fs::read_to_string(first.path("api.token")).expect("a token");
     let path = format!("/api/v1/coordinators/{}/remove", view["id"]);
-    let removed = send(first.api, &path, &token, "").await;
-    assert_eq!(removed.status, 202, "{removed:?}");
+    let start = Instant::now();
+    loop {
+        let leading = leader(&[&first, &second, &third], 3).await;
+        let token = std::fs::read_to_string(leading.path("api.token")).expect("a token");
+        let removed = send(leading.api, &path, &token, "").await;
+        if removed.status == 202 {
+            break;
+        }
+        // Another one may lead since the test asked.
+        let leads_no_more = removed.status == 503 && removed.body.contains("does not lead");
+        assert!(leads_no_more && start.elapsed() < CLUSTER_TEST_TIMEOUT, "{removed:?}");
+    }
     let gone = tokio::task::spawn_blocking(|| third.ended()).await;
     assert_eq!(gone.expect("no panic"), "Removed");
     let ended = timeout(CLUSTER_TEST_TIMEOUT, link.closed()).await.expect("it is closed");

@@ -190,6 +190,13 @@ impl Member {
         Self::of(Process::start(dir.path(), address, false, None), dir)
     }
 
+    /// Kills it. Returns its directory.
+    pub fn killed(self) -> Arc<tempfile::TempDir> {
+        let Self { process, dir, .. } = self;
+        drop(process);
+        dir
+    }
+
     /// Sends SIGKILL, and does not wait for the consequences.
     pub fn strike(&mut self) {
         self.process.child.kill().expect("it was started here");

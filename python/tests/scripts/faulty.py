@@ -77,10 +77,15 @@ for x in run:
         if fault == "memory":
             raise MemoryError("there is none left here")
         ctypes.PyDLL(None).pause()  # holds Python's lock for ever
+    while fault == "held" and run.step > int(Path(sys.argv[3]).read_text() or 0):
+        time.sleep(0.01)  # until the test lets it go on: the file has a step
     if fault in ("gate", "shared") and run.step >= 20:
         # Goes on when the test has made the file.
         while not Path(sys.argv[3]).exists():
             time.sleep(0.01)
+        # Takes its time until the test has seen a joiner take part.
+        if fault == "gate" and not Path(sys.argv[3] + ".joined").exists():
+            time.sleep(0.05)
     if run.step >= 3:
         if fault == "exception":
             raise ValueError("the loss looks odd")

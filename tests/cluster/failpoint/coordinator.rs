@@ -150,7 +150,8 @@ impl While {
     fn workers(self) -> &'static [&'static str] {
         match self {
             Self::Beginning | Self::Ending => &["", "", ""],
-            Self::GoingBack | Self::Damaging => &[SLOW, ""],
+            Self::GoingBack => &[SLOW, ""],
+            Self::Damaging => &["load=sleep(60)", ""],
             Self::Losing => &[SLOW, "", "", ""],
             Self::Breaking => &[SLOW, "", BROKEN],
             _ => &[SLOW, "", ""],
@@ -198,9 +199,10 @@ async fn refuse_to_join(scene: &mut Scene<'_>, points: &[&str]) {
 
 /// The newest checkpoint is damaged when the run has to go back. The next one is far.
 async fn damage(scene: &mut Scene<'_>) {
-    let newest = |scene: &Scene<'_>| scene.cluster.progress().checkpoint() == Some(Step(60));
-    assert!(scene.until(newest).await);
-    flip_a_bit(&scene.log.with_file_name("checkpoints").join("step-000060"));
+    let newest = |scene: &Scene<'_>| scene.cluster.progress().checkpoint();
+    assert!(scene.until(|scene| newest(scene) >= Some(Step(60))).await);
+    let Step(step) = newest(scene).expect("there is one");
+    flip_a_bit(&scene.log.with_file_name("checkpoints").join(format!("step-{step:06}")));
     kill_process(scene.newest().1, Signal::KILL).expect("it lives");
 }
 

@@ -203,14 +203,14 @@ fn a_step_leader_may_die_at_any_point() {
 /// model into the store.
 #[test]
 fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
-    let world = world(60, &[("checkpoint.every", 4), ("checkpoint.keep", 2)]);
+    let world = world(150, &[("checkpoint.every", 4), ("checkpoint.keep", 1)]);
     world.undisturbed();
     abreast(points(By::Saving), async |point| {
         let mut scene = Scene::begin(&world, &[point, SLOW, ""]).await;
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         scene.complete().await;
-        let events = assert_stored(&world, &dir, (2, point));
+        let events = assert_stored(&world, &dir, (1, point));
         let model = dir.join("checkpoints/model.safetensors");
         assert!(model.is_file(), "{point}: the model is in the store");
         let named = events.iter().find(|event| event["event"] == "complete");
@@ -223,7 +223,7 @@ fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
 /// leader gets the parts again from the others, and adopts a manifest that is there.
 #[test]
 fn i12_a_worker_and_the_leader_may_die_together_at_any_stage_of_a_checkpoint() {
-    let world = world(60, &[("checkpoint.every", 4), ("checkpoint.keep", 2)]);
+    let world = world(150, &[("checkpoint.every", 4), ("checkpoint.keep", 1)]);
     world.undisturbed();
     let is_stage = |point: &&&str| ["part.", "manifest."].iter().any(|of| point.starts_with(of));
     abreast(points(By::Saving).iter().filter(is_stage), async |point| {
@@ -233,7 +233,7 @@ fn i12_a_worker_and_the_leader_may_die_together_at_any_stage_of_a_checkpoint() {
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         let report = scene.complete().await;
         assert_eq!(report.coordinator_restarts, 1, "{point}");
-        assert_stored(&world, &dir, (2, point));
+        assert_stored(&world, &dir, (1, point));
     });
 }
 
@@ -241,7 +241,7 @@ fn i12_a_worker_and_the_leader_may_die_together_at_any_stage_of_a_checkpoint() {
 /// lists it. A later generation saves the step again, and the older manifest is not in its way.
 #[test]
 fn i12_a_checkpoint_that_was_complete_and_never_listed_is_saved_again() {
-    const STANDS: &str = "manifest.placed=1*off->sleep(60000)";
+    const STANDS: &str = "manifest.placed=1*off->sleep(60000);load=sleep(50)";
     let world = world(100, &[("checkpoint.every", 50)]);
     let wanted = world.undisturbed();
     let dir = block_on(async {
@@ -266,11 +266,11 @@ fn i12_a_checkpoint_that_was_complete_and_never_listed_is_saved_again() {
 /// One of the two that are left after a loss dies when it has read a part of its shards.
 #[test]
 fn i12_a_worker_may_die_while_it_restores_a_checkpoint() {
-    let world = world(100, &[("checkpoint.every", 10), ("redundancy.copies", 1)]);
+    let world = world(400, &[("checkpoint.every", 10), ("redundancy.copies", 1)]);
     world.undisturbed();
     abreast(points(By::Restoring), async |point| {
         let late = format!("{point}=3*off->1*return(kill)");
-        let mut scene = Scene::begin(&world, &[SLOW, &late, ""]).await;
+        let mut scene = Scene::begin(&world, &["load=sleep(20)", &late, ""]).await;
         let is_listed = |scene: &Scene<'_>| scene.cluster.progress().checkpoint().is_some();
         assert!(scene.until(is_listed).await);
         kill_process(scene.newest().1, Signal::KILL).expect("it lives");
@@ -400,7 +400,7 @@ fn a_worker_may_die_when_it_hears_that_it_was_evicted() {
 #[test]
 fn members_may_die_where_a_hold_ends_without_a_change() {
     let world = world(130, &[]);
-    let leader = "hold.receive=1*sleep(200)";
+    let leader = "hold.receive=1*sleep(900)";
     let killed = |point: &str| format!("{point}=1*return(kill)");
     world.undisturbed();
     let rows = [

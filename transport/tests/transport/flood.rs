@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use everstep_transport::identity::Role;
 use everstep_transport::protocol::version::{PROTOCOL_VERSIONS, alpn};
-use everstep_transport::quic::{Endpoint, Expected};
+use everstep_transport::quic::{ConnectError, Endpoint, Expected};
 use tokio::net::UdpSocket;
 use tokio::task::JoinHandle;
 
@@ -86,8 +86,15 @@ async fn nodes_and_strangers_are_let_in_while_another_host_floods_with_handshake
     while began.elapsed() < FLOOD_LENGTH {
         for endpoint in [&node, &joiner] {
             let begins = Instant::now();
-            // No error may come here, above all none that says that the other end is busy.
-            endpoint.connect(victim.local_address(), &Expected::Anyone).await.unwrap();
+            let mut unanswered = 0;
+            // A slow machine that is busy with the flood may answer too late. No other error may
+            // come here, above all none that says that the other end is busy.
+            while let Err(error) = endpoint.connect(victim.local_address(), &Expected::Anyone).await
+            {
+                assert!(matches!(error, ConnectError::NoAnswer { .. }), "{error}");
+                unanswered += 1;
+                assert!(unanswered < 10, "{error}");
+            }
             taken.push(begins.elapsed());
         }
     }

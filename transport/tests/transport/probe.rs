@@ -100,7 +100,9 @@ async fn both_ends_notice_it_at_rest() {
 
 async fn notice(rests: bool) {
     let world = World::new();
-    let (worker, centre) = (world.worker("worker-1"), centre(&world));
+    let patient = Settings { idle_timeout: Duration::from_secs(60), ..settings() };
+    let worker = node(&world, Role::Worker, "worker-1", patient.clone());
+    let centre = node(&world, Role::Coordinator, "coordinator-1", patient);
     worker.rest(rests);
     centre.rest(rests);
     let (here, there, relay) = relayed(&worker, &centre).await;
@@ -108,7 +110,7 @@ async fn notice(rests: bool) {
     assert_eq!((here.ended(), there.ended()), (None, None));
     drop(relay);
     let died = Instant::now();
-    let limit = Duration::from_secs(1);
+    let limit = Duration::from_secs(30);
     let noticed = async |link: &Link| {
         let error = tokio::time::timeout(limit, link.closed()).await.expect("long before time-out");
         assert!(matches!(error, LinkError::Unreachable { .. }), "{error}");
@@ -165,23 +167,27 @@ async fn another_coordinator_of_the_cluster_cannot_say_that_a_link_is_forgotten(
 async fn a_coordinator_that_is_started_again_is_worth_another_try_to_enrol() {
     let world = World::new();
     let token = JoinToken::create(&world.authority);
+    // A coordinator answers after half of this that it has not decided: before the applicant's own
+    // time-out, and long after the applicant's next keep-alive.
+    let late = Settings { handshake_timeout: Duration::from_secs(5), ..settings() };
     let coordinator = || {
         let gatekeeper = Slow::accepting(&token, Duration::from_secs(600));
+        let asked = gatekeeper.asked.clone();
         let enrolment = Enrolment::decided_by(world.authority.clone(), gatekeeper);
         let credentials = world.credentials(Role::Coordinator, "coordinator-1");
-        Endpoint::bind(loopback(), &credentials, settings(), Some(enrolment)).unwrap()
+        let bound = Endpoint::bind(loopback(), &credentials, late.clone(), Some(enrolment));
+        (bound.unwrap(), asked)
     };
-    let (before, after) = (coordinator(), coordinator());
+    let ((before, asked), (after, _)) = (coordinator(), coordinator());
     let relay = Relay::to(before.local_address());
     let turn = async {
-        tokio::time::sleep(Duration::from_millis(200)).await; // the request is there by then
+        asked.notified().await;
         relay.turn_to(after.local_address());
     };
-    let began = Instant::now();
     let (enrolled, ()) = tokio::join!(enrol(relay.front, &token, Role::Worker), turn);
     let error = enrolled.map(|_| ()).unwrap_err();
     assert!(error.may_pass(), "{error}");
-    assert!(began.elapsed() < settings().handshake_timeout / 2, "nobody told it");
+    assert!(!error.to_string().contains("Try again"), "nobody told it: {error}");
 }
 
 #[tokio::test]
@@ -202,9 +208,7 @@ async fn without_a_probe_and_between_workers_only_time_tells() {
 #[tokio::test]
 async fn who_is_paused_is_not_gone() {
     let world = World::new();
-    let patience = Duration::from_millis(800);
-    let impatient =
-        Settings { idle_timeout: patience, keep_alive: Duration::from_millis(100), ..settings() };
+    let impatient = Settings { idle_timeout: Duration::from_millis(2_500), ..settings() };
     let here = node(&world, Role::Worker, "worker-1", impatient);
     let (tell, told) = std::sync::mpsc::channel();
     let (thaw, frozen) = std::sync::mpsc::channel::<()>();

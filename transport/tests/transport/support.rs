@@ -65,6 +65,18 @@ pub async fn link(from: &Endpoint, to: &Endpoint) -> (Link, Link) {
     (here.unwrap(), there.unwrap())
 }
 
+/// Waits until the endpoint has counted so many failed handshakes. A peer may learn of its failure
+/// before the endpoint counts it.
+pub async fn counts_failed_handshakes(endpoint: &Endpoint, expected: u64) {
+    let counted = async {
+        while endpoint.stats().failed_handshakes < expected {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let _ = tokio::time::timeout(Duration::from_secs(20), counted).await;
+    assert_eq!(endpoint.stats().failed_handshakes, expected);
+}
+
 /// The credentials and protocol of a peer that does not use this transport.
 pub struct RawPeer {
     pub credentials: Option<Credentials>,

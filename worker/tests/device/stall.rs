@@ -7,8 +7,8 @@ use everstep_worker::step::event::{Job, Report};
 
 use crate::support::{DATA_SHARDS, SHARDS, TestDevice, gradient};
 
-/// Tries that fail, with pauses of 20, 40, 80, 160 and 320 ms.
-const FAILURES: usize = 5;
+/// Tries that fail, with pauses of 20, 40, 80, 160, 320, 640 and 1000 ms: 2.3 s together.
+const FAILURES: usize = 7;
 
 fn contributions(reports: &[Report]) -> Vec<Contribution> {
     let computed = reports.iter().filter_map(|report| match report {
@@ -41,7 +41,7 @@ fn a_stall_is_told_of_and_questions_are_answered_meanwhile_and_the_step_has_the_
             _ => None,
         })
         .collect();
-    assert!(loads.iter().all(|seconds| *seconds < 0.5), "a stall is no slow load: {loads:?}");
+    assert!(loads.iter().all(|seconds| *seconds < 2.0), "a stall is no slow load: {loads:?}");
 }
 
 #[test]

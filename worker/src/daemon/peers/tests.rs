@@ -18,6 +18,9 @@ use super::super::traffic::Traffic;
 use super::*;
 use crate::step::event::{Admission, Lane, StreamItem};
 
+/// Longer than anything takes here, however busy the machine is.
+const PEERS_TEST_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// A cluster's authority.
 struct World {
     authority: Authority,
@@ -195,7 +198,7 @@ impl Worker {
                 sleep(Duration::from_millis(5)).await;
             }
         };
-        let heard = timeout(Duration::from_secs(10), hear).await;
+        let heard = timeout(PEERS_TEST_TIMEOUT, hear).await;
         heard.unwrap_or_else(|_| panic!("{beginning:?} is not in {:?}", self.heard));
     }
 
@@ -291,7 +294,14 @@ async fn what_waits_for_a_link_is_sent_in_its_generation_and_dropped_after_it() 
     one.say(&two, Message::FetchRecord).await;
     one.stream(&two, 2).await;
     two.enter(&record(2, &[&one, &two])).await;
-    sleep(Duration::from_millis(300)).await;
+    let both = async {
+        while two.heard.lock().unwrap().len() < 2 {
+            sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let arrived = timeout(PEERS_TEST_TIMEOUT, both).await;
+    arrived.unwrap_or_else(|_| panic!("{:?}", two.heard));
+    sleep(Duration::from_millis(300)).await; // what was to be dropped would follow by then
     let mut heard = two.heard.lock().unwrap().clone();
     heard.sort();
     assert_eq!(heard, ["1 said fetch_record", "1 sent Partial of 2"]);

@@ -418,12 +418,26 @@ fn a_manifest_that_waits_for_the_store_gives_way_to_a_later_part() {
     std::fs::write(&place, b"a file, and no folder").expect("written");
     thread.give(StoreJob::Manifest(Box::new(order(parts, Vec::new()))));
     let StoreReport::Failing(Some(_)) = thread.next() else { panic!("it says so") };
+    thread.give(StoreJob::Save(part(3, &commit(10, 2), 0..shards)));
+    loop {
+        match thread.next() {
+            StoreReport::Failing(Some(_)) => {}
+            StoreReport::Unsaved { id: given_up, .. } => break assert_eq!(given_up, id(5, 2)),
+            other => panic!("{other:?}"),
+        }
+    }
+    // A try between the two calls below would make the folder anew. After this report the thread
+    // makes a pause.
+    let StoreReport::Failing(Some(_)) = thread.next() else { panic!("the part waits, too") };
     std::fs::remove_file(&place).expect("removed");
     std::fs::rename(folder.path().join("away"), &place).expect("back");
-    thread.give(StoreJob::Save(part(3, &commit(10, 2), 0..shards)));
-    let StoreReport::Unsaved { id: given_up, .. } = thread.next() else { panic!("it gives way") };
-    assert_eq!(given_up, id(5, 2));
-    let StoreReport::Failing(None) = thread.next() else { panic!("the store is back") };
+    loop {
+        match thread.next() {
+            StoreReport::Failing(Some(_)) => {}
+            StoreReport::Failing(None) => break,
+            other => panic!("{other:?}"),
+        }
+    }
     let StoreReport::Saved(part) = thread.next() else { panic!("it is saved") };
     assert_eq!(part.commit.step, Step(10));
 }
