@@ -11,7 +11,7 @@ fn a_disturbed_run_ends_as_an_undisturbed_one() {
     // fast machine it strikes a worker.
     let world = World::lasting(100).with("run.seed", 6);
     let config = world.config();
-    let flags = ["demo", "--config", show(&config), "--workers", "3", "--chaos", "mtbf=1s"];
+    let flags = ["demo", "--config", show(&config), "--workers", "3", "--chaos", "mtbf=5s"];
     let dir = world.path("demo");
     let demo = world.command(&[&flags[..], &["--dir", show(&dir)]].concat());
     let ended = Program::start(world.pace(demo)).end();

@@ -67,11 +67,11 @@ start_worker() {
 }
 # members COUNT: the generation has so many.
 members() { [ "$(ask worker ls --json | grep -o '"rank": *[0-9]' | wc -l)" = "$1" ]; }
-for name in w1 w2; do start_worker "$name"; done
 
 echo "1. the directory of the model is full; meanwhile a worker comes, and workers leave"
 mounted "$out/disk" -o size=1m
 head -c 1M /dev/zero > "$out/disk/ballast" 2>/dev/null || true
+for name in w1 w2; do start_worker "$name"; done
 submit full 1
 until_said "the model cannot be written: .*No space left on device" 60
 no_worker_is_lost
@@ -124,7 +124,7 @@ has_steps() { [ "$(wc -l < "$1/metrics.jsonl")" -ge "$2" ]; }
 # says that files lacked something, as often as is given here (once), and as often that they do no more.
 trained_in() {
     wait "${pid[train]}" || fail "the run has failed"
-    seq 10000 > "$out/steps"
+    seq 6000 > "$out/steps"
     grep -o '"step":[0-9]*' "$1/metrics.jsonl" | cut -d: -f2 | cmp - "$out/steps" || fail "metrics.jsonl is not whole"
     grep -q '"event":"complete"' "$1/events.jsonl" || fail "events.jsonl has no end"
     grep -q '"state": *"complete"' "$1/cluster.json" || fail "cluster.json has no end"
@@ -139,7 +139,7 @@ trained_in() {
     rm "$out/train.log"
 }
 goes_on() { kill -0 "${pid[train]}" 2>/dev/null || fail "the launcher has ended"; }
-sed 's/steps = 200/steps = 10000/; s/name = .*/name = "local"/' "$out/again.toml" > "$out/local.toml"
+sed 's/steps = 200/steps = 6000/; s/name = .*/name = "local"/' "$out/again.toml" > "$out/local.toml"
 
 echo "5. the disk of a local cluster is full for eight seconds"
 mounted "$out/home" -o size=64m

@@ -43,7 +43,7 @@ tell "a run"
 cat >"$out/run.toml" <<TOML
 [run]
 name = "three-machines"
-steps = 2000
+steps = 1000
 start_workers = 3
 [model]
 layers = 2
