@@ -8,7 +8,7 @@ use tokio::net::TcpStream;
 
 /// Longer than any answer takes here, however busy the machine is.
 const HTTP_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
-/// A coordinator drops a connection whose first byte comes later than this.
+/// A coordinator drops a connection if the first byte of a request comes later than this.
 const FIRST_BYTE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The answer to a request.

@@ -107,7 +107,7 @@ fn a_cluster_of_many_runs_keeps_a_worker_with_other_data_for_the_next_run() {
     let told = told.iter().filter(|kind| matches!(kind, EventKind::Refused { .. })).count();
     assert_eq!(told, 1);
 
-    // Its files are still others, and then they are mended.
+    // The worker's files still differ, and then they are those of the others.
     differs(&mut world, link);
     assert!(matches!(world.hear(link).pop(), Some(Message::Unable { .. })));
     world.say(link, Message::Register(registration(link.0)));

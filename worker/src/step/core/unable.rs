@@ -72,7 +72,7 @@ impl Core {
     }
 
     /// The leader refuses what this worker would compute: its data or its model differ from those
-    /// of the other workers. Files that somebody corrects may agree later.
+    /// of the other workers. A user may correct this worker's files, so the worker tries again.
     pub(super) fn turned_away(&mut self, now: Time, reason: String) {
         if !matches!(self.phase, Phase::Registering(..)) {
             self.refused += 1;
