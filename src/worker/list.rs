@@ -60,13 +60,14 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
 }
 
 fn sentence(update: &Update) -> String {
-    let idle = match update.idle.len() {
-        0 => return of_the_run(update),
-        idle => doing(idle, "waits", "wait"),
-    };
+    let idle = update.idle.len();
     match (update.run, &update.outcome) {
-        (Some(_), Outcome::Running) => format!("{}; {idle} for another run", of_the_run(update)),
-        _ => format!("{idle} for a run"),
+        _ if idle == 0 => of_the_run(update),
+        (Some(_), Outcome::Running) => {
+            let unable = doing(idle, "cannot compute it", "cannot compute it");
+            format!("{}; {unable}", of_the_run(update))
+        }
+        _ => format!("{} for a run", doing(idle, "waits", "wait")),
     }
 }
 
@@ -192,14 +193,13 @@ mod tests {
     }
 
     #[test]
-    fn a_worker_that_cannot_compute_the_run_waits_for_another_one() {
+    fn a_worker_that_cannot_compute_the_run_is_counted_apart() {
         let name = NodeName::parse("worker-7").expect("a valid name");
         let unable = vec![(name.clone(), "there is no /nope".to_string())];
         let idle = vec![UnregisteredWorker { name, address: None }];
         let workers = vec![WorkerView { state: WorkerState::Training, ..view(1, 1) }];
         let update = Update { run: Some(4), workers, idle, unable, ..Update::default() };
-        let words = "1 worker trains, 0 brought up to date, 0 waiting; 1 worker waits for another \
-                     run";
+        let words = "1 worker trains, 0 brought up to date, 0 waiting; 1 worker cannot compute it";
         assert_eq!(sentence(&update), words);
         let words = "\nworker-7 cannot compute the run: there is no /nope";
         assert_eq!(cannot_compute(&update.unable[0]), words);

@@ -132,7 +132,7 @@ fn a_worker_with_other_data_stays_and_trains_the_next_run() {
     places.until_said(&["1 of 2 workers registered"]);
     places.world.write("text.txt", &text.replacen("worker", "Worker", 1));
     places.add(Some(&dir));
-    places.until_said(&["but worker-", "cannot compute yet", "differs from worker-", ": data "]);
+    places.until_said(&["but worker-", "cannot compute yet: it differs from worker-", ": data "]);
     places.world.write("text.txt", &text);
     let cancel = ["run", "cancel", "--dir", show(places.home())];
     let ended = places.world.start(&cancel).end();

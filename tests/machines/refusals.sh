@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Refusals that prove nothing: firewalls that reject packets of living processes, and forged ICMP errors. A coordinator and
 # three workers, each on a machine of its own (a network namespace of this one), train while
-#   1. the workers' firewalls reject what comes from the coordinator, for 150 ms, five times;
+#   1. the workers' firewalls reject what comes from the coordinator, for 150 ms, five times, and then the coordinator's
+#      what comes from the workers;
 #   2. a host of the same network sprays ICMP errors that say of each worker that no process listens at its port;
 #   3. the workers' firewalls reject, for good, what no flow of theirs expects, probes above all. Meanwhile a worker is
 #      stopped now and then, for 50 to 700 ms.
@@ -45,7 +46,7 @@ done
 cat >"$out/run.toml" <<TOML
 [run]
 name = "refusals"
-steps = 2000
+steps = 3000
 start_workers = 3
 [model]
 layers = 2
@@ -69,6 +70,15 @@ for _ in 1 2 3 4 5; do
     sleep 1
 done
 unharmed "a firewall that rejects for 150 ms" 0
+
+tell "the coordinator's firewall rejects the workers' packets, five times for 150 ms"
+for _ in 1 2 3 4 5; do
+    on 1 iptables -I INPUT -s 10.78.0.0/24 -p udp -j REJECT
+    sleep 0.15
+    on 1 iptables -D INPUT -s 10.78.0.0/24 -p udp -j REJECT
+    sleep 1
+done
+unharmed "a firewall of the coordinator that rejects for 150 ms" 0
 
 tell "2: forged ICMP errors for every port that the coordinator may probe from"
 before=$(lost_links)

@@ -123,17 +123,7 @@ impl Core {
         link: LinkId,
         (inability, words): (Inability, &str),
     ) {
-        let Some((name, address)) =
-            self.links.find(link).map(|link| (link.identity.name.clone(), link.address))
-        else {
-            return;
-        };
-        self.links.enter(link, PeerPhase::Unable);
-        // An operator finds the machine of a worker without a registration by nothing else.
-        let place = address.map(|address| format!(" (the worker is at {})", address.ip()));
-        let reason = bounded(words) + &place.unwrap_or_default();
-        let why = UnableReason { inability, words: reason.clone() };
-        if self.completion.unable.note(now, &name, why) {
+        if let Some((name, reason)) = self.enter_unable(now, link, (inability, bounded(words))) {
             self.note(now, EventKind::Unable { name, reason, inability });
         }
         self.judge_unable(now);
@@ -143,12 +133,32 @@ impl Core {
     /// run or to try again. The refusal itself is an event.
     pub(super) fn turn_away(&mut self, now: Time, link: LinkId, refusal: &Rejection) {
         let Some(Link { identity, .. }) = self.links.find(link) else { return };
-        let (name, words) = (identity.name.clone(), refusal.to_string());
-        let (inability, reason) = (Inability::Place, words.clone());
-        self.completion.unable.note(now, &name, UnableReason { inability, words });
-        self.links.enter(link, PeerPhase::Unable);
+        let (inability, reason) = (Inability::Place, refusal.to_string());
+        // A sentence about this worker names it already.
+        let of_it = reason.strip_prefix(identity.name.as_str()).map(|words| format!("it{words}"));
+        let words = of_it.unwrap_or_else(|| reason.clone());
         self.outbox.send(link, Message::Unable { inability, reason });
+        self.enter_unable(now, link, (inability, words));
         self.judge_unable(now);
+    }
+
+    /// The worker on this link cannot compute the run. Returns its name and the reason if that is
+    /// news.
+    fn enter_unable(
+        &mut self,
+        now: Time,
+        link: LinkId,
+        (inability, mut words): (Inability, String),
+    ) -> Option<(NodeName, String)> {
+        let Link { identity, address, .. } = self.links.find(link)?;
+        let name = identity.name.clone();
+        // An operator finds the machine of a worker without a registration by nothing else.
+        if let Some(address) = address {
+            words += &format!(" (the worker is at {})", address.ip());
+        }
+        self.links.enter(link, PeerPhase::Unable);
+        let why = UnableReason { inability, words: words.clone() };
+        self.completion.unable.note(now, &name, why).then_some((name, words))
     }
 
     /// A registered worker cannot go on. If the run is the reason, no other worker could compute

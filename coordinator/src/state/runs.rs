@@ -93,9 +93,10 @@ impl Runs {
         self.past.back().filter(|past| past.id == self.id)
     }
 
-    /// The first worker fixes the fingerprint. Every other worker must have the same.
+    /// The `first` worker fixes the fingerprint. Every other worker must have the same.
     pub(super) fn admit(
         &mut self,
+        first: bool,
         name: &NodeName,
         registration: &Registration,
     ) -> Result<(), Rejection> {
@@ -109,8 +110,8 @@ impl Runs {
             return Err(Rejection::Host);
         }
         match &self.fingerprint {
-            None => self.fingerprint = Some(RunFingerprint::first(name, registration)?),
-            Some(fingerprint) => fingerprint.check(name, registration)?,
+            Some(fingerprint) if !first => fingerprint.check(name, registration)?,
+            _ => self.fingerprint = Some(RunFingerprint::first(name, registration)?),
         }
         Ok(())
     }

@@ -242,7 +242,9 @@ impl State {
         {
             return Ok(EntryOutcome::Registered(worker));
         }
-        if let Err(reason) = self.runs.admit(name, registration) {
+        // Nothing was computed yet from what a worker stated that is gone before the run began.
+        let first = self.record().is_none() && self.present().next().is_none();
+        if let Err(reason) = self.runs.admit(first, name, registration) {
             let refused = EventKind::Refused { name: name.clone(), reason: reason.clone() };
             self.events.note(unix_ms, refused);
             return Err(reason);

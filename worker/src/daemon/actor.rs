@@ -121,8 +121,12 @@ impl WorkerActor {
         // message, except the commits that this worker decides itself.
         let is_message = matches!(input, Input::Coordinator { .. } | Input::Peer { .. });
         let before = committed(&self.core);
-        log_refusal(&input);
+        let refusal = refusal(&input);
         self.core.handle(now, input);
+        if let Some((reason, again_at)) = refusal.zip(self.core.tries_again_at()) {
+            let again_in_s = again_at.since(now).as_secs();
+            tracing::warn!(reason, again_in_s, "the coordinators refuse what this worker computes");
+        }
         let mut inputs = Vec::new();
         while let Some(effect) = self.core.poll_effect() {
             #[cfg(feature = "failpoints")]
@@ -361,10 +365,11 @@ impl Handler<StoreReported> for WorkerActor {
     }
 }
 
-/// Logs that a leader refuses what this worker would compute. A user reads only this on the
-/// worker's own machine.
-fn log_refusal(input: &Input) {
-    if let Input::Coordinator { message: Message::Unable { reason, .. }, .. } = input {
-        tracing::warn!(reason, "the coordinators refuse what this worker would compute");
+/// Why a leader refuses what this worker would compute. A user reads only this on the worker's own
+/// machine.
+fn refusal(input: &Input) -> Option<String> {
+    match input {
+        Input::Coordinator { message: Message::Unable { reason, .. }, .. } => Some(reason.clone()),
+        _ => None,
     }
 }

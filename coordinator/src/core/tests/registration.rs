@@ -80,6 +80,16 @@ fn a_worker_with_another_model_is_refused_and_both_are_named() {
     assert!(matches!(world.events().pop(), Some(EventKind::Refused { .. })));
 }
 
+/// A cluster of many runs. One worker has registered for a run of two, and another one, on this
+/// link, builds it.
+fn one_of_two_registered() -> (World, LinkId) {
+    let mut world = World::with_run(run_of(2));
+    world.found(false);
+    world.worker("worker-1");
+    let link = world.greeted("worker-2");
+    (world, link)
+}
+
 /// A worker on this link with other data registers.
 fn differs(world: &mut World, link: LinkId) {
     let mut other = registration(link.0);
@@ -89,10 +99,7 @@ fn differs(world: &mut World, link: LinkId) {
 
 #[test]
 fn a_cluster_of_many_runs_keeps_a_worker_with_other_data_for_the_next_run() {
-    let mut world = World::with_run(run_of(2));
-    world.found(false);
-    world.worker("worker-1");
-    let link = world.greeted("worker-2");
+    let (mut world, link) = one_of_two_registered();
     world.hear(link);
     differs(&mut world, link);
     let words = "worker-2 differs from worker-1, which registered first: data 090909090909, not ";
@@ -102,7 +109,8 @@ fn a_cluster_of_many_runs_keeps_a_worker_with_other_data_for_the_next_run() {
     };
     assert!(reason.starts_with(words), "{reason}");
     let status = world.core.runs(world.now).pop().expect("a run").status;
-    assert!(status.contains(&format!("but worker-2 cannot compute yet: {words}")), "{status}");
+    let words = "but worker-2 cannot compute yet: it differs from worker-1, which registered first";
+    assert!(status.contains(words), "{status}");
     let told = world.events();
     let told = told.iter().filter(|kind| matches!(kind, EventKind::Refused { .. })).count();
     assert_eq!(told, 1);
@@ -117,10 +125,7 @@ fn a_cluster_of_many_runs_keeps_a_worker_with_other_data_for_the_next_run() {
 
 #[test]
 fn a_worker_that_was_refused_trains_the_next_run() {
-    let mut world = World::with_run(run_of(2));
-    world.found(false);
-    world.worker("worker-1");
-    let link = world.greeted("worker-2");
+    let (mut world, link) = one_of_two_registered();
     differs(&mut world, link);
     world.hear(link);
     let run = world.core.state().run_id();
@@ -131,6 +136,41 @@ fn a_worker_that_was_refused_trains_the_next_run() {
     assert_eq!(world.words(link), ["welcome"]);
     world.say(link, Message::Register(registration(link.0)));
     assert_eq!(world.words(link), ["registered"]);
+}
+
+/// The first worker has the wrong data, and is started again with the right ones.
+#[test]
+fn the_first_worker_that_is_there_decides_until_the_run_begins() {
+    for ends_first in [true, false] {
+        let mut world = World::with_run(run_of(2));
+        world.found(false);
+        let wrong = world.greeted("worker-1");
+        differs(&mut world, wrong);
+        let link = world.greeted("worker-2");
+        world.say(link, Message::Register(registration(link.0)));
+        assert!(world.words(link).contains(&"unable"));
+        if ends_first {
+            world.kill(wrong);
+            world.worker("worker-1");
+        } else {
+            world.say(wrong, Message::Register(registration(77)));
+        }
+        world.say(link, Message::Register(registration(link.0)));
+        assert_eq!(world.words(link)[0], "registered");
+        assert_eq!(world.watch(0, 0).unable, []);
+    }
+}
+
+/// What a generation has computed came from the data that all had.
+#[test]
+fn the_data_of_a_run_that_has_begun_stay() {
+    let (mut world, links) = World::training(1);
+    world.found(false);
+    world.kill(links[0]);
+    world.pass(20_000, &[]);
+    let link = world.greeted("worker-2");
+    differs(&mut world, link);
+    assert!(world.words(link).contains(&"unable"));
 }
 
 #[test]

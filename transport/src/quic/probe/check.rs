@@ -37,7 +37,8 @@ const DISTRUSTFUL_CHECK_LENGTH: Duration = Duration::from_secs(2);
 const LEFTOVERS_READ_WITHIN: Duration = Duration::from_millis(250);
 /// After this time without a refusal, refusals count again as on a new link.
 pub(super) const REFUSALS_FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
-/// A host that refuses all probes of living links is probed up to 2 to this power times less often.
+/// Where a host refuses all probes of living links, checks begin up to 2 to this power times less
+/// often than probes are sent.
 const MAX_BACKOFF: u32 = 6;
 
 /// The checks of one link, each begun by a refusal of the peer's port: whether the peer lives, and
@@ -137,7 +138,7 @@ impl RefusalChecks {
         self.check.is_some()
     }
 
-    /// How long to wait until the next probe: `interval` if the peer refuses none.
+    /// How long to wait until the next judgement: `interval` if the peer refuses no probe.
     pub fn pause(&self, interval: Duration) -> Duration {
         match self.check {
             Some(_) => CHECK_PROBE_INTERVAL.min(interval),
@@ -343,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn a_firewall_that_refuses_every_probe_gets_few() {
+    fn a_firewall_that_refuses_every_probe_begins_few_checks() {
         let (mut checks, mut peer) =
             (RefusalChecks::default(), Peer { credit: None, silent: NEVER });
         assert_eq!(watch(&mut checks, &mut peer, Duration::from_secs(60)), None);
@@ -361,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_that_always_refuses_is_probed_less_and_less_and_then_as_before() {
+    fn a_host_that_always_refuses_is_checked_less_and_less_and_then_as_before() {
         let mut checks = RefusalChecks::default();
         let mut pauses = Vec::new();
         for received in 0..10 {

@@ -85,6 +85,14 @@ impl Core {
         self.phase = Phase::Unable(Box::new(setup.run.clone()), unable);
     }
 
+    /// When a worker that cannot compute the run tries again. `None` for other workers.
+    pub fn tries_again_at(&self) -> Option<Time> {
+        match &self.phase {
+            Phase::Unable(_, Unable { again_at, .. }) => Some(*again_at),
+            _ => None,
+        }
+    }
+
     /// Tells the leader again why this worker cannot compute the run.
     pub(super) fn report_unable(&mut self) {
         if let Phase::Unable(_, Unable { inability, reason, .. }) = &self.phase {
