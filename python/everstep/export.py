@@ -12,8 +12,8 @@ import torch
 
 #: The names that optimizers of PyTorch have for their moments, by the names of their classes.
 MOMENTS = {
-    "AdamW": ("exp_avg", "exp_avg_sq"),
-    "Adam": ("exp_avg", "exp_avg_sq"),
+    "AdamW": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
+    "Adam": ("exp_avg", "exp_avg_sq", "max_exp_avg_sq"),
     "NAdam": ("exp_avg", "exp_avg_sq"),
     "RAdam": ("exp_avg", "exp_avg_sq"),
     "Adamax": ("exp_avg", "exp_inf"),
@@ -56,6 +56,8 @@ def optimizer_state(
             parts = [moment[begin : begin + parameter.numel()] for moment in moments]
             shaped = [part.clone().view(parameter.shape) for part in parts]
             state: dict[str, Any] = dict(zip(names, shaped))
+            if not group.get("amsgrad"):
+                state.pop("max_exp_avg_sq", None)
             if kind not in UNCOUNTED:
                 state["step"] = torch.tensor(float(updates))
             if kind == "NAdam":

@@ -40,7 +40,7 @@ NOT_ELEMENTWISE = {
     "SparseAdam": "it needs sparse gradients, and here gradients are dense",
 }
 #: Settings that change a formula into one that Everstep does not have.
-UNSUPPORTED = ("amsgrad", "maximize", "differentiable")
+UNSUPPORTED = ("differentiable",)
 
 
 def rule(
@@ -121,6 +121,8 @@ def _group(kind: str, group: dict[str, Any], table: list[Entry], steps: int) -> 
         "factors": [float(factor) for factor in group.get("etas", (0.0, 0.0))],
         "sizes": [float(size) for size in group.get("step_sizes", (0.0, 0.0))],
     }
+    # Most groups have neither.
+    settings |= {name: True for name in ("amsgrad", "maximize") if group.get(name)}
     return {
         "rates": _short([entry[0] for entry in table]),
         "betas": _short([entry[1] for entry in table]),

@@ -15,6 +15,7 @@ mod sgd;
 mod signs;
 mod squares;
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use everstep::{UpdateBlock, UpdateInputs, UpdateRule};
@@ -78,6 +79,12 @@ struct GroupSettings {
     factors: [f64; 2],
     /// Rprop's smallest and greatest step.
     sizes: [f64; 2],
+    /// Adam divides by the greatest mean of squares so far.
+    #[serde(default)]
+    amsgrad: bool,
+    /// Weights move along their gradients, and not against them.
+    #[serde(default)]
+    maximize: bool,
 }
 
 /// The settings of a group at one step.
@@ -199,10 +206,19 @@ impl TorchRule {
         self.groups.iter().any(|group| group.settings.is_centered)
     }
 
+    fn is_amsgrad(&self) -> bool {
+        self.groups.iter().any(|group| group.settings.amsgrad)
+    }
+
     fn update_group(&self, step: &GroupStep<'_>, block: UpdateBlock<'_>) {
         let UpdateBlock { weights, moments, gradient } = block;
         match (self.kind, moments) {
-            (TorchKind::AdamW | TorchKind::Adam, [mean, square]) => {
+            (TorchKind::AdamW | TorchKind::Adam, [mean, square, greatest])
+                if step.settings.amsgrad =>
+            {
+                adam::amsgrad(step, [weights, mean, square, greatest], gradient);
+            }
+            (TorchKind::AdamW | TorchKind::Adam, [mean, square, ..]) => {
                 adam::adam(step, [weights, mean, square], gradient);
             }
             (TorchKind::Nadam, [mean, square]) => {
@@ -239,7 +255,8 @@ impl TorchRule {
 impl UpdateRule for TorchRule {
     fn moments(&self) -> usize {
         match self.kind {
-            TorchKind::AdamW | TorchKind::Adam | TorchKind::Nadam | TorchKind::Radam => 2,
+            TorchKind::AdamW | TorchKind::Adam => 2 + usize::from(self.is_amsgrad()),
+            TorchKind::Nadam | TorchKind::Radam => 2,
             TorchKind::Adamax | TorchKind::Adadelta | TorchKind::Rprop => 2,
             TorchKind::Lion | TorchKind::Adagrad => 1,
             TorchKind::Sgd => usize::from(self.has_momentum()),
@@ -266,12 +283,13 @@ impl UpdateRule for TorchRule {
             let inside = part.start - range.start..part.end - range.start;
             let mut own: Vec<&mut [f32]> =
                 moments.iter_mut().map(|moment| &mut moment[inside.clone()]).collect();
-            let block = UpdateBlock {
-                weights: &mut weights[inside.clone()],
-                moments: &mut own,
-                gradient: &gradient[inside],
-            };
-            self.update_group(&self.groups[*group].at(inputs), block);
+            let group = self.groups[*group].at(inputs);
+            let mut gradient = Cow::Borrowed(&gradient[inside.clone()]);
+            if group.settings.maximize {
+                gradient.to_mut().iter_mut().for_each(|value| *value = -*value);
+            }
+            let (weights, gradient) = (&mut weights[inside], gradient.as_ref());
+            self.update_group(&group, UpdateBlock { weights, moments: &mut own, gradient });
         }
     }
 }

@@ -40,7 +40,7 @@ def trained(train, folder, kind):
     return ours, theirs
 
 
-@pytest.mark.parametrize("kind", ["adamw", "sgd", "nesterov", "onecycle"])
+@pytest.mark.parametrize("kind", ["adamw", "amsgrad", "sgd", "nesterov", "onecycle"])
 def test_weights_are_those_of_a_plain_loop_to_the_bit(train, tmp_path, kind):
     import torch
 

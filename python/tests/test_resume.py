@@ -66,6 +66,23 @@ def test_a_run_that_was_killed_twice_goes_on_with_other_workers(launch, train, k
     assert len({line["generation"] for line in lines}) >= 3, "it did not begin again"
 
 
+@pytest.mark.parametrize("script", ["gpt.py", "cnn.py"])
+def test_moments_and_running_statistics_come_back(launch, train, script, tmp_path):
+    gate = tmp_path / "gate"
+    arguments = ("--gate", str(gate)) if script == "gpt.py" else (f"--gate={gate}",)
+    gate.touch()
+    expected = train(script, *arguments).hash
+    gate.unlink()
+    first = launch(script, *arguments, flags=("--workers", "2", "--checkpoint-every", "8"))
+    first.await_event("checkpoint")
+    first.await_steps(12)
+    first.kill_all()
+    gate.touch()
+    ended = launch.resume(first, "--workers", "3").end()
+    assert ended.hash == expected
+    assert (ended.report["samples_lost"], ended.report["samples_repeated"]) == (0, 0)
+
+
 def test_a_run_without_checkpoints_begins_again_with_its_script(launch, train, known):
     expected = undisturbed(train, known)
     first = launch("faulty.py", "slow", STEPS)

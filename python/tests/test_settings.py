@@ -135,7 +135,7 @@ def test_what_cannot_be_applied_is_refused_in_words():
 
     Foreign = lambda net: AdamW(net.parameters())
     for optimizer, schedule, words in [
-        (lambda net: torch.optim.Adam(net.parameters(), amsgrad=True), None, "amsgrad"),
+        (lambda net: torch.optim.Adam(net.parameters(), differentiable=True), None, "differentiable"),
         (lambda net: torch.optim.Adafactor(net.parameters()), None, "rows and columns"),
         (lambda net: torch.optim.LBFGS(net.parameters()), None, "several times in a step"),
         (Foreign, None, "its formula is not known"),

@@ -1,5 +1,5 @@
-//! What all workers of a run must agree on: the first worker to register fixes it. If all workers go
-//! before the run begins, the next one to register is the first.
+//! What all workers of a run must agree on: the first worker to register fixes it. If all workers
+//! go before the run begins, the next one to register is the first.
 //!
 //! A difference is refused with both workers and both statements. This module does not know how a
 //! digest is made.

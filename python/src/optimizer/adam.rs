@@ -1,7 +1,7 @@
 //! Adam and its variants: steps along a mean of gradients.
 //!
-//! w: weight, g: gradient, m: the mean of gradients, v: the mean of their squares, u: the greatest
-//! gradient of late.
+//! w: weight, g: gradient, m: the mean of gradients, v: the mean of their squares, n: the greatest
+//! v so far, u: the greatest gradient of late.
 
 use everstep_kernels::optimizer::power;
 use multiversion::multiversion;
@@ -80,6 +80,31 @@ fn adam_loop(
     for_each_weight(factors, state, gradient, |kept, _, [m, v]| {
         kept + (rate * m) / (v.sqrt() / root + factors.epsilon)
     });
+}
+
+/// Reddi, Kale, Kumar: "On the Convergence of Adam and Beyond" (ICLR 2018), with the operations of
+/// PyTorch's fused kernel. The last part of the state is the greatest mean of squares so far.
+pub(super) fn amsgrad(step: &GroupStep<'_>, state: [&mut [f32]; 4], gradient: &[f32]) {
+    let [first, second] = corrections(step);
+    let (rate, root) = (-(step.rate / first) as f32, second.sqrt() as f32);
+    amsgrad_loop(&AdamFactors::of(step), (rate, root), state, gradient);
+}
+
+#[multiversion(targets = "simd")]
+fn amsgrad_loop(
+    factors: &AdamFactors,
+    (rate, root): (f32, f32),
+    [weights, mean, square, greatest]: [&mut [f32]; 4],
+    gradient: &[f32],
+) {
+    let means = mean.iter_mut().zip(square).zip(greatest);
+    for ((w, ((m, v), n)), g) in weights.iter_mut().zip(means).zip(gradient) {
+        let g = with_decay(*g, factors.share, *w);
+        let kept = *w * factors.kept;
+        [*m, *v] = factors.means(g, [*m, *v]);
+        *n = n.max(*v);
+        *w = kept + (rate * *m) / (n.sqrt() / root + factors.epsilon);
+    }
 }
 
 /// Dozat: "Incorporating Nesterov Momentum into Adam" (ICLR workshop 2016).

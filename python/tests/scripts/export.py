@@ -27,6 +27,7 @@ def make():
     model = nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16))
     groups = [{"params": model[0].parameters(), "weight_decay": 0.1}, {"params": model[2].parameters()}]
     if kind == "adamw":
+        groups[0]["amsgrad"] = True
         optimizer = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.01, fused=True)
     elif kind == "nadam":
         model.insert(1, nn.BatchNorm1d(64, affine=False))

@@ -69,6 +69,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 where autocast does")
     parser.add_argument("--save")
     parser.add_argument("--gate", help="at step 20, wait for this file")
     flags = parser.parse_args()
@@ -86,7 +87,8 @@ def main() -> None:
         accumulate=flags.accumulate, clip_norm=1.0, loaders=flags.loaders,
     )
     for x, y in run:
-        loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        with torch.autocast("cpu", torch.bfloat16, enabled=flags.bf16):
+            loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
         run.backward(loss)
         while flags.gate and run.step >= 20 and not Path(flags.gate).exists():
             time.sleep(0.01)

@@ -14,6 +14,7 @@ STEPS, ROWS = 20, 4
 SHARDS, CLIP_NORM = (4, 0.02) if kind == "clipped" else (2, None)
 OPTIMIZERS = {
     "adamw": lambda groups: optim.AdamW(groups, lr=1e-2, weight_decay=0.01, fused=True),
+    "amsgrad": lambda groups: optim.AdamW(groups, lr=1e-2, amsgrad=True, maximize=True, fused=True),
     "sgd": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9),
     "nesterov": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
     "batchnorm": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9),
