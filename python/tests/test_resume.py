@@ -78,8 +78,11 @@ def test_moments_and_running_statistics_come_back(launch, train, script, tmp_pat
     first.await_steps(12)
     first.kill_all()
     gate.touch()
-    ended = launch.resume(first, "--workers", "3").end()
+    second = launch.resume(first, "--workers", "3")
+    ended = second.end()
     assert ended.hash == expected
+    back = [event["to"] for event in second.events() if event["event"] == "rollback"]
+    assert back and back[-1] >= 8, "it went on from a checkpoint"
     assert (ended.report["samples_lost"], ended.report["samples_repeated"]) == (0, 0)
 
 

@@ -64,7 +64,7 @@ fn sentence(update: &Update) -> String {
     match (update.run, &update.outcome) {
         _ if idle == 0 => of_the_run(update),
         (Some(_), Outcome::Running) => {
-            let unable = doing(idle, "cannot compute it", "cannot compute it");
+            let unable = doing(idle, "cannot compute it yet", "cannot compute it yet");
             format!("{}; {unable}", of_the_run(update))
         }
         _ => format!("{} for a run", doing(idle, "waits", "wait")),
@@ -199,7 +199,8 @@ mod tests {
         let idle = vec![UnregisteredWorker { name, address: None }];
         let workers = vec![WorkerView { state: WorkerState::Training, ..view(1, 1) }];
         let update = Update { run: Some(4), workers, idle, unable, ..Update::default() };
-        let words = "1 worker trains, 0 brought up to date, 0 waiting; 1 worker cannot compute it";
+        let words = "1 worker trains, 0 brought up to date, 0 waiting; 1 worker cannot compute it \
+                     yet";
         assert_eq!(sentence(&update), words);
         let words = "\nworker-7 cannot compute the run: there is no /nope";
         assert_eq!(cannot_compute(&update.unable[0]), words);

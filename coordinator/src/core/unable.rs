@@ -54,11 +54,14 @@ impl UnableWorkers {
         }
     }
 
-    /// The link of a worker is gone: this coordinator no longer knows what its place lacks.
-    pub(super) fn disconnected(&mut self, name: &NodeName) {
-        if self.reasons.get(name).is_some_and(|why| why.inability == Inability::Place) {
+    /// This coordinator no longer knows what the worker's place lacks. Returns whether it lacked
+    /// something.
+    pub(super) fn forget_place(&mut self, name: &NodeName) -> bool {
+        let of_place = self.reasons.get(name).is_some_and(|why| why.inability == Inability::Place);
+        if of_place {
             self.reasons.remove(name);
         }
+        of_place
     }
 
     /// A worker that was told the run cannot build it. Returns whether that is news.
@@ -133,13 +136,27 @@ impl Core {
     /// run or to try again. The refusal itself is an event.
     pub(super) fn turn_away(&mut self, now: Time, link: LinkId, refusal: &Rejection) {
         let Some(Link { identity, .. }) = self.links.find(link) else { return };
-        let (inability, reason) = (Inability::Place, refusal.to_string());
-        // A sentence about this worker names it already.
-        let of_it = reason.strip_prefix(identity.name.as_str()).map(|words| format!("it{words}"));
-        let words = of_it.unwrap_or_else(|| reason.clone());
-        self.outbox.send(link, Message::Unable { inability, reason });
-        self.enter_unable(now, link, (inability, words));
+        let (inability, mut reason) = (Inability::Place, refusal.to_string());
+        // The sentences that say why this worker waits name it already.
+        if matches!(refusal, Rejection::OtherFingerprint { .. } | Rejection::Sizes { .. }) {
+            reason = reason.replacen(identity.name.as_str(), "it", 1);
+        }
+        self.outbox.send(link, Message::Unable { inability, reason: reason.clone() });
+        self.enter_unable(now, link, (inability, reason));
         self.judge_unable(now);
+    }
+
+    /// The only worker there is has registered, and says which data are right. Workers that were
+    /// refused before for theirs try again.
+    pub(super) fn free_turned_away(&mut self) {
+        for link in self.workers_in(|phase| phase == PeerPhase::Unable) {
+            let Some(name) = self.links.find(link).map(|it| it.identity.name.clone()) else {
+                continue;
+            };
+            if self.completion.unable.forget_place(&name) {
+                self.set_free(link);
+            }
+        }
     }
 
     /// The worker on this link cannot compute the run. Returns its name and the reason if that is

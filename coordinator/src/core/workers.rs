@@ -64,7 +64,7 @@ impl Core {
         self.leadership.confirmations.forget(link);
         self.lines.on_lost_link(link);
         let name = self.links.find(link).map(|link| link.identity.name.clone());
-        name.iter().for_each(|name| self.completion.unable.disconnected(name));
+        name.iter().for_each(|name| _ = self.completion.unable.forget_place(name));
         let certainty = match end {
             LinkEnd::Goodbye => Certainty::Dead,
             #[cfg(feature = "planted")]
@@ -260,6 +260,9 @@ impl Core {
         self.links.enter(link, PeerPhase::Registered(worker));
         self.outbox.send(link, Message::Registered { worker, term });
         self.on_sign_of_life(now, heard);
+        if self.state.present().count() == 1 {
+            self.free_turned_away();
+        }
         self.catch_up(now, link, worker);
     }
 

@@ -111,7 +111,10 @@ impl Runs {
         }
         match &self.fingerprint {
             Some(fingerprint) if !first => fingerprint.check(name, registration)?,
-            _ => self.fingerprint = Some(RunFingerprint::first(name, registration)?),
+            _ => {
+                self.fingerprint = Some(RunFingerprint::first(name, registration)?);
+                self.probes = ProbeDigests::default();
+            }
         }
         Ok(())
     }

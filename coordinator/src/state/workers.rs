@@ -242,8 +242,9 @@ impl State {
         {
             return Ok(EntryOutcome::Registered(worker));
         }
-        // Nothing was computed yet from what a worker stated that is gone before the run began.
-        let first = self.record().is_none() && self.present().next().is_none();
+        // Members stay present until other ones follow, so the run has not begun, and nothing was
+        // computed from what workers stated that are gone.
+        let first = self.present().next().is_none();
         if let Err(reason) = self.runs.admit(first, name, registration) {
             let refused = EventKind::Refused { name: name.clone(), reason: reason.clone() };
             self.events.note(unix_ms, refused);

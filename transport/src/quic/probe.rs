@@ -67,12 +67,12 @@ impl<'a> Watched<'a> {
             checks.distrust();
         }
         loop {
-            let (began, interval) = (Instant::now(), self.interval(interval));
+            let began = Instant::now();
             self.peer.probe();
             if checks.is_open() {
                 self.ask();
             }
-            let pause = began + checks.pause(interval);
+            let pause = began + checks.pause(self.interval(interval));
             loop {
                 tokio::select! {
                     () = self.probe_until(pause, interval) => break,
@@ -87,20 +87,21 @@ impl<'a> Watched<'a> {
             if was_checked && !checks.is_open() && checks.are_wrong() {
                 self.peer.distrust();
             }
-            self.probe_until(began + checks.rest(interval), interval).await;
+            self.probe_until(began + checks.rest(self.interval(interval)), interval).await;
         }
     }
 
     /// Waits until this time. The peer hears meanwhile that this process lives: its host may refuse
     /// every probe, and the peer may be about to check this process for a refusal of its own.
     async fn probe_until(&self, time: Instant, interval: Duration) {
-        let mut next = Instant::now() + interval;
-        while next < time {
+        loop {
+            let next = Instant::now() + self.interval(interval);
+            if next >= time {
+                return sleep_until(time).await;
+            }
             sleep_until(next).await;
             self.peer.probe();
-            next += interval;
         }
-        sleep_until(time).await;
     }
 
     /// Sends a datagram that a living peer acknowledges, and that has no other meaning.

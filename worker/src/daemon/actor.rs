@@ -125,7 +125,8 @@ impl WorkerActor {
         self.core.handle(now, input);
         if let Some((reason, again_at)) = refusal.zip(self.core.tries_again_at()) {
             let again_in_s = again_at.since(now).as_secs();
-            tracing::warn!(reason, again_in_s, "the coordinators refuse what this worker computes");
+            let what = "the coordinators refuse what this worker would compute";
+            tracing::warn!(reason, again_in_s, "{what}");
         }
         let mut inputs = Vec::new();
         while let Some(effect) = self.core.poll_effect() {

@@ -13,7 +13,7 @@
 //! [peer](super::distrusted). Kernels limit how often they refuse, so a probe without an answer
 //! does not show that the firewall is gone. Only a long time without a refusal does.
 //!
-//! Input: refusals, and how many datagrams the link has received. Output: when to probe again, and
+//! Input: refusals, and how many datagrams the link has received. Output: when to judge again, and
 //! the link's end.
 
 use std::time::Duration;
@@ -89,7 +89,7 @@ impl RefusalChecks {
         }
     }
 
-    /// Judges the check after `elapsed` since the newest probe. Returns whether the link has to
+    /// Judges the check after `elapsed` since the round began. Returns whether the link has to
     /// end.
     pub fn judge(&mut self, elapsed: Duration, received: u64, rtt: Duration) -> bool {
         self.since_newest = self.since_newest.saturating_add(elapsed);
@@ -268,7 +268,8 @@ mod tests {
         }
     }
 
-    /// Watches the peer as the endpoint does. Returns when the link ended, if it did so in time.
+    /// Watches the peer as the endpoint does, with one probe a round. Returns when the link ended,
+    /// if it did so in time.
     fn watch(checks: &mut RefusalChecks, peer: &mut Peer, limit: Duration) -> Option<Duration> {
         let mut time = Duration::ZERO;
         while time < limit {
