@@ -114,7 +114,7 @@ impl Compute for ScriptModel {
     }
 
     fn evaluate(&mut self, batch: &Batch) -> Result<Evaluation, ComputeError> {
-        self.rendezvous.evaluate(samples_of(batch))
+        self.rendezvous.evaluate(samples_of(batch), &mut self.watchdog)
     }
 
     fn device_bytes(&self) -> usize {

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use everstep_kernels::compute::{ComputeError, Evaluation, GradientSink, Pass};
 
 use crate::memory::TensorMemory;
-use crate::watchdog::{self, Watchdog};
+use crate::watchdog::{self, Activity, Watchdog};
 
-/// How often the device's thread looks for how long the script's thread has computed.
+/// How often the device's thread looks at what the script's thread has spent.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 
 /// What the script's thread computes at once.
@@ -37,6 +37,22 @@ pub enum Request {
     Done { loss: f64, weight: f64, scalars: Vec<(String, f64)> },
     /// The turn, an evaluation, is over with this result.
     Evaluated(Evaluation),
+}
+
+/// What the script's thread does in its turn, and for how long it has done so.
+struct Stopwatch {
+    activity: Activity,
+    spent: Duration,
+}
+
+impl Stopwatch {
+    fn start(activity: Activity) -> Self {
+        Self { activity, spent: Duration::ZERO }
+    }
+
+    fn stop(&self, watchdog: &mut Watchdog) {
+        watchdog.ended(self.activity, self.spent);
+    }
 }
 
 /// How the worker ended.
@@ -159,15 +175,16 @@ impl Rendezvous {
         watchdog: &mut Watchdog,
     ) -> Result<f64, ComputeError> {
         self.offer(turn);
-        let mut computed = None;
+        let mut stopwatch = Stopwatch::start(Activity::Reading);
         loop {
-            let request = self.request(&mut computed, watchdog.limit())?;
+            let request = self.request(&mut stopwatch, watchdog)?;
             let done = match request {
                 Request::Parameters => {
                     sink.await_parameters(0..flat.values().len(), &mut |offset, values| {
                         flat.write(offset, values)
                     });
-                    computed = Some(Duration::ZERO);
+                    stopwatch.stop(watchdog);
+                    stopwatch = Stopwatch::start(Activity::Computing);
                     None
                 }
                 Request::Gradient(offset, gradient) => {
@@ -184,17 +201,23 @@ impl Rendezvous {
             };
             self.served();
             if let Some(loss) = done {
-                watchdog.passed(computed.unwrap_or_default());
+                stopwatch.stop(watchdog);
                 return Ok(loss);
             }
         }
     }
 
     /// Has the script's thread evaluate held-out samples. The parameters are in the flat vector.
-    pub fn evaluate(&self, samples: Vec<u64>) -> Result<Evaluation, ComputeError> {
+    pub fn evaluate(
+        &self,
+        samples: Vec<u64>,
+        watchdog: &mut Watchdog,
+    ) -> Result<Evaluation, ComputeError> {
         self.offer(Turn::Evaluation(samples));
-        match self.request(&mut None, None)? {
+        let mut stopwatch = Stopwatch::start(Activity::Evaluating);
+        match self.request(&mut stopwatch, watchdog)? {
             Request::Evaluated(evaluation) => {
+                stopwatch.stop(watchdog);
                 self.served();
                 Ok(evaluation)
             }
@@ -212,13 +235,14 @@ impl Rendezvous {
         self.changed.notify_all();
     }
 
-    /// The next request. Adds the wait for it to the time for which the script's thread has
-    /// computed. If that thread computes for longer than the limit, the process ends.
+    /// The next request. Adds the wait for it to the stopwatch, from the time on at which the
+    /// script's thread has taken its turn. If that thread takes too long, the process ends.
     fn request(
         &self,
-        computed: &mut Option<Duration>,
-        limit: Option<Duration>,
+        stopwatch: &mut Stopwatch,
+        watchdog: &Watchdog,
     ) -> Result<Request, ComputeError> {
+        let limit = watchdog.limit(stopwatch.activity);
         let mut state = self.state();
         loop {
             if let Some(request) = state.requests.pop_front() {
@@ -229,13 +253,15 @@ impl Rendezvous {
                 state.offered = None;
                 return Err(ComputeError::Program(words));
             }
-            let began = Instant::now();
+            let (began, is_taken) = (Instant::now(), state.offered.is_none());
             state = self.wait(state, WATCH_INTERVAL);
-            let Some(computed) = computed.as_mut() else { continue };
-            // A process that was suspended has computed for no longer than this.
-            *computed += began.elapsed().min(WATCH_INTERVAL);
-            if let Some(limit) = limit.filter(|limit| *computed > *limit) {
-                watchdog::end_process(limit);
+            if !is_taken {
+                continue;
+            }
+            // A process that was suspended has spent no more than this.
+            stopwatch.spent += began.elapsed().min(WATCH_INTERVAL);
+            if let Some(limit) = limit.filter(|limit| stopwatch.spent > *limit) {
+                watchdog::end_process(stopwatch.activity, limit);
             }
         }
     }

@@ -22,6 +22,8 @@ class Numbers:
     def __getitem__(self, index: int) -> torch.Tensor:
         if fault == "sample" and index == 63:
             raise KeyError("sample 63 is damaged")
+        if fault == "stuck" and "run" in globals() and run.step >= 100 and is_first(Path(sys.argv[3])):
+            time.sleep(1e6)
         noise = secrets.randbelow(1 << 20) / 64.0 if fault == "noise" else 0.0
         return torch.tensor([index / 64.0 + noise + (os.getpid() if fault == "data" else 0)])
 
@@ -73,6 +75,8 @@ for x in run:
     loss = (model(x) - 3 * x).square().mean()
     if fault in ("slow", "hang", "memory"):
         time.sleep(0.01)
+    if fault == "stuck":
+        time.sleep(0.05)  # a run that goes on for longer than its data set may take
     if fault in ("hang", "memory") and run.step >= 100 and is_first(Path(sys.argv[3])):
         if fault == "memory":
             raise MemoryError("there is none left here")
