@@ -46,7 +46,7 @@ done
 cat >"$out/run.toml" <<TOML
 [run]
 name = "refusals"
-steps = 3000
+steps = 2400
 start_workers = 3
 [model]
 layers = 2
@@ -144,7 +144,7 @@ for i in "${workers[@]}"; do
 done
 
 tell "the end"
-until_true 300 "the run is complete" complete
+until_true 900 "the run is complete" complete
 disturbed=$(hash_of_run)
 undisturbed=$(hash_alone "$out/run.toml")
 echo "disturbed    $disturbed"
