@@ -6,7 +6,7 @@
 //! ends a run. The status names that worker, which tries again, and counts as a worker that may
 //! yet be able to compute. So does a worker with a build that takes very long: it may hang.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
@@ -30,6 +30,8 @@ pub(super) struct UnableWorkers {
     reasons: BTreeMap<NodeName, UnableReason>,
     /// Since when there is a worker for which the run is the reason.
     since: Option<Time>,
+    /// The links of workers that were refused for what they would compute.
+    turned_away: BTreeSet<LinkId>,
     /// The workers that build the run, and since when.
     building: BTreeMap<LinkId, Time>,
     /// Whether the end of the run is proposed.
@@ -54,14 +56,11 @@ impl UnableWorkers {
         }
     }
 
-    /// This coordinator no longer knows what the worker's place lacks. Returns whether it lacked
-    /// something.
-    pub(super) fn forget_place(&mut self, name: &NodeName) -> bool {
-        let of_place = self.reasons.get(name).is_some_and(|why| why.inability == Inability::Place);
-        if of_place {
+    /// This coordinator no longer knows what the worker's place lacks.
+    pub(super) fn forget_place(&mut self, name: &NodeName) {
+        if self.reasons.get(name).is_some_and(|why| why.inability == Inability::Place) {
             self.reasons.remove(name);
         }
-        of_place
     }
 
     /// A worker that was told the run cannot build it. Returns whether that is news.
@@ -141,6 +140,7 @@ impl Core {
         if matches!(refusal, Rejection::OtherFingerprint { .. } | Rejection::Sizes { .. }) {
             reason = reason.replacen(identity.name.as_str(), "it", 1);
         }
+        self.completion.unable.turned_away.insert(link);
         self.outbox.send(link, Message::Unable { inability, reason: reason.clone() });
         self.enter_unable(now, link, (inability, reason));
         self.judge_unable(now);
@@ -149,11 +149,10 @@ impl Core {
     /// The only worker there is has registered, and says which data are right. Workers that were
     /// refused before for theirs try again.
     pub(super) fn free_turned_away(&mut self) {
-        for link in self.workers_in(|phase| phase == PeerPhase::Unable) {
-            let Some(name) = self.links.find(link).map(|it| it.identity.name.clone()) else {
-                continue;
-            };
-            if self.completion.unable.forget_place(&name) {
+        for link in std::mem::take(&mut self.completion.unable.turned_away) {
+            let Some(Link { identity, phase, .. }) = self.links.find(link) else { continue };
+            if *phase == PeerPhase::Unable {
+                self.completion.unable.forget_place(&identity.name);
                 self.set_free(link);
             }
         }

@@ -64,7 +64,7 @@ impl Core {
         self.leadership.confirmations.forget(link);
         self.lines.on_lost_link(link);
         let name = self.links.find(link).map(|link| link.identity.name.clone());
-        name.iter().for_each(|name| _ = self.completion.unable.forget_place(name));
+        name.iter().for_each(|name| self.completion.unable.forget_place(name));
         let certainty = match end {
             LinkEnd::Goodbye => Certainty::Dead,
             #[cfg(feature = "planted")]
