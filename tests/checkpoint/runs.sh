@@ -3,7 +3,7 @@
 # goes on with another number of workers. Then with daemons: the server answers 503 for 20 s, all daemons are killed and
 # started again, and at last the server answers 503 for good. The runs go on, say so and recover, and end with the hash of
 # a run that was never disturbed and has no checkpoints.
-# Needs python3 with venv and PyPI, or MOTO: the path of moto_server; and curl.
+# Needs python3 with venv and PyPI, or PYTHON: a Python with moto[server]; and curl.
 # usage: runs.sh [EVERSTEP], a program of a debug build, whose steps can be slowed; default: target/debug/everstep
 set -euo pipefail
 set -- "${1:-${CARGO_TARGET_DIR:-target}/debug/everstep}"
@@ -12,7 +12,7 @@ set -- "${1:-${CARGO_TARGET_DIR:-target}/debug/everstep}"
 [ -x "$everstep" ] || fail "there is no $everstep: cargo build"
 unset ${!AWS_*}
 at=http://127.0.0.1:$(port)
-begin moto here "$(moto_server)" -H 127.0.0.1 -p "${at##*:}"
+begin moto here s3_server "${at##*:}"
 until_true 180 "moto answers" curl -fs "$at/moto-api/"
 curl -fs -X PUT "$at/bucket" >/dev/null
 # The runs reach the server through a proxy, which can be away.

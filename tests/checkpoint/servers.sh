@@ -32,10 +32,9 @@ while True:
 '
 }
 
-# moto_server: the path of a server of S3. Set MOTO to one that is there already, and nothing is installed.
-moto_server() {
-    if [ -z "${MOTO:-}" ]; then
-        python_with 'moto[server]' > /dev/null
-    fi
-    echo "${MOTO:-$out/venv/bin/moto_server}"
+# s3_server PORT: becomes a server of S3.
+s3_server() {
+    local python
+    python=$(python_with 'moto[server]')
+    exec "$python" tests/checkpoint/s3.py "$1"
 }

@@ -3,7 +3,7 @@
 # of our own (tests/checkpoint/gcs.py). The real services are not reached, and the real Google Cloud Storage is untested.
 # Also: a service that ignores conditions, missing credentials, a bucket that is not there, a service that is away.
 # usage: stores.sh [s3] [azure] [google]; default: all that can be had
-# s3 needs python3 with venv and PyPI, or MOTO: the path of moto_server. azure needs npm, or AZURITE: the path of
+# s3 needs python3 with venv and PyPI, or PYTHON: a Python with moto[server]. azure needs npm, or AZURITE: the path of
 # azurite-blob.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
@@ -21,12 +21,11 @@ refused() {
 }
 
 s3() {
-    local moto at bucket
-    moto=$(moto_server)
+    local at bucket
     at=http://127.0.0.1:$(port)
-    "$moto" -H 127.0.0.1 -p "${at##*:}" > "$out/moto.log" 2>&1 &
+    s3_server "${at##*:}" > "$out/moto.log" 2>&1 &
     pids+=($!)
-    until_true 60 "moto answers" curl -fs "$at/moto-api/"
+    until_true 180 "moto answers" curl -fs "$at/moto-api/"
     export AWS_ACCESS_KEY_ID=a AWS_SECRET_ACCESS_KEY=b AWS_REGION=us-east-1 AWS_ENDPOINT_URL=$at
     refused "set AWS_ALLOW_HTTP=true" "$suite" s3://bucket/a
     export AWS_ALLOW_HTTP=true
