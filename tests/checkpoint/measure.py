@@ -3,12 +3,16 @@
 
     cargo build --release
     tests/checkpoint/measure.py resumes [--kills 100]
+    tests/checkpoint/measure.py restarts [--kills 100]
     tests/checkpoint/measure.py cost [--rounds 5] [--megabytes-per-second 126]
 
 `resumes` kills all processes of a local cluster (SIGKILL) at random moments, again and again, and
 resumes the run with another number of workers each time. It prints the time from the start of
 `everstep resume` to the first new step. At the end the state hash must be that of a run that
 nothing happened to.
+
+`restarts` does the same to daemons, a coordinator and its workers, and starts them again in their
+directories. The time begins with the start of the coordinator, and no command is given.
 
 `cost` trains the same run with a checkpoint every five steps and without checkpoints, in turn, and
 prints the ratio of the median steps and of the longest steps. With --megabytes-per-second the
@@ -21,26 +25,36 @@ import json
 import os
 import random
 import signal
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where a device's writes are limited: groups of processes, in version 1 of cgroups.
 GROUPS = Path("/sys/fs/cgroup/blkio")
+
+T = TypeVar("T")
 
 
 def main() -> None:
     arguments = flags().parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         cluster = Cluster(arguments.everstep.absolute(), Path(scratch))
-        if arguments.what == "resumes":
-            result = resumes(cluster, arguments.kills, random.Random(arguments.seed))
-        else:
-            result = cost(cluster, arguments)
+        try:
+            if arguments.what == "cost":
+                result = cost(cluster, arguments)
+            else:
+                kind = Local if arguments.what == "resumes" else Daemons
+                result = revivals(cluster, kind, arguments.kills, random.Random(arguments.seed))
+        finally:
+            cluster.end()
         json.dump(result, sys.stdout, indent=2)
         print()
 
@@ -50,9 +64,10 @@ def flags() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--everstep", type=Path, default=ROOT / "target/release/everstep")
     verbs = parser.add_subparsers(dest="what", required=True)
-    verb = verbs.add_parser("resumes")
-    verb.add_argument("--kills", type=int, default=100)
-    verb.add_argument("--seed", type=int, default=1)
+    for name in ("resumes", "restarts"):
+        verb = verbs.add_parser(name)
+        verb.add_argument("--kills", type=int, default=100)
+        verb.add_argument("--seed", type=int, default=1)
     verb = verbs.add_parser("cost")
     verb.add_argument("--rounds", type=int, default=5)
     verb.add_argument("--steps", type=int, default=100)
@@ -67,6 +82,7 @@ class Cluster:
 
     def __init__(self, program: Path, scratch: Path) -> None:
         self.program, self.scratch = program, scratch
+        self.begun: list[subprocess.Popen] = []
         self.environment = {k: v for k, v in os.environ.items() if not k.startswith("EVERSTEP_")}
 
     def begin(self, *arguments: object, group: Path | None = None) -> subprocess.Popen:
@@ -74,15 +90,28 @@ class Cluster:
         def enter() -> None:
             if group is not None:
                 (group / "cgroup.procs").write_text(str(os.getpid()))
-        log = open(self.scratch / "log", "w")
-        return subprocess.Popen(
-            [str(word) for word in [self.program, *arguments]], cwd=ROOT, env=self.environment,
-            stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, preexec_fn=enter)
+        with open(self.scratch / "log", "a") as log:
+            process = subprocess.Popen(
+                [str(word) for word in [self.program, *arguments]], cwd=ROOT, env=self.environment,
+                stdout=subprocess.DEVNULL, stderr=log, start_new_session=True, preexec_fn=enter)
+        self.begun.append(process)
+        return process
+
+    def end(self) -> None:
+        """Kills what a measurement that failed has left."""
+        for process in self.begun:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
     def run(self, *arguments: object, group: Path | None = None) -> None:
         launcher = self.begin(*arguments, group=group)
         if launcher.wait() != 0:
-            fail(f"the run ended with {launcher.returncode}", (self.scratch / "log").read_text())
+            fail(f"the run ended with {launcher.returncode}", self.said())
+
+    def said(self) -> str:
+        """What all processes have logged."""
+        return (self.scratch / "log").read_text()
 
     def configure(self, name: str, text: str) -> Path:
         path = self.scratch / f"{name}.toml"
@@ -90,53 +119,169 @@ class Cluster:
         return path
 
 
-def resumes(cluster: Cluster, kills: int, dice: random.Random) -> dict:
+class Local:
+    """A run by `everstep train`, and by `everstep resume` after a kill."""
+
+    def __init__(self, cluster: Cluster, steps: int) -> None:
+        self.cluster, self.dir = cluster, cluster.scratch / "run"
+        config = cluster.configure("run", "[checkpoint]\nevery = 5\n")
+        self.launcher = cluster.begin(
+            "train", "--config", config, "--steps", steps, "--workers", 2, "--dir", self.dir)
+
+    def kill(self) -> None:
+        os.killpg(self.launcher.pid, signal.SIGKILL)
+        self.launcher.wait()
+
+    def revive(self, workers: int) -> None:
+        self.launcher = self.cluster.begin("resume", self.dir, "--workers", workers)
+
+    def is_over(self) -> bool:
+        return self.launcher.poll() is not None
+
+    def lines(self) -> list[dict]:
+        return lines(self.dir)
+
+    def hash(self) -> str:
+        """The state hash, once the run has ended."""
+        if self.launcher.wait() != 0:
+            fail(f"the resumed run ended with {self.launcher.returncode}", self.cluster.said())
+        return json.loads((self.dir / "report.json").read_text())["state_hash"]
+
+
+class Daemons:
+    """A coordinator and workers, each started by hand, before and after a kill."""
+
+    def __init__(self, cluster: Cluster, steps: int) -> None:
+        self.cluster, self.dir = cluster, cluster.scratch / "coordinator"
+        self.listen, self.api = (f"127.0.0.1:{free_port()}" for _ in range(2))
+        self.daemons = [self.coordinator("--bootstrap")]
+        config = cluster.configure("daemons", f'''
+[run]
+steps = {steps}
+start_workers = 2
+[checkpoint]
+every = 5
+path = "{cluster.scratch / "store"}"
+''')
+        until("the coordinator answers", lambda: self.ask("coordinator", "status") is not None)
+        if self.ask("run", "submit", config) is None:
+            fail("the run is refused", cluster.said())
+        self.daemons += self.workers(2)
+
+    def coordinator(self, *flags: object) -> subprocess.Popen:
+        return self.cluster.begin("coordinator", "--dir", self.dir, "--listen", self.listen,
+                                  "--http", self.api, *flags)
+
+    def workers(self, count: int) -> list[subprocess.Popen]:
+        token, home = f"@{self.dir / 'join.token'}", self.cluster.scratch / "workers"
+        return [self.cluster.begin("worker", "--coordinators", self.listen, "--join", token,
+                                   "--dir", home) for _ in range(count)]
+
+    def ask(self, *words: object) -> str | None:
+        """What an operator's command prints, or None where it fails."""
+        command = [str(word) for word in (self.cluster.program, *words, "--dir", self.dir)]
+        done = subprocess.run(command, env=self.cluster.environment, capture_output=True, text=True)
+        return done.stdout if done.returncode == 0 else None
+
+    def kill(self) -> None:
+        for daemon in self.daemons:
+            os.killpg(daemon.pid, signal.SIGKILL)
+        for daemon in self.daemons:
+            daemon.wait()
+
+    def revive(self, workers: int) -> None:
+        self.daemons = [self.coordinator(), *self.workers(workers)]
+
+    def is_over(self) -> bool:
+        return False
+
+    def lines(self) -> list[dict]:
+        """The newest metrics lines, from the coordinator's API."""
+        token = (self.dir / "api.token").read_text().strip()
+        status = self.page("status", token)
+        after = max(0, (status.get("step") or 0) - 50)
+        return self.page(f"metrics?stale=true&after={after}", token).get("metrics", [])
+
+    def page(self, path: str, token: str) -> dict:
+        request = urllib.request.Request(
+            f"http://{self.api}/api/v1/{path}", headers={"Authorization": f"Bearer {token}"})
+        try:
+            with urllib.request.urlopen(request, timeout=5) as answer:
+                return json.load(answer)
+        except OSError:
+            return {}
+
+    def hash(self) -> str:
+        def told() -> str | None:
+            status = json.loads(self.ask("run", "status", "--json") or "{}")
+            return status.get("hash") if status.get("state") == "complete" else None
+        found = until("the run is complete", told)
+        self.kill()
+        return found
+
+
+def revivals(cluster: Cluster, kind: type, kills: int, dice: random.Random) -> dict:
     """Kills everything `kills` times, while one run goes on."""
     # A cycle lasts some six steps; what remains at the end is trained without a kill.
     steps = 40 + 9 * kills
-    config = cluster.configure("run", "[checkpoint]\nevery = 5\n")
-    alone, run = cluster.scratch / "alone", cluster.scratch / "run"
+    alone = cluster.scratch / "alone"
     cluster.run("train", "--steps", steps, "--workers", 2, "--dir", alone)
     begun_ms = unix_ms()
-    launcher = cluster.begin(
-        "train", "--config", config, "--steps", steps, "--workers", 2, "--dir", run)
+    run = kind(cluster, steps)
     first_steps, undone = [], []
     for kill in range(kills):
         # The random moment: some steps after the first one, and some checkpoints with them.
-        wait_for_line(cluster, launcher, run, begun_ms)
+        wait_for_line(run, begun_ms)
         time.sleep(dice.uniform(0.2, 3.0))
-        reached = last_line(run)["step"]
+        reached = run.lines()[-1]["step"]
         if reached > steps - 20:
             fail(f"the run is nearly over after {kill} kills: it needs more steps", "")
-        os.killpg(launcher.pid, signal.SIGKILL)
-        launcher.wait()
+        run.kill()
         workers = 1 + (kill + dice.randrange(1, 5)) % 5
         begun_ms = unix_ms()
-        launcher = cluster.begin("resume", run, "--workers", workers)
-        line = wait_for_line(cluster, launcher, run, begun_ms)
+        run.revive(workers)
+        line = wait_for_line(run, begun_ms)
         first_steps.append((line["unix_ms"] - begun_ms) / 1000)
         undone.append(max(0, reached + 1 - line["step"]))
         print(f"{kill + 1} of {kills}: {workers} workers, killed at step {reached}, first step "
               f"{line['step']} after {first_steps[-1]:.2f} s", file=sys.stderr)
-    if launcher.wait() != 0:
-        fail(f"the resumed run ended with {launcher.returncode}",
-             (cluster.scratch / "log").read_text())
-    hashes = [json.loads((at / "report.json").read_text())["state_hash"] for at in (alone, run)]
+    hashes = [json.loads((alone / "report.json").read_text())["state_hash"], run.hash()]
     if hashes[0] != hashes[1]:
         fail("another hash than that of the undisturbed run", " ".join(hashes))
     return {"kills": kills, "first_step_seconds": quantiles(first_steps),
             "steps_undone": quantiles(undone), "state_hash": hashes[1]}
 
 
-def wait_for_line(cluster: Cluster, launcher: subprocess.Popen, run: Path, after_ms: int) -> dict:
+def wait_for_line(run: Local | Daemons, after_ms: int) -> dict:
     """The first metrics line that was written of a step after this moment."""
+    def told() -> dict | None:
+        if run.is_over():
+            fail("the run has ended", run.cluster.said())
+        return next((line for line in run.lines() if line["unix_ms"] > after_ms), None)
+    return until("a step", told)
+
+
+def until(what: str, told: Callable[[], T | None]) -> T:
+    """What this returns in the end."""
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and launcher.poll() is None:
-        line = next((line for line in lines(run) if line["unix_ms"] > after_ms), None)
-        if line:
-            return line
+    while time.monotonic() < deadline:
+        if (found := told()) is not None:
+            return found
         time.sleep(0.02)
-    fail("no step within 60 s", (cluster.scratch / "log").read_text())
+    sys.exit(f"error: not within 60 s: {what}")
+
+
+def free_port() -> int:
+    """A port that no process is given by chance until it is used: those begin at 32768."""
+    while True:
+        at = "127.0.0.1", random.randrange(20_000, 32_768)
+        with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
+            try:
+                stream.bind(at)
+                datagrams.bind(at)
+            except OSError:
+                continue
+            return at[1]
 
 
 def lines(run: Path) -> list[dict]:
@@ -148,10 +293,6 @@ def lines(run: Path) -> list[dict]:
         file.seek(max(0, path.stat().st_size - 100_000))
         whole = file.read().split(b"\n")
     return [json.loads(line) for line in whole[:-1] if line.startswith(b'{"step"')]
-
-
-def last_line(run: Path) -> dict:
-    return lines(run)[-1]
 
 
 def cost(cluster: Cluster, arguments: argparse.Namespace) -> dict:

@@ -13,6 +13,7 @@
 //! their feature `failpoints` builds this.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::path::Path;
@@ -103,8 +104,7 @@ fn told(term: &str) -> Result<String, TermError> {
 }
 
 fn act(point: &str, action: &str) {
-    let until = env::var_os("EVERSTEP_FAILPOINTS_UNTIL");
-    if action.starts_with("sleep") && until.is_some_and(|path| Path::new(&path).exists()) {
+    if has_ended(action, env::var_os("EVERSTEP_FAILPOINTS_UNTIL")) {
         return;
     }
     tracing::warn!(point, action, "failpoint");
@@ -117,6 +117,11 @@ fn act(point: &str, action: &str) {
     if fail::cfg(ACTION, action).is_ok() {
         fail::fail_point!(ACTION);
     }
+}
+
+/// Whether the action is a sleep, and there is a file at this path, which ends all sleeps.
+fn has_ended(action: &str, until: Option<OsString>) -> bool {
+    action.starts_with("sleep") && until.is_some_and(|path| Path::new(&path).exists())
 }
 
 fn log(point: &str) -> io::Result<()> {
@@ -170,6 +175,15 @@ mod tests {
         }
         pass("update");
         pass("enter");
+    }
+
+    #[test]
+    fn sleeps_alone_end_once_there_is_a_file() {
+        let there = || Some(env::current_exe().unwrap().into_os_string());
+        assert!(has_ended("sleep(20)", there()));
+        assert!(!has_ended("sleep(20)", Some("/nonexistent".into())));
+        assert!(!has_ended("sleep(20)", None));
+        assert!(!has_ended("kill", there()));
     }
 
     #[test]

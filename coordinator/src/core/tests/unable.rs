@@ -82,6 +82,21 @@ fn a_run_says_that_a_build_takes_very_long() {
     assert_eq!(world.generation(), Generation(1), "it was only slow");
 }
 
+/// It was not refused, so it need not begin again when another worker says which data are right.
+#[test]
+fn a_slow_build_goes_on_when_another_worker_registers_first() {
+    let mut world = World::with_run(run_of(2));
+    world.found(false);
+    let slow = world.greeted("worker-1");
+    world.pass(601_000, &[]);
+    assert_eq!(world.watch(0, 0).unable.len(), 1);
+    world.hear(slow);
+    world.worker("worker-2");
+    assert_eq!(world.words(slow), Vec::<&str>::new());
+    world.say(slow, Message::Register(registration(slow.0)));
+    assert!(world.words(slow).contains(&"registered"));
+}
+
 #[test]
 fn a_run_that_waits_for_more_fails_after_three_seconds() {
     let mut world = World::with_run(run_of(3));
