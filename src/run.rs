@@ -40,7 +40,7 @@ fn change(
 ) -> Result<(), Failure> {
     let runs = ClusterHandle::find(&flags.cluster)?.ask(async |operator| {
         // The command names the run of this answer, so it means no other one that began meanwhile.
-        let run = operator.runs().await?.last().map_or(0, |run| run.id);
+        let run = operator.runs().await?.last().map_or(RunId(0), |run| run.id);
         operator.command(command(run)).await?;
         operator.runs().await
     })?;

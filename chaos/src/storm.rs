@@ -23,6 +23,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use everstep_coordinator::core::{CORE_TICK, Core, CoreInput, LinkId, ShellInput};
+use everstep_coordinator::state::FOUNDER;
 use everstep_transport::protocol::outcome::Outcome;
 use everstep_transport::protocol::{Message, RunSpec};
 use everstep_transport::time::Time;
@@ -280,7 +281,7 @@ impl StormSim {
     // Events.
 
     fn begin(&mut self) {
-        let elected = CoreInput::Elected { term: TERM, id: 1 };
+        let elected = CoreInput::Elected { term: TERM, id: FOUNDER };
         self.put(self.now, StormEvent::Arrive(elected));
         self.put(self.now, StormEvent::Tick);
         self.connect_operator();

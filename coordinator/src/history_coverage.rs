@@ -131,7 +131,7 @@ impl HistoryCoverage {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::HistoryEvent;
+    use everstep_transport::protocol::{HistoryEvent, RunId};
     use proptest::prelude::*;
 
     use super::*;
@@ -139,7 +139,7 @@ mod tests {
     /// Every third entry has events.
     fn entries(from: u64, to: u64) -> impl Iterator<Item = HistoryEntry> {
         let brings = (from..=to).filter(|index| index % 3 == 0);
-        brings.map(|index| HistoryEntry { index, events: vec![HistoryEvent::Run(index)] })
+        brings.map(|index| HistoryEntry { index, events: vec![HistoryEvent::Run(RunId(index))] })
     }
 
     #[derive(Default)]

@@ -183,9 +183,9 @@ impl LineFiles {
         for entry in fs::read_dir(&self.folder).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
             let name = path.file_name().and_then(|name| name.to_str());
-            let run = name.and_then(|name| name.strip_suffix(".log")).map(str::parse::<RunId>);
+            let run = name.and_then(|name| name.strip_suffix(".log")).map(str::parse::<u64>);
             if let Some(Ok(run)) = run
-                && !runs.contains(&run)
+                && !runs.contains(&RunId(run))
             {
                 fs::remove_file(&path).map_err(|problem| LineFileError { path, problem })?;
             }
@@ -249,7 +249,7 @@ fn head(run: RunId, layout: &RecordLayout, cluster: &[u8; 32]) -> [u8; HEAD] {
     let mut head = [0; HEAD];
     head[..8].copy_from_slice(&MAGIC);
     head[8..16].copy_from_slice(&LINES_FILE_FORMAT.newest.to_le_bytes());
-    head[16..24].copy_from_slice(&run.to_le_bytes());
+    head[16..24].copy_from_slice(&run.0.to_le_bytes());
     head[24..32].copy_from_slice(&(layout.size() as u64).to_le_bytes());
     head[32..FIRST_HEAD].copy_from_slice(cluster);
     head[FIRST_HEAD..].copy_from_slice(&layout.table());

@@ -67,7 +67,7 @@ pub fn plan(kept: &DurableState, survivor: CoordinatorId) -> Result<RecoveryPlan
     if lost.len() == before {
         return Err(RecoveryError::Removed);
     }
-    let own = ReplicaId(survivor);
+    let own = ReplicaId::from(survivor);
     let changes = kept.entries.iter().any(|entry| entry.kind == EntryKind::Members);
     if lost.is_empty() && kept.snapshot.members.are_only(own) && !changes {
         return Err(RecoveryError::Alone);
@@ -78,7 +78,7 @@ pub fn plan(kept: &DurableState, survivor: CoordinatorId) -> Result<RecoveryPlan
 
 /// Turns a log into that of a cluster with this coordinator alone.
 pub fn recovered(mut kept: DurableState, survivor: CoordinatorId, unix_ms: u64) -> DurableState {
-    let own = ReplicaId(survivor);
+    let own = ReplicaId::from(survivor);
     kept.snapshot.members = Members { voters: vec![own], ..Members::default() };
     // Later changes of the members no longer count.
     for entry in kept.entries.iter_mut().filter(|entry| entry.kind == EntryKind::Members) {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use everstep_transport::protocol::checkpoint::CheckpointView;
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
-use everstep_transport::protocol::{OperatorCommand, Step};
+use everstep_transport::protocol::{OperatorCommand, RunId, Step};
 use serde_json::json;
 
 use crate::cli::AskFlags;
@@ -66,7 +66,7 @@ impl RequestedCheckpoint {
 
 async fn save(cluster: &ClusterHandle, operator: &mut Operator) -> Result<CheckpointView, Failure> {
     let ask = |error: OperatorError| cluster.failure(error);
-    let run = operator.runs().await.map_err(ask)?.last().map_or(0, |run| run.id);
+    let run = operator.runs().await.map_err(ask)?.last().map_or(RunId(0), |run| run.id);
     let event = newest_event(operator).await.map_err(ask)?;
     let mut requested = RequestedCheckpoint { event, ..RequestedCheckpoint::default() };
     operator.command(OperatorCommand::Checkpoint(run)).await.map_err(ask)?;

@@ -17,7 +17,7 @@ const REMOVAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
 const REMOVAL_EXPLAIN_AFTER: Duration = Duration::from_secs(3);
 
 pub(super) fn run(flags: &RemoveFlags) -> Result<(), Failure> {
-    let id = flags.coordinator;
+    let id = CoordinatorId(flags.coordinator);
     let cluster = ClusterHandle::find(&flags.ask.cluster)?;
     cluster.ask(async |operator| {
         operator.command(OperatorCommand::Remove(id)).await?;

@@ -75,7 +75,7 @@ fn row(coordinator: &CoordinatorStatus) -> [String; 6] {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::{CoordinatorView, NodeName, Term};
+    use everstep_transport::protocol::{CoordinatorId, CoordinatorView, NodeName, Term};
 
     use super::*;
 
@@ -83,7 +83,7 @@ mod tests {
         let name = NodeName::parse("coordinator-1").expect("a name");
         let address = ([127, 0, 0, 1], 4).into();
         CoordinatorStatus {
-            view: CoordinatorView { id, name, address, api: None },
+            view: CoordinatorView { id: CoordinatorId(id), name, address, api: None },
             votes: true,
             leaves: false,
             leads: id == 1,

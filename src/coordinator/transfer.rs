@@ -9,7 +9,8 @@ use crate::operator::{ClusterHandle, CoordinatorsStatus, Operator, OperatorError
 use crate::output;
 
 pub(super) fn run(flags: &TransferFlags) -> Result<(), Failure> {
-    let leader = ClusterHandle::find(&flags.ask.cluster)?.ask(async |operator| match flags.to {
+    let to = flags.to.map(CoordinatorId);
+    let leader = ClusterHandle::find(&flags.ask.cluster)?.ask(async |operator| match to {
         Some(to) => operator.transfer(to).await.map(|()| to),
         None => to_any_other(operator).await,
     })?;

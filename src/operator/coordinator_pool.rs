@@ -257,7 +257,8 @@ fn coordinators_query() -> Message {
 mod tests {
     use super::*;
 
-    fn told(revision: u64, term: u64, leader: Option<CoordinatorId>) -> ClusterView {
+    fn told(revision: u64, term: u64, leader: Option<u64>) -> ClusterView {
+        let leader = leader.map(CoordinatorId);
         ClusterView { revision, members: Vec::new(), term: Term(term), leader }
     }
 
@@ -279,7 +280,7 @@ mod tests {
             (told(3, 4, Some(1)), Some(7)),
         ] {
             assert!(!known.update(news), "no newer list");
-            assert_eq!(known.leader, leader);
+            assert_eq!(known.leader, leader.map(CoordinatorId));
         }
         assert_eq!(known.term, Term(5));
     }

@@ -81,7 +81,7 @@ pub(crate) fn lacking(progress: &Progress) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use everstep_transport::protocol::{Step, Term};
+    use everstep_transport::protocol::{CoordinatorId, Step, Term};
 
     use super::*;
     use everstep_transport::protocol::reason::RollbackReason;
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_first_leader_is_not_said_to_lead_anew() {
-        let leading = || EventKind::Leading { term: Term(2), coordinator: 3 };
+        let leading = || EventKind::Leading { term: Term(2), coordinator: CoordinatorId(3) };
         assert_eq!(said(1, leading()), None);
         let expected = "coordinator 3 leads from now on, in term 2";
         assert_eq!(said(7, leading()).as_deref(), Some(expected));

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use everstep_transport::protocol::OperatorCommand;
+use everstep_transport::protocol::{OperatorCommand, RunId};
 use serde_json::json;
 
 use super::sentence;
@@ -19,7 +19,7 @@ const PAUSE_WAIT: Duration = Duration::from_secs(30);
 pub(super) fn run(flags: &AskFlags) -> Result<(), Failure> {
     let paused = ClusterHandle::find(&flags.cluster)?.ask(async |operator| {
         // The command names the run of this answer, so no other one that began meanwhile pauses.
-        let run = operator.runs().await?.last().map_or(0, |run| run.id);
+        let run = operator.runs().await?.last().map_or(RunId(0), |run| run.id);
         operator.command(OperatorCommand::Pause(run)).await?;
         let began = Instant::now();
         loop {

@@ -3,7 +3,7 @@
 //! A rollback deletes the later checkpoints. So a worker first reads the one to go back to, and
 //! damage is an error that undoes nothing.
 
-use everstep_transport::protocol::{Generation, OperatorCommand, Step, Verification};
+use everstep_transport::protocol::{Generation, OperatorCommand, RunId, Step, Verification};
 use serde_json::json;
 
 use crate::checkpoint::by_workers;
@@ -17,7 +17,8 @@ pub(super) fn run(flags: &RollbackFlags) -> Result<(), Failure> {
     let run = ClusterHandle::find(&flags.ask.cluster)?.ask(async |operator| {
         // The command names the run of this answer, so no other one that began meanwhile goes back.
         let shown = operator.runs().await?.pop();
-        let (run, generation) = shown.map_or((0, Generation(0)), |run| (run.id, run.generation));
+        let (run, generation) =
+            shown.map_or((RunId(0), Generation(0)), |run| (run.id, run.generation));
         if step > Step(0) {
             must_be_whole(operator, step).await?;
         }

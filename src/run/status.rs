@@ -88,13 +88,13 @@ pub(super) fn now_unix_ms() -> u64 {
 mod tests {
     use everstep_transport::protocol::figures::Trouble;
     use everstep_transport::protocol::run::{LossUnit, TargetUnit, Units};
-    use everstep_transport::protocol::{Generation, Step, exemplars};
+    use everstep_transport::protocol::{Generation, RunId, Step, exemplars};
 
     use super::*;
 
     fn view(figures: RunFigures) -> RunView {
         RunView {
-            id: 733,
+            id: RunId(733),
             name: "small".into(),
             state: "training".into(),
             status: "training: step 253 of 3,000 with 2 workers".into(),

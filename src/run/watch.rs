@@ -91,13 +91,13 @@ fn outcome(complete: bool) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::run::Units;
-    use everstep_transport::protocol::{Generation, Step, exemplars};
+    use everstep_transport::protocol::{Generation, RunId, Step, exemplars};
 
     use super::*;
 
     fn view(state: &str) -> RunView {
         RunView {
-            id: 3,
+            id: RunId(3),
             name: "small".into(),
             state: state.into(),
             status: format!("{state}: so"),

@@ -179,7 +179,7 @@ fn row(worker: &WorkerView) -> [String; 11] {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::message::Message;
-    use everstep_transport::protocol::{Rank, WorkerId, exemplars};
+    use everstep_transport::protocol::{Rank, RunId, WorkerId, exemplars};
 
     use super::*;
 
@@ -198,7 +198,7 @@ mod tests {
         let unable = vec![(name.clone(), "there is no /nope".to_string())];
         let idle = vec![UnregisteredWorker { name, address: None }];
         let workers = vec![WorkerView { state: WorkerState::Training, ..view(1, 1) }];
-        let update = Update { run: Some(4), workers, idle, unable, ..Update::default() };
+        let update = Update { run: Some(RunId(4)), workers, idle, unable, ..Update::default() };
         let words = "1 worker trains, 0 brought up to date, 0 waiting; 1 worker cannot compute it \
                      yet";
         assert_eq!(sentence(&update), words);
@@ -206,7 +206,7 @@ mod tests {
         assert_eq!(cannot_compute(&update.unable[0]), words);
         let over = Update { outcome: Outcome::Complete(Vec::new()), ..update };
         assert_eq!(sentence(&over), "1 worker waits for a run");
-        let begins = Update { run: Some(4), building: over.idle, ..Update::default() };
+        let begins = Update { run: Some(RunId(4)), building: over.idle, ..Update::default() };
         let words = "0 workers train, 0 brought up to date, 0 waiting, 1 building the model";
         assert_eq!(sentence(&begins), words);
     }

@@ -31,14 +31,14 @@ pub use checkpoint::{
 };
 pub use chunk::{Chunk, ChunkKind, Encoding};
 pub use cluster::{
-    ClusterKeys, CoordinatorId, CoordinatorView, HistoryEntry, HistoryEvent, Lineage,
-    OperatorCommand, RequestId, RunId, Secret,
+    ClusterKeys, CoordinatorView, HistoryEntry, HistoryEvent, Lineage, OperatorCommand, RequestId,
+    Secret,
 };
 pub use device::{Accelerator, Device, DeviceKind, DeviceName, Telemetry};
 pub use generation::{Cause, Member, Ownership, Record};
 pub use ids::{
-    DataShard, Generation, HostName, MachineId, NodeName, Rank, Shard, Step, Term, WorkerId,
-    WorkerLabel, Zone,
+    CoordinatorId, DataShard, Generation, HostName, MachineId, NodeName, Rank, RunId, Shard, Step,
+    Term, WorkerId, WorkerLabel, Zone,
 };
 pub use message::Message;
 pub use model::{ModelAwaited, ModelPlace, WriteFailure};

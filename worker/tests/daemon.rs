@@ -19,8 +19,8 @@ use everstep_transport::identity::{
 use everstep_transport::protocol::message::{Heartbeat, Registration};
 use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{
-    Cause, CoordinatorView, DataShard, Generation, Member, Message, NodeName, Ownership, Rank,
-    Record, RunSpec, Shard, Step, Term, WorkerId, Zone, exemplars,
+    Cause, CoordinatorId, CoordinatorView, DataShard, Generation, Member, Message, NodeName,
+    Ownership, Rank, Record, RunSpec, Shard, Step, Term, WorkerId, Zone, exemplars,
 };
 use everstep_transport::quic::{Endpoint, Link, Settings};
 use everstep_worker::builtin;
@@ -202,10 +202,18 @@ async fn a_worker_is_told_of_the_next_leader_and_obeys_it_when_it_leads() {
     let anywhere = (Ipv4Addr::LOCALHOST, 0).into();
     let next = coordinator(2, &scene.authority, &scene.token, anywhere).unwrap();
     let all = [(1, scene.address), (2, next.local_address())];
-    let members =
-        all.map(|(id, address)| CoordinatorView { id, name: name(id), address, api: None });
+    let members = all.map(|(number, address)| {
+        let (id, name) = (CoordinatorId(number), name(number));
+        CoordinatorView { id, name, address, api: None }
+    });
     let members = members.to_vec();
-    link.send(Message::Coordinators { revision: 1, term: TERM, leader: Some(1), members }).unwrap();
+    link.send(Message::Coordinators {
+        revision: 1,
+        term: TERM,
+        leader: Some(CoordinatorId(1)),
+        members,
+    })
+    .unwrap();
     let other = link_of(&next).await;
     assert!(matches!(hear(&other).await, Message::Hello { worker: Some(FIRST), .. }));
     drop((scene.endpoint.take(), link));

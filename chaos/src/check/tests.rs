@@ -6,8 +6,8 @@ use everstep_transport::protocol::reason::RollbackReason;
 use everstep_transport::protocol::run::Precision;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
-    Cause, CheckpointSpec, Chunk, ChunkKind, DataShard, HistoryEntry, HistoryEvent, LossScale,
-    Message, MetricsLine, ModelPlace, NodeName, OnFailure, Ownership, Rank, Term,
+    Cause, CheckpointSpec, Chunk, ChunkKind, CoordinatorId, DataShard, HistoryEntry, HistoryEvent,
+    LossScale, Message, MetricsLine, ModelPlace, NodeName, OnFailure, Ownership, Rank, RunId, Term,
 };
 
 use super::*;
@@ -642,7 +642,7 @@ fn i9_an_entry_that_was_applied_and_is_another_one_now() {
 #[test]
 fn i14_states_and_histories_that_differ_at_one_index() {
     let mut checks = fresh(None);
-    let entry = |run| HistoryEntry { index: 5, events: vec![HistoryEvent::Run(run)] };
+    let entry = |run| HistoryEntry { index: 5, events: vec![HistoryEvent::Run(RunId(run))] };
     assert_eq!(see(&mut checks, Observation::Stands(5, b"state")), Ok(()));
     assert_eq!(see(&mut checks, Observation::Stands(5, b"other")), Err(Invariant::I14));
     for _ in 0..2 {
@@ -671,12 +671,13 @@ fn i8_a_worker_that_is_told_that_it_is_lost_while_the_log_has_it() {
 #[test]
 fn i8_a_coordinator_that_ends_as_removed_while_the_log_lists_it() {
     let mut checks = fresh(None);
-    assert_eq!(see(&mut checks, Observation::Listed(4, &[1, 3])), Ok(()));
-    assert_eq!(see(&mut checks, Observation::Dismissed(3)), Err(Invariant::I8));
-    assert_eq!(see(&mut checks, Observation::Listed(9, &[1])), Ok(()));
-    assert_eq!(see(&mut checks, Observation::Listed(4, &[1, 3])), Ok(()), "somebody is behind");
-    assert_eq!(see(&mut checks, Observation::Dismissed(3)), Ok(()));
-    assert!(checks.was_dismissed(3) && checks.is_listed(1) && !checks.is_listed(3));
+    let [one, two] = [1, 3].map(CoordinatorId);
+    assert_eq!(see(&mut checks, Observation::Listed(4, &[one, two])), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Dismissed(two)), Err(Invariant::I8));
+    assert_eq!(see(&mut checks, Observation::Listed(9, &[one])), Ok(()));
+    assert_eq!(see(&mut checks, Observation::Listed(4, &[one, two])), Ok(()), "somebody is behind");
+    assert_eq!(see(&mut checks, Observation::Dismissed(two)), Ok(()));
+    assert!(checks.was_dismissed(two) && checks.is_listed(one) && !checks.is_listed(two));
 }
 
 #[test]

@@ -214,7 +214,7 @@ pub fn founded(coordinators: usize) -> (DurableState, Vec<CoordinatorView>) {
         state.apply(place as u64 + 1, Term(1), &entry);
     }
     let all = state.coordinators();
-    let voters = all.iter().map(|view| ReplicaId(view.id)).collect();
+    let voters = all.iter().map(|view| ReplicaId::from(view.id)).collect();
     let position = LogPosition { index: state.index(), term: Term(1) };
     let kept = DurableState {
         hard_state: HardState { term: position.term, vote: None, commit: position.index },
@@ -254,7 +254,7 @@ impl World {
         let process = match self.coordinators[place].directory.id {
             Some(id) => {
                 self.judge_journal(place)?;
-                Process::Runs(Box::new(self.node(place, ReplicaId(id))))
+                Process::Runs(Box::new(self.node(place, id.into())))
             }
             None => Process::Asks(None),
         };
@@ -493,8 +493,8 @@ mod tests {
         for coordinators in [1, 3] {
             let (kept, all) = founded(coordinators);
             assert_eq!(kept.validate(), Ok(()));
-            let ids: Vec<u64> = all.iter().map(|view| view.id).collect();
-            assert_eq!(ids, (1..=coordinators as u64).collect::<Vec<_>>());
+            let ids: Vec<CoordinatorId> = all.iter().map(|view| view.id).collect();
+            assert_eq!(ids, (1..=coordinators as u64).map(CoordinatorId).collect::<Vec<_>>());
         }
     }
 }

@@ -254,7 +254,7 @@ mod tests {
     }
 
     fn history(rollback: u64) -> LineHistory {
-        let lineage = Lineage { run: 4, rollback: Generation(rollback) };
+        let lineage = Lineage { run: RunId(4), rollback: Generation(rollback) };
         let undone = Undone { after: Step(2), before: Generation(rollback) };
         LineHistory { lineage, undone: vec![undone], gaps: Vec::new() }
     }

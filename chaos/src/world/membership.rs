@@ -77,7 +77,7 @@ impl World {
     /// if the others do not know that yet (I11).
     pub(super) fn has_quorum(&self) -> bool {
         let runs = |id: &ReplicaId| {
-            let place = self.place_of(id.0);
+            let place = self.place_of((*id).into());
             place.is_some_and(|place| {
                 let coordinator = &self.coordinators[place];
                 let stands = self.faults.is_paused(NodeId::Coordinator(place))
@@ -86,7 +86,8 @@ impl World {
             })
         };
         let most = |ids: &[ReplicaId]| {
-            let needed = || ids.iter().filter(|id| !self.checkers.invariants.was_dismissed(id.0));
+            let is_gone = |id: &ReplicaId| self.checkers.invariants.was_dismissed((*id).into());
+            let needed = || ids.iter().filter(|id| !is_gone(id));
             2 * needed().filter(|id| runs(id)).count() > needed().count()
         };
         self.members().is_some_and(|members| {
@@ -101,9 +102,10 @@ impl World {
             return false;
         };
         let ids = self.coordinators.iter().filter_map(|known| known.directory.id);
-        let mut ids: Vec<ReplicaId> = ids.map(ReplicaId).collect();
+        let mut ids: Vec<ReplicaId> = ids.map(ReplicaId::from).collect();
         ids.sort_unstable();
-        let listed = node.core().state().coordinator_ids().map(ReplicaId).eq(ids.iter().copied());
+        let listed =
+            node.core().state().coordinator_ids().map(ReplicaId::from).eq(ids.iter().copied());
         let settled = Members { voters: ids, ..Members::default() };
         listed && *node.replica().members() == settled && !self.operator.wishes_a_removal()
     }

@@ -18,7 +18,7 @@ use std::time::Duration;
 use everstep_transport::identity::Role;
 use everstep_transport::protocol::outcome::EventKind;
 use everstep_transport::protocol::{
-    Cause, Generation, Lineage, Message, MetricsLine, Step, WorkerId,
+    Cause, Generation, Lineage, Message, MetricsLine, RunId, Step, WorkerId,
 };
 use everstep_transport::time::Time;
 
@@ -176,7 +176,7 @@ impl Lines {
     /// The history of the log may be another one, or have lost lines. Opens its file.
     pub(super) fn follow(&mut self, now: Time, state: &State, outbox: &mut Outbox) {
         let history = state.lines();
-        if history.lineage.run != 0 && self.lineage != Some(history.lineage) {
+        if history.lineage.run != RunId(0) && self.lineage != Some(history.lineage) {
             *self = Self { lineage: Some(history.lineage), heard: now, ..Self::default() };
             let history = history.clone();
             #[cfg(feature = "planted")]

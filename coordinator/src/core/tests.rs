@@ -52,7 +52,7 @@ use everstep_transport::protocol::{
 
 use super::*;
 use crate::lines::{LineRecord, LinesFound, PAGE, RECENT};
-use crate::state::{LineHistory, RunSoFar};
+use crate::state::{FOUNDER, LineHistory, RunSoFar};
 
 const EPOCH_UNIX_MS: u64 = 1_000_000;
 /// The operator among all clients.
@@ -146,7 +146,7 @@ impl World {
             operator: LinkId(0),
             views: BTreeMap::new(),
         };
-        world.give(CoreInput::Elected { term: Term(1), id: 1 });
+        world.give(CoreInput::Elected { term: Term(1), id: FOUNDER });
         world.operator = world.connect(Role::Operator, "operator");
         world
     }
@@ -165,7 +165,7 @@ impl World {
         world.give(CoreInput::SteppedDown);
         world.holds_back = true;
         world.term = Term(2);
-        world.give(CoreInput::Elected { term: Term(2), id: 1 });
+        world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
         world.hear(world.operator);
         world
     }
@@ -499,7 +499,7 @@ impl World {
         }
         self.term = Term(self.term.0 + 1);
         self.log.clear();
-        self.give(CoreInput::Elected { term: self.term, id: 1 });
+        self.give(CoreInput::Elected { term: self.term, id: FOUNDER });
         self.operator = self.connect(Role::Operator, "operator");
         self.views.clear();
     }

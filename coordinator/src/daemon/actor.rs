@@ -221,13 +221,13 @@ impl CoordinatorActor {
     fn is_led_elsewhere(&self) -> Option<NotLeading> {
         let leader = self.node.leader().filter(|_| self.node.leads().is_none())?;
         let views = self.node.core().state().coordinators();
-        Some(NotLeading::of(views.iter().find(|view| view.id == leader.0)))
+        Some(NotLeading::of(views.iter().find(|view| view.id == leader.into())))
     }
 
     /// Logs once that another coordinator has fallen silent, when its last link is gone.
     fn miss(&mut self, identity: &Identity, reason: &str) {
         if !self.end.is_leaving && self.peers.has_fallen_silent(identity) {
-            let (id, name) = (self.id_of(&identity.name), &identity.name);
+            let (id, name) = (self.id_of(&identity.name).map(|id| id.0), &identity.name);
             tracing::warn!(id, %name, reason, "another coordinator has fallen silent");
         }
     }
@@ -235,7 +235,7 @@ impl CoordinatorActor {
     /// Logs once that a coordinator that had fallen silent is back.
     fn greet(&mut self, identity: &Identity) {
         if self.peers.is_back(identity) {
-            let (id, name) = (self.id_of(&identity.name), &identity.name);
+            let (id, name) = (self.id_of(&identity.name).map(|id| id.0), &identity.name);
             tracing::info!(id, %name, "the other coordinator is back");
         }
     }

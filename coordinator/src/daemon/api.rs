@@ -227,7 +227,7 @@ mod tests {
         let (answer, mut answered) = oneshot::channel();
         requests.open(OperatorRequest { message: Message::Leave, answer }, false);
         let view = CoordinatorView {
-            id: 7,
+            id: CoordinatorId(7),
             name: NodeName::parse("coordinator-7").expect("a valid name"),
             address: ([127, 0, 0, 1], 4).into(),
             api: Some(([127, 0, 0, 1], 5).into()),
@@ -235,7 +235,7 @@ mod tests {
         let message = Message::Coordinators {
             revision: 1,
             term: Term(2),
-            leader: Some(7),
+            leader: Some(CoordinatorId(7)),
             members: vec![view],
         };
         assert!(requests.hear(LinkId(FIRST_LINK), &message, true), "it is a request's link");
@@ -247,11 +247,11 @@ mod tests {
         let hint = "Ask coordinator 7, at http://127.0.0.1:5 on its own machine";
         assert!(words.ends_with(hint), "{words}");
         let api = ([10, 0, 0, 7], 5).into();
-        let words = NotLeading::Elsewhere { id: 7, api }.to_string();
+        let words = NotLeading::Elsewhere { id: CoordinatorId(7), api }.to_string();
         assert!(words.ends_with("Ask coordinator 7, at http://10.0.0.7:5"), "{words}");
         let id = RequestId { client: 1, number: 1 };
         let (answer, mut answered) = oneshot::channel();
-        let request = Message::Request { id, command: OperatorCommand::Cancel(1) };
+        let request = Message::Request { id, command: OperatorCommand::Cancel(RunId(1)) };
         requests.open(OperatorRequest { message: request, answer }, true);
         requests.hear(LinkId(FIRST_LINK + 1), &message, false);
         let answer = answered.try_recv().expect("an answer");
@@ -281,7 +281,7 @@ mod tests {
     fn a_request_that_came_before_its_coordinator_led_is_said_once_more_while_somebody_waits() {
         let mut requests = OperatorRequests::default();
         let id = RequestId { client: 1, number: 1 };
-        let message = Message::Request { id, command: OperatorCommand::Cancel(1) };
+        let message = Message::Request { id, command: OperatorCommand::Cancel(RunId(1)) };
         let mut open = |leads| {
             let (answer, answered) = oneshot::channel();
             requests.open(OperatorRequest { message: message.clone(), answer }, leads);
@@ -296,8 +296,8 @@ mod tests {
             again,
             Some(NodeInput::Shell(ShellInput::Message { from, message: message.clone() }))
         );
-        requests.hear(from, &Message::Answer { id, refusal: None, run: Some(4) }, true);
-        assert_eq!(answered.try_recv(), Ok(Ok(Some(4))));
+        requests.hear(from, &Message::Answer { id, refusal: None, run: Some(RunId(4)) }, true);
+        assert_eq!(answered.try_recv(), Ok(Ok(Some(RunId(4)))));
         let (answer, _answered) = oneshot::channel();
         requests.open(OperatorRequest { message, answer }, false);
         let refusal = Some(Rejection::NoRun);

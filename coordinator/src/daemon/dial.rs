@@ -48,6 +48,7 @@ pub(super) async fn run(
                     if error.is_expulsion() {
                         acceptor.expelled();
                     }
+                    let coordinator = coordinator.0;
                     tracing::debug!(coordinator, %error, "no link to a coordinator: dials again");
                 }
             },

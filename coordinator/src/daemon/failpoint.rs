@@ -297,7 +297,7 @@ mod tests {
     use everstep_transport::protocol::outcome::Outcome;
     use everstep_transport::protocol::reason::LossReason;
     use everstep_transport::protocol::{
-        CheckpointId, Lineage, NodeName, Step, Term, WorkerId, exemplars,
+        CheckpointId, CoordinatorId, Lineage, NodeName, RunId, Step, Term, WorkerId, exemplars,
     };
 
     use super::*;
@@ -316,7 +316,7 @@ mod tests {
                 Some(Command::Request { id, command, so_far: crate::state::RunSoFar::default() })
             }
             Message::Register(registration) => {
-                Some(Command::Register { run: 1, name: name.clone(), registration })
+                Some(Command::Register { run: RunId(1), name: name.clone(), registration })
             }
             Message::Announce(record) => Some(Command::Generation(Change {
                 record,
@@ -331,16 +331,17 @@ mod tests {
         let lose = Command::Lose { worker: WORKER, reason: LossReason::NoAnswer };
         let drain = Command::Drain { worker: WORKER };
         let (outcome, figures) = (Outcome::Running, RunFigures::default());
-        let end = Command::End { run: 1, outcome, figures, steps: Step(0) };
+        let end = Command::End { run: RunId(1), outcome, figures, steps: Step(0) };
         let list = Command::ListCheckpoint {
-            run: 1,
+            run: RunId(1),
             checkpoint: exemplars::listed_checkpoint(),
             deleted: vec![],
             skipped: 0,
         };
-        let (run, id, reason) = (1, CheckpointId::default(), String::new());
+        let (run, id, reason) = (RunId(1), CheckpointId::default(), String::new());
         let damage = Command::DamageCheckpoint { run, id, reason };
-        let others = [Command::Lead { coordinator: 1 }, lose, drain, end, list, damage];
+        let others =
+            [Command::Lead { coordinator: CoordinatorId(1) }, lose, drain, end, list, damage];
         let position = LogPosition { index: 2, term: Term(1) };
         let entry = |command| raft::RaftEntry {
             position,
@@ -388,7 +389,7 @@ mod tests {
         let messages = exemplars::all().into_iter();
         let messages =
             messages.map(|message| NodeEffect::Shell(ShellEffect::Send { to: LINK, message }));
-        let lineage = Lineage { run: 1, rollback: Generation(2) };
+        let lineage = Lineage { run: RunId(1), rollback: Generation(2) };
         let history = LineHistory { lineage, ..LineHistory::default() };
         let lines = [
             NodeEffect::Shell(ShellEffect::AppendLines(vec![])),

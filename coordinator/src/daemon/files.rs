@@ -28,7 +28,7 @@ use crate::line_file::LineFiles;
 use crate::log::Log;
 use crate::log::replica::DiskOwner;
 use crate::node::NodeError;
-use crate::raft::{DurableState, ReplicaId, Snapshot};
+use crate::raft::{DurableState, Snapshot};
 use crate::state::{CoordinatorInfo, FOUNDER, LOG_FORMATS, State};
 
 const AUTHORITY_DIR: &str = "authority";
@@ -130,7 +130,7 @@ impl Cluster {
         let cluster =
             Self { authority: Arc::new(authority), dir, membership, workers, coordinators };
         if let Some(id) = cluster.id() {
-            cluster.begin(id, &DurableState::founded_by(ReplicaId(id)))?;
+            cluster.begin(id, &DurableState::founded_by(id.into()))?;
         }
         cluster.save_tokens()?;
         fs::remove_file(&unfinished).map_err(at(&unfinished))?;
@@ -251,7 +251,7 @@ impl Cluster {
 
     fn owner(&self, id: CoordinatorId) -> DiskOwner {
         let cluster = *blake3::hash(self.authority.certificate()).as_bytes();
-        DiskOwner { cluster, replica: ReplicaId(id) }
+        DiskOwner { cluster, replica: id.into() }
     }
 
     fn begin(&self, id: CoordinatorId, kept: &DurableState) -> Result<(), CoordinatorError> {

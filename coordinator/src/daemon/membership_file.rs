@@ -235,7 +235,8 @@ mod tests {
     fn sample() -> Membership {
         let name = NodeName::parse("coordinator-1").expect("a valid name");
         let address = ([127, 0, 0, 1], 4).into();
-        let members = vec![CoordinatorView { id: 1, name: name.clone(), address, api: None }];
+        let members =
+            vec![CoordinatorView { id: CoordinatorId(1), name: name.clone(), address, api: None }];
         let (founds, seals) = (Some(true), [[7; 32]; 3]);
         Membership { name, incarnation: 3, id: None, founds, seals, revision: 2, members }
     }
@@ -245,7 +246,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let path = dir.path().join("coordinators");
         let mut membership = MembershipFile::create(&path, sample()).expect("written");
-        membership.admitted(7).expect("written");
+        membership.admitted(CoordinatorId(7)).expect("written");
         membership.heard(2, Vec::new()).expect("an old list");
         assert_eq!(
             MembershipFile::load(&path).expect("sound").membership().members,
@@ -253,7 +254,8 @@ mod tests {
         );
         membership.heard(9, Vec::new()).expect("written");
         let found = MembershipFile::load(&path).expect("sound");
-        let expected = Membership { id: Some(7), revision: 9, members: Vec::new(), ..sample() };
+        let expected =
+            Membership { id: Some(CoordinatorId(7)), revision: 9, members: Vec::new(), ..sample() };
         assert_eq!(*found.membership(), expected);
         assert_eq!(std::fs::read_dir(dir.path()).expect("a directory").count(), 1);
     }

@@ -71,6 +71,8 @@ impl LinearizableRead {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::CoordinatorId;
+
     use super::*;
 
     type Answered = oneshot::Receiver<Result<(), ReadRefusal>>;
@@ -89,8 +91,8 @@ mod tests {
         reads.answer(second.expect("there is room"));
         assert_eq!((first.try_recv(), other.try_recv()), (Ok(Ok(())), Ok(Ok(()))));
         assert!(later.try_recv().is_err());
-        reads.refuse(NotLeading::WithoutApi(7));
-        assert_eq!(later.try_recv(), Ok(Err(NotLeading::WithoutApi(7).into())));
+        reads.refuse(NotLeading::WithoutApi(CoordinatorId(7)));
+        assert_eq!(later.try_recv(), Ok(Err(NotLeading::WithoutApi(CoordinatorId(7)).into())));
     }
 
     #[test]

@@ -62,7 +62,7 @@ pub(super) async fn cancel(
             let error = "with the header `Idempotency-Key`, the run has to be named";
             return Err(HttpProblem::bad(error, next));
         }
-        None => actor.overview(false).await?.runs.last().map_or(0, |run| run.id),
+        None => actor.overview(false).await?.runs.last().map_or(RunId(0), |run| run.id),
     };
     actor.command(key, OperatorCommand::Cancel(run)).await?;
     let reason = FailReason::Cancelled.to_string();
@@ -171,7 +171,7 @@ pub(super) async fn remove(
     key: IdempotencyKey,
     id: web::Path<String>,
 ) -> ChangeResponse {
-    let coordinator = id.parse().map_err(|_| {
+    let coordinator = id.parse().map(CoordinatorId).map_err(|_| {
         let next = "look at /api/v1/coordinators for those there are";
         HttpProblem::absent(format!("there is no coordinator {id}"), next)
     })?;

@@ -3,8 +3,8 @@
 use everstep_transport::protocol::figures::RunFigures;
 use everstep_transport::protocol::outcome::{WorkerState, WorkerView};
 use everstep_transport::protocol::{
-    CheckpointSpec, Device, Generation, MetricsLine, NodeName, OnFailure, Rank, RunSpec, Shard,
-    Step, Term, WorkerId, exemplars,
+    CheckpointSpec, Device, Generation, MetricsLine, NodeName, OnFailure, Rank, RunId, RunSpec,
+    Shard, Step, Term, WorkerId, exemplars,
 };
 
 use super::*;
@@ -105,7 +105,7 @@ pub(super) fn overview() -> Overview {
 fn run_view() -> RunView {
     let run = view().run.expect("a run");
     RunView {
-        id: 7,
+        id: RunId(7),
         name: run.name,
         state: "training".into(),
         status: "training: step 812 of 1,000".into(),

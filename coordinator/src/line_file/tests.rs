@@ -22,7 +22,7 @@ fn history(rollback: u64, back_to: u64, gaps: &[(u64, u64)]) -> LineHistory {
     let undone = Undone { after: Step(back_to), before: Generation(rollback) };
     let undone = (rollback > 0).then_some(undone);
     LineHistory {
-        lineage: Lineage { run: 7, rollback: Generation(rollback) },
+        lineage: Lineage { run: RunId(7), rollback: Generation(rollback) },
         undone: undone.into_iter().collect(),
         gaps: gaps.iter().map(gap).collect(),
     }
@@ -119,11 +119,11 @@ fn a_file_of_another_cluster_is_set_aside() {
 fn files_of_forgotten_runs_are_removed() {
     let dir = tempfile::tempdir().expect("a directory");
     let mut all = files(&dir);
-    for run in [3, 5, 7] {
+    for run in [3, 5, 7].map(RunId) {
         let lineage = Lineage { run, ..Lineage::default() };
         all.open(&LineHistory { lineage, ..LineHistory::default() }).expect("opened");
     }
-    all.keep_only(&[5, 7]).expect("removed");
+    all.keep_only(&[5, 7].map(RunId)).expect("removed");
     let there = |run: u64| dir.path().join(format!("metrics/{run}.log")).exists();
     assert_eq!([3, 5, 7].map(there), [false, true, true]);
 }

@@ -1,7 +1,7 @@
 //! Carries proposals from a core into its replica's log, and agreed entries from the log to the
 //! core.
 
-use everstep_transport::protocol::Message;
+use everstep_transport::protocol::{CoordinatorId, Message};
 use everstep_transport::time::Time;
 
 use super::proposal_queue::ProposalQueue;
@@ -48,9 +48,9 @@ impl Node {
                 self.removals.lead();
                 self.history.forget_sender();
                 self.transferred(self.leadership.leader());
-                let id = self.peers.own().0;
+                let id = self.peers.own().into();
                 self.core.handle(now, CoreInput::Elected { term, id });
-                let leader = Some(self.peers.own().0);
+                let leader = Some(self.peers.own().into());
                 self.core.handle(now, CoreInput::Leader { term, leader });
             }
             RaftEffect::Follows { leader, term } => {
@@ -58,7 +58,7 @@ impl Node {
                 self.proposal_queue = ProposalQueue::default();
                 self.transferred(leader);
                 self.core.handle(now, CoreInput::SteppedDown);
-                let leader = leader.map(|id| id.0);
+                let leader = leader.map(CoordinatorId::from);
                 self.core.handle(now, CoreInput::Leader { term, leader });
             }
             RaftEffect::Read { ticket, .. } if Removals::is_check(ticket) => {

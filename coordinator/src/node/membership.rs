@@ -32,7 +32,7 @@ impl Node {
     fn shut_out_early(&self) -> impl Iterator<Item = &NodeName> {
         let is_planted = self.core.state().plant == Some(crate::plant::CorePlant::ShutOutEarly);
         let leaving = self.core.state().names_leaving().filter(move |_| is_planted);
-        let gone = leaving.filter(|(id, _)| !self.replica.members().contain(ReplicaId(*id)));
+        let gone = leaving.filter(|(id, _)| !self.replica.members().contain(ReplicaId::from(*id)));
         gone.map(|(_, name)| name)
     }
 
@@ -78,7 +78,7 @@ impl Node {
     }
 
     fn send_address(&mut self, to: LinkId) {
-        let message = self.introduction.message(self.peers.own().0);
+        let message = self.introduction.message(self.peers.own().into());
         self.push(ShellEffect::Send { to, message });
     }
 
@@ -109,7 +109,8 @@ impl Node {
         let mut left = self.core.state().coordinators();
         let before = left.len();
         left.retain(|view| view.id != gone);
-        let silent = |view: &&CoordinatorView| self.silent_since(now, ReplicaId(view.id)).is_some();
+        let silent =
+            |view: &&CoordinatorView| self.silent_since(now, ReplicaId::from(view.id)).is_some();
         let silent: Vec<_> = left.iter().filter(silent).map(|view| view.id).collect();
         let (left, is_one) = (left.len(), left.len() < before);
         let is_needed = is_one && 2 * silent.len() >= left && left > 0;
@@ -119,7 +120,7 @@ impl Node {
     /// Asks for the replicas of the listed coordinators as members. The request is lost with
     /// leadership, so the leader repeats it until it has come true.
     pub(super) fn seek_members(&mut self, now: Time) {
-        let wanted: Vec<_> = self.core.state().coordinator_ids().map(ReplicaId).collect();
+        let wanted: Vec<_> = self.core.state().coordinator_ids().map(ReplicaId::from).collect();
         if !wanted.is_empty() && !self.replica.is_settled_on(&wanted) {
             let _ = self.replica.change(wanted); // refused while leadership is being handed over
         }
@@ -132,7 +133,7 @@ impl Node {
             return;
         }
         let is_left = |view: &&CoordinatorView| {
-            let id = ReplicaId(view.id);
+            let id = ReplicaId::from(view.id);
             self.removals.is_settled_without(id) && self.replica.is_done_without(id)
         };
         let due = self.removals.may_propose(now);
@@ -167,7 +168,7 @@ impl Node {
         if !self.introduction.is_due(now, state) {
             return;
         }
-        let Some(command) = self.introduction.command(state, id.0) else {
+        let Some(command) = self.introduction.command(state, id.into()) else {
             // It asks whether it may go.
             self.introduction.told(now);
             return self.peers.links().into_iter().for_each(|link| self.send_address(link));

@@ -89,7 +89,7 @@ impl Peers {
         let is_newest = revision >= self.revision;
         if is_newest {
             self.revision = revision;
-            self.known.retain(|id, _| members.contain(ReplicaId(*id)));
+            self.known.retain(|id, _| members.contain(ReplicaId::from(*id)));
             self.known.values_mut().for_each(|known| known.is_listed = false);
         }
         for view in views {
@@ -136,7 +136,7 @@ impl Peers {
 
     /// The link to a coordinator.
     pub(super) fn link_of(&self, members: &Members, id: ReplicaId) -> Option<LinkId> {
-        let view = self.concerned(members).find(|view| view.id == id.0)?;
+        let view = self.concerned(members).find(|view| ReplicaId::from(view.id) == id)?;
         // Two coordinators may have one name. A message for the one must not reach the other.
         let has_name = self.named(members, &view.name) == Some(id);
         let mut links = self.links.iter().rev().filter(|_| has_name);
@@ -149,21 +149,22 @@ impl Peers {
 
     /// The coordinators to which there is no link.
     pub(super) fn missing(&self, members: &Members) -> Vec<CoordinatorView> {
-        let is_missing =
-            |view: &&CoordinatorView| view.id != self.own.0 && !self.is_linked(&view.name);
+        let is_missing = |view: &&CoordinatorView| {
+            ReplicaId::from(view.id) != self.own && !self.is_linked(&view.name)
+        };
         self.concerned(members).filter(is_missing).cloned().collect()
     }
 
     fn named(&self, members: &Members, name: &NodeName) -> Option<ReplicaId> {
         // A coordinator that joins in the place of another one may get its name.
         let view = self.concerned(members).filter(|view| view.name == *name).last()?;
-        Some(ReplicaId(view.id))
+        Some(ReplicaId::from(view.id))
     }
 
     /// The coordinators of the newest list, and former ones that still have a vote in the log.
     fn concerned(&self, members: &Members) -> impl Iterator<Item = &CoordinatorView> {
         let concerns = |known: &&KnownCoordinator| {
-            known.is_listed || members.contain(ReplicaId(known.view.id))
+            known.is_listed || members.contain(ReplicaId::from(known.view.id))
         };
         self.known.values().filter(concerns).map(|known| &known.view)
     }

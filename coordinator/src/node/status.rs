@@ -33,7 +33,7 @@ impl Node {
         let views = state.coordinators().into_iter().map(|view| (view, false));
         let leaving = state.leaving().into_iter().map(|view| (view, true));
         let statuses = views.chain(leaving).map(|(view, leaves)| {
-            let id = ReplicaId(view.id);
+            let id = ReplicaId::from(view.id);
             let silent = leads.then(|| self.silent_since(now, id)).flatten();
             CoordinatorStatus {
                 votes: members.voters.contains(&id) || members.outgoing.contains(&id),

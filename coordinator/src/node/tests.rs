@@ -7,13 +7,14 @@ use std::net::Ipv4Addr;
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::{
-    HistoryEvent, NodeName, OperatorCommand, Question, Reply, RequestId, RunSpec, exemplars,
+    CoordinatorId, HistoryEvent, NodeName, OperatorCommand, Question, Reply, RequestId, RunSpec,
+    exemplars,
 };
 
 use super::*;
 use crate::core::{EventsAfter, LinkEnd};
 use crate::lines::LinesFound;
-use crate::state::{LOG_FORMATS, State};
+use crate::state::{FOUNDER, LOG_FORMATS, State};
 
 mod membership;
 mod state_comparison;
@@ -25,41 +26,41 @@ const LINK_LATENCY: Duration = Duration::from_micros(500);
 #[derive(Debug)]
 enum SimEvent {
     /// A batch is durable on the disk of a node that was started the nth time.
-    Written(u64, u64, WriteBatch),
-    Arrives(u64, Box<NodeInput>),
+    Written(CoordinatorId, u64, WriteBatch),
+    Arrives(CoordinatorId, Box<NodeInput>),
     /// The disk of this node stands still from now on.
-    Stalls(u64),
+    Stalls(CoordinatorId),
     /// This node dies, and the messages that it has just sent are lost.
-    Dies(u64),
+    Dies(CoordinatorId),
     Nothing,
 }
 
 struct World {
     now: Time,
-    nodes: BTreeMap<u64, Node>,
-    disks: BTreeMap<u64, DurableState>,
-    starts: BTreeMap<u64, u64>,
+    nodes: BTreeMap<CoordinatorId, Node>,
+    disks: BTreeMap<CoordinatorId, DurableState>,
+    starts: BTreeMap<CoordinatorId, u64>,
     /// From each end of a link to the other: the node at the other end, and its name for the link.
     /// None stands for the test itself.
-    links: BTreeMap<LinkId, (Option<u64>, LinkId)>,
+    links: BTreeMap<LinkId, (Option<CoordinatorId>, LinkId)>,
     coming: BinaryHeap<Reverse<(Time, u64)>>,
     events: BTreeMap<u64, SimEvent>,
     count: u64,
     /// The newest event that each node has added to its history.
-    told: BTreeMap<u64, u64>,
+    told: BTreeMap<CoordinatorId, u64>,
     /// What each entry has added to the history.
     history: BTreeMap<u64, HistoryEntry>,
     /// The messages that the nodes sent to the test, by link.
     said: BTreeMap<LinkId, Vec<Message>>,
-    removed: Vec<u64>,
+    removed: Vec<CoordinatorId>,
     /// The names that any node has shut out.
     shut_out: BTreeSet<NodeName>,
     /// The node that dies of the next snapshot that arrives. None once it has.
-    struck: Option<u64>,
+    struck: Option<CoordinatorId>,
     /// The node with a disk that stands still.
-    stalled: Option<u64>,
+    stalled: Option<CoordinatorId>,
     /// The node that hears no message of the log.
-    deaf: Option<u64>,
+    deaf: Option<CoordinatorId>,
     /// Whether the others send the history before a snapshot.
     tells: bool,
     /// The newest snapshot that one node sent to another.
@@ -95,7 +96,7 @@ impl World {
         let mut world = Self {
             now: Time(0),
             nodes: BTreeMap::new(),
-            disks: BTreeMap::from([(1, DurableState::founded_by(ReplicaId(1)))]),
+            disks: BTreeMap::from([(FOUNDER, DurableState::founded_by(FOUNDER.into()))]),
             starts: BTreeMap::new(),
             links: BTreeMap::new(),
             coming: BinaryHeap::new(),
@@ -112,19 +113,19 @@ impl World {
             tells: true,
             snapshot: None,
         };
-        world.start(1, own(1));
+        world.start(FOUNDER, own(1));
         world
     }
 
     /// Three coordinators. Returns their ids.
-    fn of_three() -> (Self, [u64; 3]) {
+    fn of_three() -> (Self, [CoordinatorId; 3]) {
         let mut world = Self::founded();
-        let ids = [1, world.join(2), world.join(3)];
+        let ids = [FOUNDER, world.join(2), world.join(3)];
         world.pass(1_000);
         (world, ids)
     }
 
-    fn start(&mut self, id: u64, own: CoordinatorInfo) {
+    fn start(&mut self, id: CoordinatorId, own: CoordinatorInfo) {
         let states = self.nodes.values().map(|node| node.core.state());
         let newest = states.max_by_key(|state| state.revision());
         let membership = newest.map_or((0, Vec::new()), |it| (it.revision(), it.coordinators()));
@@ -133,12 +134,12 @@ impl World {
 
     fn start_knowing(
         &mut self,
-        id: u64,
+        id: CoordinatorId,
         own: CoordinatorInfo,
         membership: (u64, Vec<CoordinatorView>),
     ) {
         let replica = RaftOptions {
-            id: ReplicaId(id),
+            id: id.into(),
             seed: 1,
             keep: 100,
             #[cfg(feature = "planted")]
@@ -149,7 +150,7 @@ impl World {
             replica,
             epoch_unix_ms: 0,
             snapshot_entries: 10_000,
-            founds: (id == 1).then_some(false),
+            founds: (id == FOUNDER).then_some(false),
             tokens: Vec::new(),
             membership,
             lacks_history: false,
@@ -163,7 +164,7 @@ impl World {
     }
 
     /// Another coordinator joins. Returns its id.
-    fn join(&mut self, number: u64) -> u64 {
+    fn join(&mut self, number: u64) -> CoordinatorId {
         let id = self.apply_for(number);
         self.start(id, own(number));
         self.pass(200);
@@ -171,7 +172,7 @@ impl World {
     }
 
     /// Another coordinator applies to join. Returns the id that the leader gave it.
-    fn apply_for(&mut self, number: u64) -> u64 {
+    fn apply_for(&mut self, number: u64) -> CoordinatorId {
         let own = own(number);
         let leader = self.leader().expect("a coordinator leads");
         let link = self.connect(leader, identity(Role::Coordinator, own.name.as_str()));
@@ -190,18 +191,22 @@ impl World {
     }
 
     /// Connects the test, under an identity, to a node.
-    fn connect(&mut self, to: u64, identity: Identity) -> LinkId {
+    fn connect(&mut self, to: CoordinatorId, identity: Identity) -> LinkId {
         let (here, there) = self.link(None, Some(to));
         self.give(to, ShellInput::Connected { link: there, identity, address: None });
         here
     }
 
     /// Connects the test, as an operator, to a node.
-    fn operator(&mut self, to: u64) -> LinkId {
+    fn operator(&mut self, to: CoordinatorId) -> LinkId {
         self.connect(to, identity(Role::Operator, "operator"))
     }
 
-    fn link(&mut self, one: Option<u64>, other: Option<u64>) -> (LinkId, LinkId) {
+    fn link(
+        &mut self,
+        one: Option<CoordinatorId>,
+        other: Option<CoordinatorId>,
+    ) -> (LinkId, LinkId) {
         self.count += 2;
         let (here, there) = (LinkId(self.count), LinkId(self.count + 1));
         self.links.insert(here, (other, there));
@@ -234,7 +239,7 @@ impl World {
 
     /// A node is gone from one moment to the next. The disk may still write the batches that it was
     /// given.
-    fn kill(&mut self, id: u64) {
+    fn kill(&mut self, id: CoordinatorId) {
         self.nodes.remove(&id);
         let ends: Vec<LinkId> =
             self.links.iter().filter(|(_, end)| end.0 == Some(id)).map(|(_, end)| end.1).collect();
@@ -247,7 +252,7 @@ impl World {
         self.events.insert(self.count, event);
     }
 
-    fn give(&mut self, id: u64, input: impl Into<NodeInput>) {
+    fn give(&mut self, id: CoordinatorId, input: impl Into<NodeInput>) {
         if let Some(node) = self.nodes.get_mut(&id) {
             node.handle(self.now, input).expect("it goes on");
             self.shut_out.extend(node.shut_out().cloned());
@@ -255,7 +260,7 @@ impl World {
         }
     }
 
-    fn drain(&mut self, id: u64) {
+    fn drain(&mut self, id: CoordinatorId) {
         while let Some(effect) = self.nodes.get_mut(&id).and_then(Node::poll_effect) {
             match effect {
                 NodeEffect::Shell(effect) => self.perform(id, effect),
@@ -271,7 +276,7 @@ impl World {
         }
     }
 
-    fn perform(&mut self, id: u64, effect: ShellEffect) {
+    fn perform(&mut self, id: CoordinatorId, effect: ShellEffect) {
         match effect {
             ShellEffect::Send { to, message } => self.carry(to, message),
             ShellEffect::Broadcast { to, message } => {
@@ -304,7 +309,7 @@ impl World {
     }
 
     /// The history has every event that a snapshot of the log replaces.
-    fn assert_told(&mut self, id: u64, batch: &WriteBatch) {
+    fn assert_told(&mut self, id: CoordinatorId, batch: &WriteBatch) {
         let Some(snapshot) = batch.snapshot.as_ref().filter(|it| !it.bytes.is_empty()) else {
             return;
         };
@@ -413,14 +418,14 @@ impl World {
     }
 
     /// The others send a node the history before the snapshot that it has installed.
-    fn recall(&mut self, id: u64) {
+    fn recall(&mut self, id: CoordinatorId) {
         let Some(node) = self.nodes.get_mut(&id).filter(|_| self.tells) else { return };
         let known = self.history.range(..=node.core.state().index());
         let known = known.map(|(_, entry)| entry.clone());
         node.restore_history(HistoryCache::default().restored(known));
     }
 
-    fn leader(&self) -> Option<u64> {
+    fn leader(&self) -> Option<CoordinatorId> {
         let mut leaders = self.nodes.iter().filter(|(_, node)| node.leads().is_some());
         leaders.next_back().map(|(id, _)| *id)
     }
@@ -437,8 +442,8 @@ impl World {
         })
     }
 
-    fn voters(&self, id: u64) -> Vec<u64> {
-        self.nodes[&id].replica.members().voters.iter().map(|id| id.0).collect()
+    fn voters(&self, id: CoordinatorId) -> Vec<CoordinatorId> {
+        self.nodes[&id].replica.members().voters.iter().copied().map(CoordinatorId::from).collect()
     }
 
     /// Invariant I14: nodes with an equal applied index have an equal state.
@@ -468,10 +473,10 @@ fn is_snapshot(message: &Message) -> bool {
 #[test]
 fn one_alone_founds_a_cluster_and_leads_it() {
     let world = World::founded();
-    let node = &world.nodes[&1];
+    let node = &world.nodes[&FOUNDER];
     assert!(node.leads().is_some());
     assert!(node.core.state().knows(&own(1)));
-    assert_eq!(world.voters(1), [1]);
+    assert_eq!(world.voters(FOUNDER), [FOUNDER]);
 }
 
 #[test]
@@ -505,18 +510,18 @@ fn i9_what_was_answered_survives_the_death_of_all() {
 fn who_asks_one_that_has_just_begun_is_told_when_it_leads_and_asks_again() {
     let mut world = World::begun();
     assert_eq!(world.leader(), None);
-    let link = world.connect(1, identity(Role::Operator, "operator"));
+    let link = world.connect(FOUNDER, identity(Role::Operator, "operator"));
     let (id, command) =
         (RequestId { client: 7, number: 1 }, OperatorCommand::Submit(exemplars::run().into()));
     let (from, message) = (world.links[&link].1, Message::Request { id, command });
-    world.give(1, ShellInput::Message { from, message: message.clone() });
+    world.give(FOUNDER, ShellInput::Message { from, message: message.clone() });
     world.pass(100);
     let told = world.said.remove(&link).expect("it is told who leads");
-    let leads = |it: &Message| matches!(it, Message::Coordinators { leader: Some(1), .. });
+    let leads = |it: &Message| matches!(it, Message::Coordinators { leader: Some(FOUNDER), .. });
     assert!(told.len() == 1 && leads(&told[0]), "{told:?}");
     world.say(link, message);
     world.pass(100);
-    let run = Some(world.nodes[&1].core.state().run_id());
+    let run = Some(world.nodes[&FOUNDER].core.state().run_id());
     assert_eq!(world.said[&link], [Message::Answer { id, refusal: None, run }]);
 }
 
@@ -539,14 +544,14 @@ fn a_leader_whose_disk_stands_still_lets_another_one_lead() {
 #[test]
 fn a_leader_whose_disk_is_no_slower_than_the_others_stays() {
     let mut world = World::founded();
-    world.stalled = Some(1);
+    world.stalled = Some(FOUNDER);
     assert_eq!(
         world.command(1, OperatorCommand::Submit(exemplars::run().into())),
         None,
         "it cannot say yet"
     );
     world.pass(1_500);
-    assert_eq!(world.leader(), Some(1));
+    assert_eq!(world.leader(), Some(FOUNDER));
 }
 
 #[test]
@@ -597,24 +602,25 @@ fn who_leaves_asks_the_next_one_where_the_first_does_not_come_to_lead() {
 #[test]
 fn i10_a_leader_for_whose_log_too_much_waits_leads_no_longer_before_its_disk_goes_on() {
     let mut world = World::founded();
-    world.stalled = Some(1);
-    let link = world.operator(1);
+    world.stalled = Some(FOUNDER);
+    let link = world.operator(FOUNDER);
     let from = world.links[&link].1;
     let run = RunSpec { name: "r".repeat(60_000), ..exemplars::run() };
     let ask = |world: &mut World, number| {
         let (id, command) =
             (RequestId { client: 9, number }, OperatorCommand::Submit(run.clone().into()));
-        world.give(1, ShellInput::Message { from, message: Message::Request { id, command } });
-        world.nodes[&1].leads().is_some()
+        world
+            .give(FOUNDER, ShellInput::Message { from, message: Message::Request { id, command } });
+        world.nodes[&FOUNDER].leads().is_some()
     };
     // As many bytes in the log as in the queue before it.
     let least = 2 * proposal_queue::MAX_QUEUED_BYTES as u64 / 61_000;
     assert!((0..least).all(|number| ask(&mut world, number)), "it has room");
     assert!((least..2 * least).any(|number| !ask(&mut world, number)), "it waits for ever more");
-    assert!(world.nodes[&1].proposal_queue.is_empty());
+    assert!(world.nodes[&FOUNDER].proposal_queue.is_empty());
     world.stalled = None;
     world.pass(3_000);
-    assert_eq!(world.leader(), Some(1));
+    assert_eq!(world.leader(), Some(FOUNDER));
     assert_eq!(world.command(1, OperatorCommand::RevokeToken([0; 9])).map(|_| ()), Some(()));
 }
 
@@ -633,7 +639,7 @@ fn who_dies_of_a_snapshot_and_comes_back_at_once_gets_another() {
     world.pass(600);
     before.into_iter().for_each(|link| world.cut(link));
     world.pass(1_000);
-    assert_eq!(world.voters(1), [1, id]);
+    assert_eq!(world.voters(FOUNDER), [FOUNDER, id]);
 }
 
 /// Otherwise the sender of the snapshot would wait for ever.
@@ -652,7 +658,7 @@ fn a_snapshot_from_one_that_is_not_known_costs_it_the_link() {
 fn who_was_away_while_all_others_were_replaced_comes_back() {
     let (mut world, ids) = World::of_three();
     world.kill(ids[2]);
-    let known = world.nodes[&1].core.state();
+    let known = world.nodes[&FOUNDER].core.state();
     let membership = (known.revision(), known.coordinators());
     world.replace(ids[0], 0);
     for number in 0..200 {
@@ -668,7 +674,7 @@ fn who_was_away_while_all_others_were_replaced_comes_back() {
 }
 
 impl World {
-    fn replace(&mut self, old: u64, round: u64) -> u64 {
+    fn replace(&mut self, old: CoordinatorId, round: u64) -> CoordinatorId {
         let id = self.apply_for(10 + round);
         self.start(id, own(10 + round));
         self.pass(1_000);
@@ -684,7 +690,7 @@ impl World {
 impl World {
     /// An operator sends a message to a coordinator. Returns the answers that come within this
     /// time.
-    fn ask(&mut self, id: u64, message: Message, ms: u64) -> Vec<Message> {
+    fn ask(&mut self, id: CoordinatorId, message: Message, ms: u64) -> Vec<Message> {
         let link = self.operator(id);
         self.say(link, message);
         self.pass(ms);
@@ -692,7 +698,7 @@ impl World {
     }
 
     /// The leader's answer to a request for another leader.
-    fn transfer(&mut self, to: Option<u64>) -> Option<Option<String>> {
+    fn transfer(&mut self, to: Option<CoordinatorId>) -> Option<Option<String>> {
         let leader = self.leader().expect("a coordinator leads");
         let id = RequestId { client: 8, number: 1 };
         let told = self.ask(leader, Message::Transfer { id, to }, 3_000);
@@ -715,7 +721,7 @@ fn another_coordinator_leads_when_that_is_asked_for() {
     assert_eq!(world.transfer(None), Some(None));
     assert_ne!(world.leader(), Some(ids[2]));
     let none = "there is no coordinator 99";
-    assert_eq!(world.transfer(Some(99)), Some(Some(none.into())));
+    assert_eq!(world.transfer(Some(CoordinatorId(99))), Some(Some(none.into())));
     let dead = ids.into_iter().find(|id| Some(*id) != world.leader()).expect("a follower");
     world.kill(dead);
     world.pass(10);

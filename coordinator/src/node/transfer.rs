@@ -61,7 +61,7 @@ impl Node {
             same.asked_by = asked_by; // the operator asks again, perhaps on another link
             return;
         }
-        let answer = match to.map(ReplicaId) {
+        let answer = match to.map(ReplicaId::from) {
             _ if self.handover.transfer.is_some() => Err(Rejection::OtherTransfer),
             Some(to) if to == own => Ok(()),
             to => match self.begin_transfer(now, to) {
@@ -81,12 +81,12 @@ impl Node {
             None => heirs.first().copied().ok_or(Rejection::NoHeir)?,
             Some(to) if !self.replica.members().voters.contains(&to) => {
                 return Err(match self.replica.members().learners.contains(&to) {
-                    true => Rejection::NoVote(to.0),
-                    false => Rejection::NoCoordinator(to.0),
+                    true => Rejection::NoVote(to.into()),
+                    false => Rejection::NoCoordinator(to.into()),
                 });
             }
             Some(to) if !heirs.contains(&to) => {
-                return Err(Rejection::NotHeard(to.0));
+                return Err(Rejection::NotHeard(to.into()));
             }
             Some(to) => to,
         };
@@ -138,7 +138,7 @@ impl Node {
     pub(super) fn transferred(&mut self, leader: Option<ReplicaId>) {
         let Some(leader) = leader else { return };
         if let Some(Transfer { asked_by, id, to, .. }) = self.handover.transfer.take() {
-            let other = || Rejection::OtherLeader(leader.0);
+            let other = || Rejection::OtherLeader(leader.into());
             self.answer_transfer(asked_by, id, (leader != to).then(other));
         }
     }
@@ -147,7 +147,7 @@ impl Node {
     pub(super) fn end_transfer(&mut self, now: Time) {
         let is_over = |transfer: &mut Transfer| now.since(transfer.began) > TRANSFER_TIMEOUT;
         if let Some(Transfer { asked_by, id, to, .. }) = self.handover.transfer.take_if(is_over) {
-            self.answer_transfer(asked_by, id, Some(Rejection::NotInTime(to.0)));
+            self.answer_transfer(asked_by, id, Some(Rejection::NotInTime(to.into())));
         }
     }
 

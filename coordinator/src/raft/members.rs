@@ -6,6 +6,7 @@
 use std::fmt;
 
 use ::raft::eraftpb::ConfState;
+use everstep_transport::protocol::CoordinatorId;
 use rkyv::{Archive, Deserialize, Serialize};
 
 /// Most members of each sort.
@@ -17,6 +18,19 @@ pub const MAX_MEMBERS: usize = 16;
     Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash,
 )]
 pub struct ReplicaId(pub u64);
+
+/// The log of a cluster has each coordinator as the replica with its id.
+impl From<CoordinatorId> for ReplicaId {
+    fn from(id: CoordinatorId) -> Self {
+        Self(id.0)
+    }
+}
+
+impl From<ReplicaId> for CoordinatorId {
+    fn from(id: ReplicaId) -> Self {
+        Self(id.0)
+    }
+}
 
 /// The replicas that the log is for, by id.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use everstep_transport::time::Time;
 
 use super::*;
 use crate::raft::{RaftEffect, RaftOptions, Replica};
-use crate::state::{CoordinatorInfo, LOG_FORMATS};
+use crate::state::{CoordinatorInfo, FOUNDER, LOG_FORMATS};
 
 fn entry(index: u64, command: Command) -> raft::RaftEntry {
     let bytes = CommandEntry { unix_ms: index, command }.encode(*LOG_FORMATS.end());
@@ -34,7 +34,7 @@ fn disk() -> DurableState {
     let founded = Command::Found { ephemeral, founder: coordinator(1), tokens };
     let change = |index| raft::RaftEntry {
         kind: EntryKind::Members,
-        ..entry(index, Command::Lead { coordinator: 1 })
+        ..entry(index, Command::Lead { coordinator: FOUNDER })
     };
     kept.entries = [
         entry(2, founded),
@@ -42,7 +42,7 @@ fn disk() -> DurableState {
         change(4),
         entry(5, join(3)),
         change(6),
-        entry(7, Command::Lead { coordinator: 1 }),
+        entry(7, Command::Lead { coordinator: FOUNDER }),
     ]
     .into();
     kept.hard_state.commit = 6;
@@ -51,15 +51,15 @@ fn disk() -> DurableState {
 
 #[test]
 fn a_log_tells_what_it_holds_and_who_is_given_up() {
-    let plan = plan(&disk(), 1).expect("it can be gone on from");
+    let plan = plan(&disk(), FOUNDER).expect("it can be gone on from");
     let lost: Vec<_> = plan.lost.iter().map(|view| view.id).collect();
-    assert_eq!((lost, plan.last.index, plan.agreed), (vec![3, 5], 7, 6));
+    assert_eq!((lost, plan.last.index, plan.agreed), ([3, 5].map(CoordinatorId).to_vec(), 7, 6));
     assert_eq!(plan.newest_unix_ms, Some(7));
 }
 
 #[test]
 fn the_survivor_leads_alone_with_every_entry_that_it_has_and_the_others_are_shut_out() {
-    let kept = recovered(disk(), 1, 99);
+    let kept = recovered(disk(), FOUNDER, 99);
     kept.validate().expect("sound");
     let options = RaftOptions::new(ReplicaId(1), 1, 10);
     let mut replica = Replica::new(Time(0), options, kept.clone()).expect("sound");
@@ -76,13 +76,13 @@ fn the_survivor_leads_alone_with_every_entry_that_it_has_and_the_others_are_shut
     assert!(leads.expect("it leads").0 > TERMS, "workers obey it rather than the lost ones");
     assert_eq!(replica.members().voters, [ReplicaId(1)]);
     let (state, _) = replay(&kept).expect("it can be read");
-    assert!(state.coordinator_ids().eq([1]));
-    assert!(state.names_shut_out().map(|(id, _)| id).eq([3, 5]));
-    assert!(matches!(plan(&kept, 1), Err(RecoveryError::Alone)), "once is enough");
+    assert!(state.coordinator_ids().eq([FOUNDER]));
+    assert!(state.names_shut_out().map(|(id, _)| id).eq([3, 5].map(CoordinatorId)));
+    assert!(matches!(plan(&kept, FOUNDER), Err(RecoveryError::Alone)), "once is enough");
 }
 
 #[test]
 fn a_log_that_is_empty_or_of_a_removed_coordinator_is_refused() {
-    assert!(matches!(plan(&DurableState::default(), 1), Err(RecoveryError::Empty)));
-    assert!(matches!(plan(&disk(), 9), Err(RecoveryError::Removed)));
+    assert!(matches!(plan(&DurableState::default(), FOUNDER), Err(RecoveryError::Empty)));
+    assert!(matches!(plan(&disk(), CoordinatorId(9)), Err(RecoveryError::Removed)));
 }

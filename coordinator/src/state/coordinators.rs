@@ -17,7 +17,7 @@ use super::{CoordinatorInfo, EntryOutcome, LOG_FORMATS, State};
 use crate::raft::MAX_MEMBERS;
 
 /// The id of the coordinator that founded the cluster.
-pub const FOUNDER: CoordinatorId = 1;
+pub const FOUNDER: CoordinatorId = CoordinatorId(1);
 
 /// How many coordinators that were shut out the state remembers.
 const SHUT_OUT: usize = 1_000;
@@ -91,7 +91,7 @@ impl Coordinators {
                 if let Some((lost, _)) = before {
                     self.leaving.extend(self.current.remove_entry(&lost));
                 }
-                index
+                CoordinatorId(index)
             }
         };
         self.place(index, id, coordinator);

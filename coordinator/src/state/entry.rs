@@ -16,7 +16,7 @@ use everstep_transport::protocol::outcome::{EventKind, Outcome, WaitNotice};
 use everstep_transport::protocol::reason::{LossReason, RollbackReason, UnsavedReason};
 use everstep_transport::protocol::{
     CheckpointId, CoordinatorId, Generation, Lineage, ListedCheckpoint, NodeName, OperatorCommand,
-    PreemptionNotice, Record, RequestId, Step, WorkerId,
+    PreemptionNotice, Record, RequestId, RunId, Step, WorkerId,
 };
 use rkyv::{Archive, Deserialize, Serialize};
 
@@ -47,7 +47,7 @@ pub enum Command {
     /// A worker asks to take part.
     Register {
         /// The id of the run that it registers for.
-        run: u64,
+        run: RunId,
         /// The name of the node that it runs on.
         name: NodeName,
         /// What the worker states of itself.
@@ -82,14 +82,14 @@ pub enum Command {
     /// The history has to tell this event of a run.
     Note {
         /// The run that the proposer means. With another one under way, nothing changes.
-        run: u64,
+        run: RunId,
         /// The event, as watchers get it.
         kind: EventKind,
     },
     /// A run is over.
     End {
         /// The run that the proposer means. With another one under way, nothing changes.
-        run: u64,
+        run: RunId,
         /// How the run ended: complete, or failed for a reason.
         outcome: Outcome,
         /// How it did, as the proposer knows it from lines and events.
@@ -158,7 +158,7 @@ pub enum Command {
     /// A checkpoint is complete: its manifest is durable, and its step is settled.
     ListCheckpoint {
         /// The run that the proposer means. With another one under way, nothing changes.
-        run: u64,
+        run: RunId,
         /// The checkpoint with its digests.
         checkpoint: ListedCheckpoint,
         /// Dropped checkpoints that the writer of the manifest has deleted.
@@ -170,7 +170,7 @@ pub enum Command {
     /// A worker has found damage in a checkpoint.
     DamageCheckpoint {
         /// The run that the proposer means. With another one under way, nothing changes.
-        run: u64,
+        run: RunId,
         /// The checkpoint that cannot be restored.
         id: CheckpointId,
         /// The file, the shard, and what is wrong.
@@ -179,7 +179,7 @@ pub enum Command {
     /// A checkpoint is not written, and an event has to tell why.
     FailCheckpoint {
         /// The run that the proposer means. With another one under way, nothing changes.
-        run: u64,
+        run: RunId,
         /// The checkpoint that is not written.
         id: CheckpointId,
         /// Why it is not written.
@@ -188,7 +188,7 @@ pub enum Command {
     /// A checkpoint is skipped, and an event has to tell so.
     SkipCheckpoint {
         /// The run that the proposer means. With another one under way, nothing changes.
-        run: u64,
+        run: RunId,
         /// The checkpoint that is not written.
         id: CheckpointId,
         /// The step of the checkpoint that is being written.

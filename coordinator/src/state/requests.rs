@@ -198,7 +198,7 @@ mod tests {
     /// Coordinators of another version have these digests in their states.
     #[test]
     fn i23_the_digests_of_commands_do_not_change() {
-        let run: RunId = 7;
+        let run = RunId(7);
         let back = OperatorCommand::Rollback { run, step: Step(60), generation: Generation(3) };
         let commands = [
             (OperatorCommand::Cancel(run), 16_487_999_982_448_704_920),

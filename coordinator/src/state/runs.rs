@@ -236,7 +236,7 @@ impl State {
 
     /// Begins a run. Nothing is left of the run before but what the state tells of it.
     fn begin(&mut self, unix_ms: u64, run: &RunSpec) {
-        let id = self.applied;
+        let id = RunId(self.applied);
         self.runs.begin(id, run);
         self.workers.begin_run();
         self.generation.begin_run();

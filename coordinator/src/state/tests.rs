@@ -55,10 +55,11 @@ fn register_for(
         host: None,
         machine: None,
     };
-    entry(Command::Register { run, name: name(node), registration })
+    entry(Command::Register { run: RunId(run), name: name(node), registration })
 }
 
 fn end(run: u64, outcome: Outcome) -> CommandEntry {
+    let run = RunId(run);
     entry(Command::End { run, outcome, figures: exemplars::figures(), steps: Step(0) })
 }
 
@@ -427,7 +428,7 @@ fn the_same_log_gives_the_same_state() {
         register("a", 1, |_| {}),
         register("b", 2, |f| f.samples = 1),
         generation(1, &[2]),
-        entry(Command::Lead { coordinator: 1 }),
+        entry(Command::Lead { coordinator: FOUNDER }),
     ];
     assert_eq!(replay(&entries), replay(&entries));
     let numbers: Vec<_> = replay(&entries).0.events().iter().map(|event| event.number).collect();
@@ -468,7 +469,7 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
     let settle = |id, coordinator| entry(Command::Coordinator { id, coordinator });
     let join = |coordinator| settle(None, coordinator);
     let entries = [
-        entry(Command::Lead { coordinator: 1 }),
+        entry(Command::Lead { coordinator: FOUNDER }),
         join(coordinator("two", 7, 2)),
         found(false),
         join(coordinator("two", 7, 2)),
@@ -476,35 +477,35 @@ fn a_coordinators_id_is_its_directorys_and_never_given_twice() {
         join(coordinator("two", 8, 3)),
         found(false),
         request(1, OperatorCommand::Remove(FOUNDER)),
-        request(2, OperatorCommand::Remove(6)),
-        settle(Some(6), coordinator("two", 8, 4)),
+        request(2, OperatorCommand::Remove(CoordinatorId(6))),
+        settle(Some(CoordinatorId(6)), coordinator("two", 8, 4)),
         settle(Some(FOUNDER), coordinator("one", 1, 1)),
         entry(Command::ShutOut { coordinator: FOUNDER }),
         entry(Command::ShutOut { coordinator: FOUNDER }),
         join(coordinator("one", 9, 1)),
-        entry(Command::ShutOut { coordinator: 4 }),
+        entry(Command::ShutOut { coordinator: CoordinatorId(4) }),
     ];
     let (state, verdicts) = replay(&entries);
     let refused = EntryOutcome::Refused;
     let expected = [
         refused(Rejection::NotFounded),
         EntryOutcome::Coordinator(FOUNDER),
-        EntryOutcome::Coordinator(4),
-        EntryOutcome::Coordinator(4),
-        EntryOutcome::Coordinator(6),
+        EntryOutcome::Coordinator(CoordinatorId(4)),
+        EntryOutcome::Coordinator(CoordinatorId(4)),
+        EntryOutcome::Coordinator(CoordinatorId(6)),
         EntryOutcome::Coordinator(FOUNDER),
         EntryOutcome::Accepted,
-        refused(Rejection::LastCoordinator(6)),
-        EntryOutcome::Coordinator(6),
-        refused(Rejection::Removed(1)),
+        refused(Rejection::LastCoordinator(CoordinatorId(6))),
+        EntryOutcome::Coordinator(CoordinatorId(6)),
+        refused(Rejection::Removed(FOUNDER)),
         EntryOutcome::Accepted,
-        refused(Rejection::NotRemoved(1)),
+        refused(Rejection::NotRemoved(FOUNDER)),
         refused(Rejection::ShutOut(name("one"))),
         EntryOutcome::Accepted,
     ];
     assert_eq!(verdicts[1..], expected);
     let views = state.coordinators();
-    assert_eq!((views.len(), views[0].id, views[0].address.port()), (1, 6, 4));
+    assert_eq!((views.len(), views[0].id, views[0].address.port()), (1, CoordinatorId(6), 4));
     let out: Vec<_> = state.names_shut_out().map(|(id, _)| id).collect();
     assert_eq!((out, state.leaving().len()), (vec![FOUNDER], 0), "the name of 4 is that of 6");
 }
@@ -551,7 +552,7 @@ fn a_token_that_is_made_once_more_is_not_good_for_more_nodes() {
     let spend = |node| entry(Command::SpendToken { token: [0; 9], node: name(node) });
     let mut entries = vec![made(1), spend("one")];
     let others = 2..requests::CLIENTS as u64 + 2;
-    entries.extend(others.map(|client| asked((client, 1), OperatorCommand::Cancel(1))));
+    entries.extend(others.map(|client| asked((client, 1), OperatorCommand::Cancel(RunId(1)))));
     entries.extend([made(1), spend("two"), spend("one")]);
     let (_, verdicts) = replay(&entries);
     let used_up = EntryOutcome::NotAdmitted(Refusal::UsedUp { uses: 1 });
@@ -580,8 +581,8 @@ fn a_cluster_for_one_run_takes_no_other() {
         let entries = [found(ephemeral), submitted(), end.clone(), submit(2, other.clone())];
         let (state, verdicts) = replay(&entries);
         assert_eq!(verdicts[3] == EntryOutcome::Refused(Rejection::RunIsOver), refused);
-        assert_eq!((state.past_runs().len(), state.past_runs()[0].id), (1, 2));
-        assert_eq!(state.run_id(), if refused { 2 } else { 4 });
+        assert_eq!((state.past_runs().len(), state.past_runs()[0].id), (1, RunId(2)));
+        assert_eq!(state.run_id(), RunId(if refused { 2 } else { 4 }));
     }
 }
 
@@ -592,7 +593,7 @@ fn what_was_proposed_for_one_run_does_not_touch_the_next() {
     let late = [end.clone(), register_for(2, "a", 1, |_| {})];
     let entries = [found(false), submitted(), end, submit(2, exemplars::run())];
     let (state, verdicts) = replay(&[&entries[..], &late].concat());
-    let refused = EntryOutcome::Refused(Rejection::NotTheRun(2));
+    let refused = EntryOutcome::Refused(Rejection::NotTheRun(RunId(2)));
     assert_eq!(verdicts[4..], [refused.clone(), refused]);
     assert_eq!((state.outcome(), state.workers().len()), (&Outcome::Running, 0));
     assert_eq!(state.shards(), None, "nor does it lay a foundation");
@@ -625,14 +626,14 @@ fn an_entry_brings_its_events_to_the_history() {
     let mut state = State::default();
     let [a, b, ..] = two_members();
     state.apply(1, Term(1), &a);
-    assert!(matches!(state.new_events(), [HistoryEvent::Run(1), HistoryEvent::Event(_)]));
+    assert!(matches!(state.new_events(), [HistoryEvent::Run(RunId(1)), HistoryEvent::Event(_)]));
     state.apply(2, Term(1), &b);
     assert!(matches!(state.new_events(), [HistoryEvent::Event(_)]));
 }
 
 #[test]
 fn of_the_events_the_newest_thousand_are_kept() {
-    let entries = vec![entry(Command::Lead { coordinator: 1 }); EVENTS + 7];
+    let entries = vec![entry(Command::Lead { coordinator: FOUNDER }); EVENTS + 7];
     let (state, _) = replay(&entries);
     let numbers = state.events().iter().map(|event| event.number);
     assert!(numbers.eq(8..=EVENTS as u64 + 7));
@@ -645,7 +646,7 @@ fn rich() -> State {
     entries.push(request(1, OperatorCommand::CreateToken(exemplars::token())));
     entries.push(entry(Command::SpendToken { token: [0; 9], node: name("a") }));
     entries.push(entry(Command::Drain { worker: WorkerId(2) }));
-    entries.push(entry(Command::Lead { coordinator: 1 }));
+    entries.push(entry(Command::Lead { coordinator: FOUNDER }));
     replay(&entries).0
 }
 
@@ -659,7 +660,7 @@ fn a_snapshot_is_the_state() {
     let mut state = state;
     let index = state.index() + 1;
     for it in [&mut state, &mut other] {
-        it.apply(index, Term(2), &entry(Command::Lead { coordinator: 1 }));
+        it.apply(index, Term(2), &entry(Command::Lead { coordinator: FOUNDER }));
     }
     assert_eq!(state, other);
 }
@@ -780,12 +781,12 @@ fn a_cancel_ends_the_run_that_it_names_and_no_other() {
     let entries = [
         found(false),
         submitted(),
-        request(1, OperatorCommand::Cancel(2)),
+        request(1, OperatorCommand::Cancel(RunId(2))),
         submit(2, other),
-        request(2, OperatorCommand::Cancel(2)),
+        request(2, OperatorCommand::Cancel(RunId(2))),
     ];
     let (state, verdicts) = replay(&entries);
     assert_eq!(verdicts[2], EntryOutcome::Accepted);
-    assert_eq!(verdicts[4], EntryOutcome::Refused(Rejection::NotTheRun(2)));
-    assert_eq!((state.run_id(), state.outcome()), (4, &Outcome::Running));
+    assert_eq!(verdicts[4], EntryOutcome::Refused(Rejection::NotTheRun(RunId(2))));
+    assert_eq!((state.run_id(), state.outcome()), (RunId(4), &Outcome::Running));
 }

@@ -218,7 +218,8 @@ impl Member {
         let known = look(self.api, "/api/v1/coordinators?stale=true").await.json();
         let all = known["coordinators"].as_array().expect("a list");
         let own = all.iter().find(|it| it["address"] == self.address.to_string());
-        own.and_then(|own| own["id"].as_u64()).unwrap_or_else(|| panic!("unknown: {known}"))
+        let id = own.and_then(|own| own["id"].as_u64()).map(CoordinatorId);
+        id.unwrap_or_else(|| panic!("unknown: {known}"))
     }
 
     /// Sends its process a signal, by its name.

@@ -225,7 +225,7 @@ impl Member {
         until("an id", || {
             let all = self.coordinators();
             let own = all.iter().find(|view| view["address"] == self.address.to_string());
-            own?["id"].as_u64()
+            own?["id"].as_u64().map(CoordinatorId)
         })
     }
 

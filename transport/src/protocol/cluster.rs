@@ -9,17 +9,10 @@ use std::net::SocketAddr;
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::checkpoint::RunOrigin;
-use super::ids::{Generation, NodeName, Step, WorkerId};
+use super::ids::{CoordinatorId, Generation, NodeName, RunId, Step, WorkerId};
 use super::outcome::Event;
 use super::run::RunSpec;
 use crate::identity::{AcceptedToken, Identity, TokenId};
-
-/// A coordinator's id: 1 is the founder, every other has the log index of its registration. An id
-/// is never used again.
-pub type CoordinatorId = u64;
-
-/// A run's id: the log index of the entry that submitted it. An id is never used again.
-pub type RunId = u64;
 
 /// A coordinator's name and addresses.
 #[derive(Archive, Serialize, Deserialize, serde::Serialize, Clone, Debug, PartialEq, Eq)]

@@ -21,7 +21,8 @@ use super::device::{Accelerator, Device, DeviceKind, DeviceName, Telemetry};
 use super::format::LogFormat;
 use super::generation::{Cause, Member, Ownership, Record};
 use super::ids::{
-    DataShard, Generation, HostName, MachineId, NodeName, Rank, Shard, Step, Term, WorkerId, Zone,
+    CoordinatorId, DataShard, Generation, HostName, MachineId, NodeName, Rank, RunId, Shard, Step,
+    Term, WorkerId, Zone,
 };
 use super::message::{Fingerprint, Heartbeat, Message, Registration, ShardTime};
 use super::model::{ModelAwaited, ModelPlace, WriteFailure};
@@ -37,7 +38,9 @@ use super::run::Precision;
 use super::step::Status;
 use crate::identity::{AcceptedToken, JoinToken, Role, TokenLimits};
 
+const COORDINATOR: CoordinatorId = CoordinatorId(1);
 const GENERATION: Generation = Generation(3);
+const RUN: RunId = RunId(4);
 const STEP: Step = Step(5);
 const TERM: Term = Term(2);
 const WORKER: WorkerId = WorkerId(7);
@@ -245,11 +248,13 @@ fn from_coordinator() -> Vec<Message> {
 }
 
 fn of_coordinators() -> Vec<Message> {
-    let (id, api) = (1, Some(address()));
+    let (id, api) = (COORDINATOR, Some(address()));
     let view = CoordinatorView { id, name: name(), address: address(), api };
-    let lineage = Lineage { run: 4, rollback: GENERATION };
-    let entry =
-        HistoryEntry { index: 9, events: vec![HistoryEvent::Run(4), HistoryEvent::Event(event())] };
+    let lineage = Lineage { run: RUN, rollback: GENERATION };
+    let entry = HistoryEntry {
+        index: 9,
+        events: vec![HistoryEvent::Run(RUN), HistoryEvent::Event(event())],
+    };
     vec![
         Message::Coordinators { revision: 8, term: TERM, leader: Some(id), members: vec![view] },
         Message::FetchKeys,
@@ -335,9 +340,9 @@ fn of_operators() -> Vec<Message> {
     let label = view.label();
     let id = RequestId { client: 5, number: 6 };
     vec![
-        Message::Watch { run: Some(4), step: STEP, event: 1 },
+        Message::Watch { run: Some(RUN), step: STEP, event: 1 },
         Message::Update(Update {
-            run: Some(4),
+            run: Some(RUN),
             step: STEP,
             event: 1,
             lines: vec![line()],
@@ -373,8 +378,8 @@ fn of_operators() -> Vec<Message> {
         Message::Exited { name: name(), how: "was killed by signal 9".into() },
         Message::Request { id, command: OperatorCommand::CreateToken(token()) },
         Message::Request { id, command: continuation() },
-        Message::Answer { id, refusal: Some(Rejection::NoToken), run: Some(4) },
-        Message::Transfer { id, to: Some(9) },
+        Message::Answer { id, refusal: Some(Rejection::NoToken), run: Some(RUN) },
+        Message::Transfer { id, to: Some(CoordinatorId(9)) },
     ]
 }
 
@@ -384,7 +389,8 @@ fn continuation() -> OperatorCommand {
 }
 
 fn questions_and_replies() -> Vec<Message> {
-    let view = CoordinatorView { id: 1, name: name(), address: address(), api: Some(address()) };
+    let view =
+        CoordinatorView { id: COORDINATOR, name: name(), address: address(), api: Some(address()) };
     let coordinator = CoordinatorStatus {
         view,
         votes: true,
@@ -394,7 +400,7 @@ fn questions_and_replies() -> Vec<Message> {
         silent_since_unix_ms: Some(3),
     };
     let run = RunView {
-        id: 4,
+        id: RUN,
         name: "one".into(),
         state: "failed".into(),
         status: "failed: no disk".into(),

@@ -28,6 +28,15 @@ number!(
     WorkerId(u64)
 );
 number!(
+    /// A coordinator's id: 1 is the founder, every other has the log index of its registration. An
+    /// id is never used again.
+    CoordinatorId(u64)
+);
+number!(
+    /// A run's id: the log index of the entry that submitted it. An id is never used again.
+    RunId(u64)
+);
+number!(
     /// A member's place in one generation, from 0. Rank 0 is the step leader.
     Rank(u32)
 );

@@ -13,13 +13,15 @@ use rkyv::{Archive, Deserialize, Serialize};
 pub use self::heartbeat::{Heartbeat, ShardTime};
 use super::checkpoint::{CheckpointId, ManifestToWrite, SavedPart, Verification, WrittenManifest};
 use super::cluster::{
-    ClusterKeys, CoordinatorId, CoordinatorView, HistoryEntry, Lineage, OperatorCommand, RequestId,
-    RunId,
+    ClusterKeys, CoordinatorView, HistoryEntry, Lineage, OperatorCommand, RequestId,
 };
 use super::device::Device;
 use super::format::LogFormat;
 use super::generation::Record;
-use super::ids::{Generation, HostName, MachineId, NodeName, Shard, Step, Term, WorkerId, Zone};
+use super::ids::{
+    CoordinatorId, Generation, HostName, MachineId, NodeName, RunId, Shard, Step, Term, WorkerId,
+    Zone,
+};
 use super::model::ModelPlace;
 use super::outcome::{Inability, Update, WorkerResult};
 use super::preemption::PreemptionNotice;

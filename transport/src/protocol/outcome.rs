@@ -16,9 +16,10 @@ use rkyv::{Archive, Deserialize, Serialize};
 
 pub use self::event::{Event, EventKind, Inability};
 pub use self::waits::{PausedBy, RunPause, WaitNotice, Waiting};
-use super::cluster::RunId;
 use super::device::{Device, Telemetry};
-use super::ids::{DataShard, HostName, NodeName, Rank, Shard, Step, WorkerId, WorkerLabel, Zone};
+use super::ids::{
+    DataShard, HostName, NodeName, Rank, RunId, Shard, Step, WorkerId, WorkerLabel, Zone,
+};
 use super::model::ModelAwaited;
 use super::preemption::PreemptionNotice;
 use super::reason::FailReason;

@@ -11,9 +11,9 @@ use rkyv::{Archive, Deserialize, Serialize};
 use serde::Serializer;
 
 use super::checkpoint::CheckpointView;
-use super::cluster::{CoordinatorView, RunId};
+use super::cluster::CoordinatorView;
 use super::figures::RunFigures;
-use super::ids::{Generation, NodeName, Step, Term};
+use super::ids::{Generation, NodeName, RunId, Step, Term};
 use super::run::Units;
 use crate::identity::{Role, TokenId, format_token_id};
 

@@ -8,10 +8,9 @@
 
 use rkyv::{Archive, Deserialize, Serialize};
 
-use super::cluster::{CoordinatorId, RunId};
 use super::format::LogFormat;
 use super::generation::RecordProblem;
-use super::ids::{Generation, NodeName, Step, Term, WorkerId, WorkerLabel};
+use super::ids::{CoordinatorId, Generation, NodeName, RunId, Step, Term, WorkerId, WorkerLabel};
 use super::message::Fingerprint;
 use super::outcome::RunPause;
 

@@ -5,7 +5,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use everstep_transport::protocol::{
-    CoordinatorView, Generation, Message, RunSpec, Step, Term, WorkerId,
+    CoordinatorId, CoordinatorView, Generation, Message, RunSpec, Step, Term, WorkerId,
 };
 use everstep_worker::step::Promise;
 use everstep_worker::step::event::{Effect, Exit, Input, LinkId, Report};
@@ -311,7 +311,7 @@ fn the_last_word_goes_to_all() {
 
 fn view(id: u64, port: u16) -> CoordinatorView {
     CoordinatorView {
-        id,
+        id: CoordinatorId(id),
         name: coordinator(id),
         address: (Ipv4Addr::LOCALHOST, port).into(),
         api: None,

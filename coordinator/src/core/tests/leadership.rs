@@ -1,4 +1,4 @@
-use everstep_transport::protocol::CoordinatorView;
+use everstep_transport::protocol::{CoordinatorId, CoordinatorView};
 
 use super::*;
 use crate::state::{CoordinatorInfo, LOG_FORMATS};
@@ -23,15 +23,16 @@ impl World {
         let command = Command::Found { ephemeral, founder, tokens };
         self.log.push_back(CommandEntry { unix_ms: 1, command });
         self.drain();
-        self.give(CoreInput::Leader { term: self.term, leader: Some(1) });
+        self.give(CoreInput::Leader { term: self.term, leader: Some(FOUNDER) });
     }
 
     /// The message that tells every peer the coordinators now.
     pub(super) fn told(&self, term: u64, leader: Option<u64>, members: &[(u64, u16)]) -> Message {
+        let leader = leader.map(CoordinatorId);
         let members = members.iter().map(|&(id, port)| {
             let CoordinatorInfo { name, address, api, .. } =
                 coordinator(&format!("coordinator-{port}"), port);
-            CoordinatorView { id, name, address, api }
+            CoordinatorView { id: CoordinatorId(id), name, address, api }
         });
         let (revision, term) = (self.core.state().revision(), Term(term));
         Message::Coordinators { revision, term, leader, members: members.collect() }
@@ -61,9 +62,9 @@ fn whoever_says_hello_or_asks_is_told_who_the_coordinators_are_and_again_when_th
     let all = world.told(1, Some(1), &[(1, 1), (id, 2)]);
     assert_eq!(world.last_word(worker), Some(all.clone()));
     assert_eq!(world.last_word(world.operator), Some(all.clone()));
-    assert_eq!(world.hear(second)[1..], [all, Message::Joined { id }]);
+    assert_eq!(world.hear(second)[1..], [all, Message::Joined { id: CoordinatorId(id) }]);
     assert_eq!(world.hear(silent), []);
-    world.give(CoreInput::Leader { term: Term(1), leader: Some(1) });
+    world.give(CoreInput::Leader { term: Term(1), leader: Some(FOUNDER) });
     assert_eq!(world.hear(worker), [], "nothing new");
 }
 
@@ -73,7 +74,7 @@ fn a_follower_answers_no_hello_and_sends_whoever_asks_to_the_leader() {
     let mut world = World::with_run(run_of(2));
     world.found(true);
     world.give(CoreInput::SteppedDown);
-    world.give(CoreInput::Leader { term: Term(2), leader: Some(7) });
+    world.give(CoreInput::Leader { term: Term(2), leader: Some(CoordinatorId(7)) });
     let known_leader = world.told(2, Some(7), &[(1, 1)]);
     let (worker, again) = (world.greeted("worker-1"), world.connect(Role::Worker, "worker-2"));
     world.say(again, Message::Hello { worker: Some(WorkerId(99)) });
@@ -97,7 +98,7 @@ fn a_deposed_leader_gives_everything_up_and_takes_it_up_again_when_it_leads() {
     world.request(1, OperatorCommand::Drain(world.id(links[2])));
     links.iter().for_each(|link| drop(world.hear(*link)));
     world.hear(world.operator);
-    world.give(CoreInput::Leader { term: Term(2), leader: Some(7) });
+    world.give(CoreInput::Leader { term: Term(2), leader: Some(CoordinatorId(7)) });
     world.log.clear();
     let known_leader = world.told(2, Some(7), &[(1, 1)]);
     let says_so = |world: &mut World, link| world.hear(link).contains(&known_leader);
@@ -110,7 +111,7 @@ fn a_deposed_leader_gives_everything_up_and_takes_it_up_again_when_it_leads() {
     world.hear(links[2]);
     world.holds_back = false;
     (world.term, world.now) = (Term(3), world.now + Duration::from_secs(1));
-    world.give(CoreInput::Elected { term: Term(3), id: 1 });
+    world.give(CoreInput::Elected { term: Term(3), id: FOUNDER });
     assert_eq!(world.words(links[0])[0], "registered");
     assert_eq!(world.words(links[2])[0], "registered");
     assert_eq!(world.members(), [world.id(links[0]), world.id(links[2])]);
@@ -122,14 +123,14 @@ fn a_worker_that_dies_with_the_leader_is_not_waited_for_by_the_next() {
     for comes_back in [false, true] {
         let (mut world, links) = World::training(3);
         world.commit(1..=2);
-        world.give(CoreInput::Leader { term: Term(2), leader: Some(7) });
+        world.give(CoreInput::Leader { term: Term(2), leader: Some(CoordinatorId(7)) });
         world.kill(links[1]);
         if comes_back {
             world.connect(Role::Worker, "worker-2");
         }
         links.iter().for_each(|link| drop(world.hear(*link)));
         (world.term, world.now) = (Term(3), world.now + Duration::from_secs(1));
-        world.give(CoreInput::Elected { term: Term(3), id: 1 });
+        world.give(CoreInput::Elected { term: Term(3), id: FOUNDER });
         // A change of leaders alone changes nothing.
         let members = if comes_back { 3 } else { 2 };
         assert_eq!((world.members().len(), world.words(links[0])[0]), (members, "registered"));
@@ -149,7 +150,7 @@ fn who_was_registering_when_the_leader_fell_is_welcomed_again() {
     let id = WorkerId(world.index);
     world.holds_back = false;
     world.term = Term(2);
-    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
     assert_eq!(world.words(link), ["welcome", "welcome"]);
     world.say(link, Message::Register(registration(link.0)));
     assert_eq!(world.hear(link), [Message::Registered { worker: id, term: Term(2) }]);
@@ -163,7 +164,7 @@ fn a_worker_that_is_welcomed_though_it_is_registered_says_hello_again() {
     world.give(CoreInput::SteppedDown);
     let link = world.greeted("worker-1");
     world.term = Term(2);
-    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
     assert_eq!(world.words(link), ["welcome"]);
     world.say(link, Message::Hello { worker: Some(id) });
     assert_eq!(world.hear(link), [Message::Registered { worker: id, term: Term(2) }]);
@@ -174,8 +175,8 @@ fn a_leader_of_an_older_term_deposes_nobody() {
     let (mut world, links) = World::training(2);
     world.found(true);
     world.restart();
-    world.give(CoreInput::Leader { term: Term(2), leader: Some(1) });
-    world.give(CoreInput::Leader { term: Term(1), leader: Some(7) });
+    world.give(CoreInput::Leader { term: Term(2), leader: Some(FOUNDER) });
+    world.give(CoreInput::Leader { term: Term(1), leader: Some(CoordinatorId(7)) });
     let back = world.relink(links[0]);
     assert_eq!(world.words(back), ["coordinators", "registered"]);
 }
@@ -208,7 +209,7 @@ fn i13_events_and_the_end_of_a_run_wait_for_the_history_and_not_for_ever() {
         State::decode(&world.core.state().encode(), *LOG_FORMATS.end()).expect("it was just made");
     world.give(CoreInput::Installed(Box::new(state)));
     world.term = Term(2);
-    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
     world.operator = world.connect(Role::Operator, "operator");
     world.cancel(1);
     world.hear(world.operator);
@@ -229,7 +230,7 @@ fn between_two_reigns_everyone_is_let_go_and_let_in_again() {
     let (mut world, links) = World::training(2);
     world.holds_back = true;
     (world.term, world.now) = (Term(2), world.now + CORE_TICK);
-    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
     world.beat(links[0]);
     assert_eq!(world.words(links[0]), [""; 0]);
     world.catch_up();
@@ -241,7 +242,7 @@ fn between_two_reigns_everyone_is_let_go_and_let_in_again() {
 fn an_entry_of_a_later_term_ends_a_reign() {
     let (mut world, links) = World::training(2);
     world.term = Term(2);
-    world.apply(CommandEntry { unix_ms: 1, command: Command::Lead { coordinator: 1 } });
+    world.apply(CommandEntry { unix_ms: 1, command: Command::Lead { coordinator: FOUNDER } });
     world.drain();
     world.beat(links[0]);
     world.kill(links[1]);
@@ -260,7 +261,7 @@ fn a_worker_that_says_to_be_another_by_now_is_believed() {
     let command = Command::Register { run, name, registration: registration(77) };
     world.apply(CommandEntry { unix_ms: 1, command });
     world.term = Term(2);
-    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
     assert_eq!(world.hear(links[0]), [Message::Registered { worker: id, term: Term(2) }]);
 }
 

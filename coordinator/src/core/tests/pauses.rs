@@ -1,7 +1,7 @@
 //! What operators ask of a run under way: to pause, to go on, to save a checkpoint.
 
 use everstep_transport::protocol::outcome::PausedBy;
-use everstep_transport::protocol::{CheckpointSpec, OnFailure};
+use everstep_transport::protocol::{CheckpointSpec, OnFailure, RunId};
 
 use super::checkpoints::{complete, failures, finish_all, id, listed, orders, save, saving};
 use super::checkpoints::{settle, unsaved, write};
@@ -15,7 +15,11 @@ fn pausing(workers: u32) -> RunSpec {
 }
 
 impl World {
-    fn ask(&mut self, number: u64, command: impl Fn(u64) -> OperatorCommand) -> Option<Rejection> {
+    fn ask(
+        &mut self,
+        number: u64,
+        command: impl Fn(RunId) -> OperatorCommand,
+    ) -> Option<Rejection> {
         let run = self.core.state().run_id();
         self.hear(self.operator);
         self.request(number, command(run));
@@ -150,7 +154,7 @@ fn what_is_so_already_is_refused_in_words() {
     let again = world.ask(3, OperatorCommand::Pause).expect("it is paused");
     assert!(matches!(again, Rejection::Paused(_)), "{again}");
     assert!(again.to_string().contains("`everstep run resume`"), "{again}");
-    let other = |run| OperatorCommand::Pause(run + 1);
+    let other = |run: RunId| OperatorCommand::Pause(RunId(run.0 + 1));
     assert!(matches!(world.ask(4, other), Some(Rejection::NotTheRun(_))));
     world.cancel(5);
     assert_eq!(world.failure(), "it was cancelled");

@@ -1,4 +1,4 @@
-use everstep_transport::protocol::{Question, Reply};
+use everstep_transport::protocol::{CoordinatorId, Question, Reply};
 
 use super::*;
 
@@ -33,7 +33,7 @@ fn who_reads_from_one_that_does_not_lead_is_told_who_does() {
     world.cut_off = true;
     world.hear(world.operator);
     world.say(world.operator, WATCH);
-    world.give(CoreInput::Leader { term: Term(2), leader: Some(7) });
+    world.give(CoreInput::Leader { term: Term(2), leader: Some(CoordinatorId(7)) });
     world.give(CoreInput::Confirmed { ticket: 1 });
     let known_leader = world.told(2, Some(7), &[(1, 1)]);
     assert_eq!(world.hear(world.operator).last(), Some(&known_leader), "it leads no longer");
@@ -46,7 +46,7 @@ fn who_reads_from_one_that_does_not_lead_is_told_who_does() {
     assert_eq!(world.hear(new), [known_leader], "once, though these are its first words");
     world.cut_off = false;
     world.term = Term(3);
-    world.give(CoreInput::Elected { term: Term(3), id: 1 });
+    world.give(CoreInput::Elected { term: Term(3), id: FOUNDER });
     assert!(!world.words(world.operator).contains(&"update"), "it has asked elsewhere since");
 }
 
@@ -79,7 +79,7 @@ fn looks_of_the_shell_wait_for_a_leader_and_are_confirmed_together() {
     world.give(CoreInput::Confirmed { ticket: 2 });
     assert_eq!(world.ready_reads, [1], "it led no longer");
     world.term = Term(2);
-    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
     world.give(CoreInput::Confirmed { ticket: *world.tickets.last().expect("it has asked again") });
     assert_eq!(world.ready_reads, [1, 3]);
 }

@@ -103,7 +103,7 @@ fn a_node_whose_admission_was_under_way_when_the_leader_fell_asks_again() {
     assert_eq!(world.admitted, [(node.clone(), Some(Refusal::Undecided))]);
     world.catch_up();
     world.term = Term(2);
-    world.give(CoreInput::Elected { term: Term(2), id: 1 });
+    world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
     world.give(ShellInput::Admit { token: [0; 9], node: node.clone() });
     assert_eq!(world.admitted[1..], [(node, None)], "it was counted once");
 }
@@ -168,8 +168,8 @@ fn whose_request_came_before_anybody_led_is_told_who_leads_and_asks_again() {
     world.request(1, OperatorCommand::Submit(run_of(2).into()));
     assert_eq!((world.hear(world.operator), world.log.len()), (vec![], 0));
     world.term = Term(2);
-    world.give(CoreInput::Elected { term: Term(2), id: 1 });
-    world.give(CoreInput::Leader { term: Term(2), leader: Some(1) });
+    world.give(CoreInput::Elected { term: Term(2), id: FOUNDER });
+    world.give(CoreInput::Leader { term: Term(2), leader: Some(FOUNDER) });
     assert_eq!((world.hear(world.operator), world.core.state().run()), (vec![], None), "not kept");
     world.found(true);
     assert_eq!(world.hear(world.operator), [world.told(2, Some(1), &[(1, 1)])]);

@@ -28,9 +28,12 @@ fn a_coordinator_that_is_not_elected_says_and_proposes_nothing() {
     assert!(matches!(core.poll_effect(), Some(CoreEffect::Shell(ShellEffect::History(_)))));
     assert!(matches!(core.poll_effect(), Some(CoreEffect::Shell(ShellEffect::OpenLines(_)))));
     assert_eq!(core.poll_effect(), None);
-    core.handle(Time(0), CoreInput::Elected { term: Term(2), id: 1 });
+    core.handle(Time(0), CoreInput::Elected { term: Term(2), id: FOUNDER });
     let Some(CoreEffect::Propose(entry)) = core.poll_effect() else { panic!("not proposed") };
-    assert_eq!((&entry.command, core.poll_effect()), (&Command::Lead { coordinator: 1 }, None));
+    assert_eq!(
+        (&entry.command, core.poll_effect()),
+        (&Command::Lead { coordinator: FOUNDER }, None)
+    );
     say(&mut core, operator, request(2, OperatorCommand::Submit(run_of(2).into())));
     let Some(CoreEffect::Propose(next)) = core.poll_effect() else { panic!("not proposed") };
     assert_eq!((next.command, core.poll_effect()), (submits(2), None), "it will lead by then");

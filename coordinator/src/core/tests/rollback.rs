@@ -1,5 +1,7 @@
 use std::collections::BTreeSet;
 
+use everstep_transport::protocol::RunId;
+
 use super::*;
 
 /// Two copies on four workers in a ring: two neighbours hold some shards alone.
@@ -151,7 +153,11 @@ fn i21_an_operator_gives_up_what_silent_owners_hold() {
     assert_eq!(world.hear(world.operator), [answer(1, Some(Rejection::NoCheckpoint(Step(3))))]);
     world.request(
         2,
-        OperatorCommand::Rollback { run: run + 1, step: Step(0), generation: Generation(0) },
+        OperatorCommand::Rollback {
+            run: RunId(run.0 + 1),
+            step: Step(0),
+            generation: Generation(0),
+        },
     );
     assert_eq!(world.generation(), Generation(2), "that is another run");
     world.request(3, OperatorCommand::Rollback { run, step: Step(0), generation: Generation(0) });

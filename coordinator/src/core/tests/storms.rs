@@ -110,7 +110,7 @@ impl Storm {
                 self.world.give(CoreInput::SteppedDown);
                 self.world.log.clear();
                 self.world.term = Term(self.world.term.0 + 1);
-                self.world.give(CoreInput::Elected { term: self.world.term, id: 1 });
+                self.world.give(CoreInput::Elected { term: self.world.term, id: FOUNDER });
             }
             Happening::Pass(millis) => self.pass(millis),
         }

@@ -1,3 +1,5 @@
+use everstep_transport::protocol::RunId;
+
 use super::*;
 
 fn states(world: &mut World) -> Vec<WorkerState> {
@@ -160,6 +162,6 @@ fn who_watches_a_run_is_told_no_lines_of_another() {
         }
     };
     assert_eq!(told(&mut world, watch(first, 1)), (first, 2));
-    assert_eq!(told(&mut world, watch(Some(99), 0)), (first, 0));
+    assert_eq!(told(&mut world, watch(Some(RunId(99)), 0)), (first, 0));
     assert_eq!(told(&mut world, watch(None, 0)), (first, 3));
 }

@@ -43,7 +43,7 @@ pub(super) fn log(state: &State, event: &Event) {
             info!(event = "generation", number, generation, members, at_step, redone, "{words}");
         }
         EventKind::Leading { term, coordinator } => {
-            let term = term.0;
+            let (term, coordinator) = (term.0, coordinator.0);
             info!(event = "leading", number, term, coordinator, "{words}");
         }
         EventKind::Registered { worker, name, .. } => {

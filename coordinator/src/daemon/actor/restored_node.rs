@@ -17,7 +17,7 @@ use crate::history::HistorySummary;
 use crate::line_file::LineFiles;
 use crate::log::{Log, SyncFile};
 use crate::node::{Node, NodeOptions};
-use crate::raft::{RaftOptions, ReplicaId};
+use crate::raft::RaftOptions;
 use crate::state::CoordinatorInfo;
 
 /// A node takes a snapshot after this many entries since the last snapshot.
@@ -60,8 +60,10 @@ impl RestoredNode {
         let recalled = RecalledHistory::read(&history_file, reach(&kept.snapshot)?, u64::MAX)?;
         let (entries, history_len) = (kept.entries.len(), recalled.entries);
         match membership.revision {
-            0 if membership.founds.is_some() => tracing::info!(id, "a cluster is founded"),
-            _ => tracing::info!(id, entries, history_len, "coordinator restored from its log"),
+            0 if membership.founds.is_some() => tracing::info!(id = id.0, "a cluster is founded"),
+            _ => {
+                tracing::info!(id = id.0, entries, history_len, "coordinator restored from its log")
+            }
         }
         let start = Instant::now();
         // A founder that has not founded yet has only itself in its membership file.
@@ -71,7 +73,7 @@ impl RestoredNode {
         };
         let options = NodeOptions {
             replica: RaftOptions {
-                id: ReplicaId(id),
+                id: id.into(),
                 seed: own.incarnation,
                 keep: ENTRIES_KEPT_BEFORE_SNAPSHOT,
                 #[cfg(feature = "planted")]

@@ -11,7 +11,7 @@ use crate::daemon::files::Cluster;
 use crate::lines::PAGE;
 use crate::log::LogError;
 use crate::raft::{LogPosition, Snapshot};
-use crate::state::{self, Command, CommandEntry, State};
+use crate::state::{self, Command, CommandEntry, FOUNDER, State};
 
 fn own(cluster: &Cluster) -> state::CoordinatorInfo {
     state::CoordinatorInfo {
@@ -29,10 +29,11 @@ fn own(cluster: &Cluster) -> state::CoordinatorInfo {
 fn i10_a_reader_of_old_events_gets_them_from_the_file_and_the_newest_from_memory() {
     let dir = tempfile::tempdir().expect("a directory");
     let cluster = Cluster::create(dir.path().to_path_buf(), true).expect("a cluster");
-    let mut stored = cluster.stored_history(1).expect("an empty history");
+    let mut stored = cluster.stored_history(FOUNDER).expect("an empty history");
     let mut state = State::default();
     for index in 1..=3_000 {
-        let entry = CommandEntry { unix_ms: index, command: Command::Lead { coordinator: 1 } };
+        let entry =
+            CommandEntry { unix_ms: index, command: Command::Lead { coordinator: FOUNDER } };
         state.apply(index, Term(1), &entry);
         let events = state.new_events().to_vec();
         stored.history_file.take(HistoryEntry { index, events }).expect("written");
@@ -65,7 +66,7 @@ fn i10_a_reader_of_old_events_gets_them_from_the_file_and_the_newest_from_memory
 fn a_disk_that_fails_stops_the_coordinator_with_the_reason() {
     let dir = tempfile::tempdir().expect("a directory");
     let cluster = Cluster::create(dir.path().to_path_buf(), true).expect("a cluster");
-    let stored = cluster.stored_history(1).expect("an empty history");
+    let stored = cluster.stored_history(FOUNDER).expect("an empty history");
     let credentials = cluster.renew_credentials().expect("credentials");
     let own = own(&cluster);
     let (_gate, applicants) = admission_gate();

@@ -115,6 +115,8 @@ impl HistoryIndex {
 
 #[cfg(test)]
 mod tests {
+    use everstep_transport::protocol::RunId;
+
     use super::*;
     use crate::history_coverage::HistoryRecord;
 
@@ -123,7 +125,7 @@ mod tests {
         let (mut index, coverage) = (HistoryIndex::default(), HistoryCoverage::default());
         let length = 8 << 10;
         for number in 1..=200_000 {
-            let entry = HistoryEntry { index: number, events: vec![HistoryEvent::Run(1)] };
+            let entry = HistoryEntry { index: number, events: vec![HistoryEvent::Run(RunId(1))] };
             index.note(&entry, (number * length, (number + 1) * length), &coverage);
             assert!(index.stretches.len() <= MOST_STRETCHES);
         }

@@ -1,3 +1,4 @@
+use everstep_transport::protocol::RunId;
 use everstep_transport::protocol::outcome::EventKind;
 use proptest::prelude::*;
 use std::error::Error;
@@ -33,7 +34,7 @@ impl Room {
 }
 
 fn entry(index: u64) -> HistoryEntry {
-    HistoryEntry { index, events: vec![HistoryEvent::Run(index)] }
+    HistoryEntry { index, events: vec![HistoryEvent::Run(RunId(index))] }
 }
 
 fn all(history_file: &HistoryFile) -> Vec<u64> {

@@ -15,8 +15,8 @@ use everstep_transport::protocol::reason::{
     UnsavedReason,
 };
 use everstep_transport::protocol::{
-    CoordinatorView, Generation, HistoryEntry, HistoryEvent, Lineage, Message, NodeName,
-    OperatorCommand, RequestId, Step, Term, WorkerId, exemplars,
+    CoordinatorId, CoordinatorView, Generation, HistoryEntry, HistoryEvent, Lineage, Message,
+    NodeName, OperatorCommand, RequestId, RunId, Step, Term, WorkerId, exemplars,
 };
 
 use crate::daemon::history_file::HistoryFile;
@@ -78,17 +78,17 @@ fn entries() -> Vec<CommandEntry> {
         EventKind::Standstill { reason: StandstillReason::DeviceHangs { worker, hang } };
     let later = [
         Command::Lose { worker: WorkerId(7), reason: LossReason::DeviceHangs(hang) },
-        Command::Note { run: 1, kind: standstill },
-        Command::End { run: 1, outcome, figures: RunFigures::default(), steps: Step(5) },
+        Command::Note { run: RunId(1), kind: standstill },
+        Command::End { run: RunId(1), outcome, figures: RunFigures::default(), steps: Step(5) },
         Command::ListCheckpoint {
-            run: 1,
+            run: RunId(1),
             checkpoint: exemplars::listed_checkpoint(),
             deleted: vec![damaged],
             skipped: 3,
         },
-        Command::DamageCheckpoint { run: 1, id: damaged, reason: "a bit flipped".into() },
-        Command::FailCheckpoint { run: 1, id: damaged, reason: UnsavedReason::NoPart },
-        Command::SkipCheckpoint { run: 1, id: damaged, earlier: Step(1) },
+        Command::DamageCheckpoint { run: RunId(1), id: damaged, reason: "a bit flipped".into() },
+        Command::FailCheckpoint { run: RunId(1), id: damaged, reason: UnsavedReason::NoPart },
+        Command::SkipCheckpoint { run: RunId(1), id: damaged, earlier: Step(1) },
         Command::LeaveAll { generation: Generation(4) },
         Command::Preempt { worker: WorkerId(7), notice: exemplars::notice() },
     ];
@@ -139,17 +139,17 @@ fn first_entries() -> Vec<CommandEntry> {
     let id = RequestId { client: 1, number: 2 };
     let owners = vec![OwnerWait { worker: WorkerId(7), waited_ms: 3 }];
     let commands = [
-        Command::Register { run: 1, name: name(), registration: registration() },
-        Command::Lead { coordinator: 1 },
+        Command::Register { run: RunId(1), name: name(), registration: registration() },
+        Command::Lead { coordinator: CoordinatorId(1) },
         Command::Lose { worker: WorkerId(7), reason: LossReason::Failed("gone".into()) },
         Command::Drain { worker: WorkerId(7) },
         Command::Generation(change),
         Command::LoseLines {
-            lineage: Lineage { run: 1, rollback: Generation(2) },
+            lineage: Lineage { run: RunId(1), rollback: Generation(2) },
             gap: Gap { from: Step(3), to: Step(4) },
         },
-        Command::Note { run: 1, kind: unable },
-        Command::End { run: 1, outcome, figures: RunFigures::default(), steps: Step(5) },
+        Command::Note { run: RunId(1), kind: unable },
+        Command::End { run: RunId(1), outcome, figures: RunFigures::default(), steps: Step(5) },
         Command::Request {
             id,
             command: OperatorCommand::Submit(exemplars::run().into()),
@@ -160,9 +160,9 @@ fn first_entries() -> Vec<CommandEntry> {
             founder: coordinator.clone(),
             tokens: vec![exemplars::token()],
         },
-        Command::Coordinator { id: Some(1), coordinator },
-        Command::ShutOut { coordinator: 3 },
-        Command::Recover { survivor: 1 },
+        Command::Coordinator { id: Some(CoordinatorId(1)), coordinator },
+        Command::ShutOut { coordinator: CoordinatorId(3) },
+        Command::Recover { survivor: CoordinatorId(1) },
         Command::SpendToken { token: [6; 9], node: name() },
         Command::Died(loss),
         Command::AwaitOwners { generation: Generation(3), owners, awaited: None },
@@ -193,11 +193,16 @@ fn kept() -> DurableState {
 }
 
 fn membership() -> Membership {
-    let view = CoordinatorView { id: 1, name: name(), address: address(), api: Some(address()) };
+    let view = CoordinatorView {
+        id: CoordinatorId(1),
+        name: name(),
+        address: address(),
+        api: Some(address()),
+    };
     Membership {
         name: name(),
         incarnation: 4,
-        id: Some(1),
+        id: Some(CoordinatorId(1)),
         founds: Some(false),
         seals: [[7; 32]; 3],
         revision: 2,
@@ -207,12 +212,12 @@ fn membership() -> Membership {
 
 fn history_entries() -> Vec<HistoryEntry> {
     let events = rich_and_over().events().to_vec();
-    let alone = |event| vec![HistoryEvent::Run(1), HistoryEvent::Event(event)];
+    let alone = |event| vec![HistoryEvent::Run(RunId(1)), HistoryEvent::Event(event)];
     (1..).zip(events).map(|(index, event)| HistoryEntry { index, events: alone(event) }).collect()
 }
 
 fn history() -> LineHistory {
-    let lineage = Lineage { run: 1, rollback: Generation(0) };
+    let lineage = Lineage { run: RunId(1), rollback: Generation(0) };
     LineHistory { lineage, ..LineHistory::default() }
 }
 

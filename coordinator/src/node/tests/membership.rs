@@ -1,11 +1,13 @@
 //! How a process becomes a coordinator, and how it ceases to be one. The test switches a
 //! coordinator off as soon as the others have let it go.
 
+use everstep_transport::protocol::RunId;
+
 use super::*;
 
 impl World {
     /// Switches a coordinator off if the others have told it of its removal, or have shut it out.
-    fn switch_off_if_removed(&mut self, id: u64) -> bool {
+    fn switch_off_if_removed(&mut self, id: CoordinatorId) -> bool {
         let name = &self.nodes[&id].introduction.own().name;
         let let_go = self.removed.contains(&id) || self.shut_out.contains(name);
         if let_go {
@@ -25,7 +27,7 @@ fn who_is_removed_is_told_and_the_others_go_on() {
     assert_eq!(world.removed.first(), Some(&ids[2]));
     world.kill(ids[2]);
     assert_eq!(
-        world.command(2, OperatorCommand::Cancel(1)).map(|it| it.is_some()),
+        world.command(2, OperatorCommand::Cancel(RunId(1))).map(|it| it.is_some()),
         Some(true),
         "there is no run"
     );
@@ -36,11 +38,11 @@ fn who_is_removed_is_told_and_the_others_go_on() {
 fn of_two_either_can_be_removed() {
     for leads in [true, false] {
         let mut world = World::founded();
-        let ids = [1, world.join(2)];
+        let ids = [FOUNDER, world.join(2)];
         world.pass(1_000);
         let leader = world.leader().expect("one of them leads");
         let gone = ids.into_iter().find(|id| (*id == leader) == leads).expect("one of two");
-        let stays = ids[0] + ids[1] - gone;
+        let stays = ids.into_iter().find(|id| *id != gone).expect("the other");
         assert_eq!(world.command(1, OperatorCommand::Remove(gone)), Some(None));
         world.pass(1_000);
         assert_eq!((world.voters(stays), world.leader()), (vec![stays], Some(stays)));
@@ -51,21 +53,21 @@ fn of_two_either_can_be_removed() {
 /// The history is no part of the log. A coordinator that has joined late may not have it yet.
 #[test]
 fn i13_nobody_is_let_go_while_it_can_tell_the_leader_of_history_that_this_lacks() {
-    type Way = fn(&mut World, u64);
+    type Way = fn(&mut World, CoordinatorId);
     let told: Way = |world, it| {
         world.nodes.get_mut(&it).expect("it leads").restore_history(HistoryCache::default())
     };
     let restarted: Way = |world, it| {
-        world.kill(1);
+        world.kill(FOUNDER);
         world.pass(5_000);
         assert_eq!(world.shut_out.len(), 0, "it may come back");
-        world.start(1, own(1));
+        world.start(FOUNDER, own(1));
         world.pass(6_000);
         assert_eq!(world.shut_out.len(), 0, "it has come back");
         world.nodes.get_mut(&it).expect("it leads").restore_history(HistoryCache::default());
     };
     let gone: Way = |world, _| {
-        world.kill(1);
+        world.kill(FOUNDER);
         world.pass(10_000);
     };
     let dumb: Way = |world, _| world.pass(120_000);
@@ -74,7 +76,7 @@ fn i13_nobody_is_let_go_while_it_can_tell_the_leader_of_history_that_this_lacks(
         let stays = world.join(2);
         world.pass(1_000);
         world.nodes.get_mut(&stays).expect("it has joined").history.on_snapshot();
-        assert_eq!(world.command(1, OperatorCommand::Remove(1)), Some(None));
+        assert_eq!(world.command(1, OperatorCommand::Remove(FOUNDER)), Some(None));
         world.pass(1_000);
         assert_eq!((world.voters(stays), world.leader()), (vec![stays], Some(stays)));
         assert_eq!((world.removed.len(), world.shut_out.len()), (0, 0));
@@ -98,18 +100,18 @@ fn nobody_of_two_is_let_go_before_the_other_knows_it_for_good() {
         let mut world = World::founded();
         let gone = world.join(2);
         world.pass(1_000);
-        if world.leader() != Some(1) {
-            assert_eq!(world.transfer(Some(1)), Some(None));
+        if world.leader() != Some(FOUNDER) {
+            assert_eq!(world.transfer(Some(FOUNDER)), Some(None));
         }
-        let link = world.connect(1, identity(Role::Operator, "operator"));
+        let link = world.connect(FOUNDER, identity(Role::Operator, "operator"));
         let id = RequestId { client: 7, number: 1 };
         world.say(link, Message::Request { id, command: OperatorCommand::Remove(gone) });
-        world.later(Duration::from_micros(moment), SimEvent::Stalls(1));
+        world.later(Duration::from_micros(moment), SimEvent::Stalls(FOUNDER));
         world.pass(200);
         let_go += u64::from(world.switch_off_if_removed(gone));
-        world.kill(1);
+        world.kill(FOUNDER);
         world.stalled = None;
-        world.start(1, own(1));
+        world.start(FOUNDER, own(1));
         world.pass(3_000);
         assert!(world.leader().is_some(), "stalled after {moment} µs");
     }
@@ -259,7 +261,7 @@ fn i13_the_newest_events_are_known_before_anybody_has_told_the_history() {
     world.tells = false;
     let joins = world.join(2);
     world.pass(1_000);
-    let events = |id: u64| world.nodes[&id].core().events_after(0);
-    assert!(matches!(events(1), EventsAfter::Recent([_, ..])));
-    assert_eq!(events(joins), events(1));
+    let events = |id: CoordinatorId| world.nodes[&id].core().events_after(0);
+    assert!(matches!(events(FOUNDER), EventsAfter::Recent([_, ..])));
+    assert_eq!(events(joins), events(FOUNDER));
 }

@@ -4,7 +4,7 @@ use super::*;
 use crate::node::state_comparison::COMPARED_ENTRIES;
 
 /// Three coordinators that have compared their states at least once.
-fn compared() -> (World, [u64; 3]) {
+fn compared() -> (World, [CoordinatorId; 3]) {
     let (mut world, ids) = World::of_three();
     for number in 1..=COMPARED_ENTRIES {
         world.command(number, OperatorCommand::RevokeToken(exemplars::token().id()));
@@ -16,10 +16,10 @@ fn compared() -> (World, [u64; 3]) {
 fn i14_coordinators_tell_each_other_of_their_states() {
     let (world, ids) = compared();
     let own = |id| world.nodes[&id].comparison.own;
-    assert!(own(1).is_some_and(|(index, _)| index >= COMPARED_ENTRIES));
+    assert!(own(FOUNDER).is_some_and(|(index, _)| index >= COMPARED_ENTRIES));
     for id in ids {
         let others = ids.into_iter().filter(|other| *other != id);
-        let told = others.map(|other| (ReplicaId(other), own(other).expect("a digest")));
+        let told = others.map(|other| (ReplicaId::from(other), own(other).expect("a digest")));
         assert_eq!(world.nodes[&id].comparison.others, told.collect(), "as coordinator {id} knows");
     }
 }

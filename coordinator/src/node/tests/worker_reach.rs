@@ -95,7 +95,7 @@ fn workers_without_a_part_in_the_run_take_the_lead_to_nobody() {
 
 impl World {
     /// A worker of the run connects to a coordinator and says its id.
-    fn greet(&mut self, id: u64, worker: &Identity) {
+    fn greet(&mut self, id: CoordinatorId, worker: &Identity) {
         let link = self.connect(id, worker.clone());
         let known = self.nodes[&id].core.state().on_node(&worker.name);
         self.say(link, Message::Hello { worker: known });

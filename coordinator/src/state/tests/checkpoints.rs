@@ -32,13 +32,13 @@ fn list(step: u64, generation: u64) -> CommandEntry {
 
 /// As [`list`], where so many were skipped before.
 fn list_after(step: u64, generation: u64, skipped: u64) -> CommandEntry {
-    let (run, checkpoint, deleted) = (1, checkpoint(step, generation), vec![]);
+    let (run, checkpoint, deleted) = (RunId(1), checkpoint(step, generation), vec![]);
     entry(Command::ListCheckpoint { run, checkpoint, deleted, skipped })
 }
 
 fn damage(step: u64, generation: u64) -> CommandEntry {
     let reason = "a bit flipped".into();
-    entry(Command::DamageCheckpoint { run: 1, id: id(step, generation), reason })
+    entry(Command::DamageCheckpoint { run: RunId(1), id: id(step, generation), reason })
 }
 
 fn id(step: u64, generation: u64) -> CheckpointId {
@@ -120,7 +120,7 @@ pub(crate) fn rich_and_over() -> State {
 #[test]
 fn a_checkpoint_that_is_not_of_the_runs_history_is_not_listed() {
     let (checkpoint, deleted, skipped) = (checkpoint(2, 1), vec![], 0);
-    let of_run_2 = Command::ListCheckpoint { run: 2, checkpoint, deleted, skipped };
+    let of_run_2 = Command::ListCheckpoint { run: RunId(2), checkpoint, deleted, skipped };
     assert_eq!(refused(&[entry(of_run_2)]), "run 2 is not the current one");
     for step in [0, 11] {
         let words = format!("steps {step} to {step} are not all settled");
@@ -151,7 +151,7 @@ fn a_listing_is_an_event_and_drops_what_the_run_does_not_keep() {
     let (seconds, state_hash) = (1.5, "07".repeat(32));
     let (step, bytes) = (Step(6), 900);
     assert_eq!(event.kind, EventKind::Checkpoint { step, bytes, seconds, state_hash });
-    let (run, checkpoint, deleted, skipped) = (1, checkpoint(8, 1), vec![id(2, 1)], 0);
+    let (run, checkpoint, deleted, skipped) = (RunId(1), checkpoint(8, 1), vec![id(2, 1)], 0);
     let told = entry(Command::ListCheckpoint { run, checkpoint, deleted, skipped });
     let state = after(&[list(2, 1), list(4, 1), list(6, 1), told, list(10, 1)]);
     assert_eq!((listed(&state), doomed(&state)), (vec![8, 10], vec![4, 6]));
@@ -221,7 +221,7 @@ fn the_checkpoints_of_undone_steps_come_again_by_another_generation() {
 #[test]
 fn an_operator_goes_back_to_a_listed_step() {
     let ask = |step| {
-        let (run, step, generation) = (1, Step(step), Generation(0));
+        let (run, step, generation) = (RunId(1), Step(step), Generation(0));
         request(1, OperatorCommand::Rollback { run, step, generation })
     };
     let listed = [list(2, 1), list(4, 1), damage(4, 1)];

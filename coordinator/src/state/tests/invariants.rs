@@ -15,7 +15,7 @@ fn broken(entries: &[CommandEntry], bug: impl FnOnce(&mut State), last: &Command
 }
 
 fn nothing() -> CommandEntry {
-    entry(Command::Lead { coordinator: 1 })
+    entry(Command::Lead { coordinator: FOUNDER })
 }
 
 #[test]
@@ -40,7 +40,7 @@ fn i1_a_member_that_is_not_enrolled_stops_the_process() {
 #[test]
 #[should_panic(expected = "I5: settled steps go back from 2 to 0")]
 fn i5_settled_steps_that_go_back_stop_the_process() {
-    let (run, outcome) = (1, Outcome::Failed { name: None, reason: FailReason::Cancelled });
+    let (run, outcome) = (RunId(1), Outcome::Failed { name: None, reason: FailReason::Cancelled });
     let figures = exemplars::figures();
     let end = entry(Command::End { run, outcome, figures, steps: Step(2) });
     let entries = [&two_members()[..], &[end]].concat();

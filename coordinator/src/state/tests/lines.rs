@@ -12,7 +12,7 @@ fn a_rollback_and_a_run_begin_another_history_of_lines() {
     for (entry, index) in two_members().iter().zip(1..) {
         state.apply(index, Term(1), entry);
     }
-    let lineage = |run, rollback| Lineage { run, rollback: Generation(rollback) };
+    let lineage = |run, rollback| Lineage { run: RunId(run), rollback: Generation(rollback) };
     assert_eq!(state.lines().lineage, lineage(1, 0));
     let back = altered(2, &[2, 3], |change| {
         (change.record.cause, change.record.term) = (Cause::Rollback, Term(1));
@@ -39,7 +39,7 @@ fn lines_are_lost_only_of_settled_steps_and_of_the_same_history() {
     });
     assert_eq!(state.apply(5, Term(1), &resumed), EntryOutcome::Accepted);
     let mut lose = |index, run, (from, to)| {
-        let lineage = Lineage { run, ..Lineage::default() };
+        let lineage = Lineage { run: RunId(run), ..Lineage::default() };
         let gap = Gap { from: Step(from), to: Step(to) };
         state.apply(index, Term(1), &entry(Command::LoseLines { lineage, gap }))
             == EntryOutcome::Accepted

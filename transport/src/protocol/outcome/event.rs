@@ -6,9 +6,8 @@
 use rkyv::{Archive, Deserialize, Serialize};
 
 use super::{PausedBy, WaitNotice};
-use crate::protocol::cluster::CoordinatorId;
 use crate::protocol::generation::Cause;
-use crate::protocol::ids::{Generation, NodeName, Shard, Step, Term, WorkerId};
+use crate::protocol::ids::{CoordinatorId, Generation, NodeName, Shard, Step, Term, WorkerId};
 use crate::protocol::model::{ModelPlace, WriteFailure};
 use crate::protocol::preemption::PreemptionNotice;
 use crate::protocol::reason::{

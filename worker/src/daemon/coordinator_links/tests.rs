@@ -6,7 +6,7 @@ use actix::{Actor, Context, Handler};
 use everstep_transport::identity::{
     AdmissionDecision, Applicant, Authority, Enrolment, Gatekeeper, NODE_LIFETIME, TokenLimits,
 };
-use everstep_transport::protocol::Message;
+use everstep_transport::protocol::{CoordinatorId, Message};
 use everstep_transport::quic::Settings;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
@@ -157,7 +157,7 @@ impl Worker {
 
     fn learn(&self, coordinators: &[(&str, SocketAddr)]) {
         let view = |(at, (name, address)): (usize, &(&str, SocketAddr))| CoordinatorView {
-            id: at as u64 + 1,
+            id: CoordinatorId(at as u64 + 1),
             name: NodeName::parse(name).unwrap(),
             address: *address,
             api: None,
