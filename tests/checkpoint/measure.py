@@ -15,8 +15,10 @@ nothing happened to.
 directories. The time begins with the start of the coordinator, and no command is given.
 
 `cost` trains the same run with a checkpoint every five steps and without checkpoints, in turn, and
-prints the ratio of the median steps and of the longest steps. With --megabytes-per-second the
-checkpoints go to a disk that writes no faster (Linux with cgroup version 1, root).
+prints the ratio of the median steps and of the longest steps. It also prints what the steps beside
+which a checkpoint is written take beyond the others, as a share of all. With
+--megabytes-per-second the checkpoints go to a disk that writes no faster (Linux with cgroup
+version 1, root).
 
 Standard output is JSON, and what happens goes to standard error.
 """
@@ -39,6 +41,11 @@ from typing import TypeVar
 ROOT = Path(__file__).resolve().parents[2]
 # Where a device's writes are limited: groups of processes, in version 1 of cgroups.
 GROUPS = Path("/sys/fs/cgroup/blkio")
+
+# How large the default text is.
+DEFAULT_TEXT_BYTES = 32_000_000
+# How many steps lie between two checkpoints.
+EVERY = 5
 
 T = TypeVar("T")
 
@@ -122,9 +129,9 @@ class Cluster:
 class Local:
     """A run by `everstep train`, and by `everstep resume` after a kill."""
 
-    def __init__(self, cluster: Cluster, steps: int) -> None:
+    def __init__(self, cluster: Cluster, data: str, steps: int) -> None:
         self.cluster, self.dir = cluster, cluster.scratch / "run"
-        config = cluster.configure("run", "[checkpoint]\nevery = 5\n")
+        config = cluster.configure("run", f"{data}[checkpoint]\nevery = {EVERY}\n")
         self.launcher = cluster.begin(
             "train", "--config", config, "--steps", steps, "--workers", 2, "--dir", self.dir)
 
@@ -151,19 +158,19 @@ class Local:
 class Daemons:
     """A coordinator and workers, each started by hand, before and after a kill."""
 
-    def __init__(self, cluster: Cluster, steps: int) -> None:
+    def __init__(self, cluster: Cluster, data: str, steps: int) -> None:
         self.cluster, self.dir = cluster, cluster.scratch / "coordinator"
         self.listen, self.api = (f"127.0.0.1:{free_port()}" for _ in range(2))
         self.daemons = [self.coordinator("--bootstrap")]
-        config = cluster.configure("daemons", f'''
+        config = cluster.configure("daemons", f'''{data}
 [run]
 steps = {steps}
 start_workers = 2
 [checkpoint]
-every = 5
+every = {EVERY}
 path = "{cluster.scratch / "store"}"
 ''')
-        until("the coordinator answers", lambda: self.ask("coordinator", "status") is not None)
+        until("the coordinator answers", lambda: self.ask("coordinator", "status"))
         if self.ask("run", "submit", config) is None:
             fail("the run is refused", cluster.said())
         self.daemons += self.workers(2)
@@ -180,7 +187,9 @@ path = "{cluster.scratch / "store"}"
     def ask(self, *words: object) -> str | None:
         """What an operator's command prints, or None where it fails."""
         command = [str(word) for word in (self.cluster.program, *words, "--dir", self.dir)]
-        done = subprocess.run(command, env=self.cluster.environment, capture_output=True, text=True)
+        with open(self.cluster.scratch / "log", "a") as log:
+            done = subprocess.run(command, env=self.cluster.environment, stderr=log,
+                                  stdout=subprocess.PIPE, text=True)
         return done.stdout if done.returncode == 0 else None
 
     def kill(self) -> None:
@@ -224,10 +233,11 @@ def revivals(cluster: Cluster, kind: type, kills: int, dice: random.Random) -> d
     """Kills everything `kills` times, while one run goes on."""
     # A cycle lasts some six steps; what remains at the end is trained without a kill.
     steps = 40 + 9 * kills
-    alone = cluster.scratch / "alone"
-    cluster.run("train", "--steps", steps, "--workers", 2, "--dir", alone)
+    alone, data = cluster.scratch / "alone", text_for_all(cluster)
+    cluster.run("train", "--config", cluster.configure("alone", data), "--steps", steps,
+                "--workers", 2, "--dir", alone)
     begun_ms = unix_ms()
-    run = kind(cluster, steps)
+    run = kind(cluster, data, steps)
     first_steps, undone = [], []
     for kill in range(kills):
         # The random moment: some steps after the first one, and some checkpoints with them.
@@ -250,6 +260,14 @@ def revivals(cluster: Cluster, kind: type, kills: int, dice: random.Random) -> d
         fail("another hash than that of the undisturbed run", " ".join(hashes))
     return {"kills": kills, "first_step_seconds": quantiles(first_steps),
             "steps_undone": quantiles(undone), "state_hash": hashes[1]}
+
+
+def text_for_all(cluster: Cluster) -> str:
+    """The key of a text that daemons see, too, as large as the default one."""
+    sources = b"".join(path.read_bytes() for path in sorted(ROOT.glob("**/src/**/*.rs")))
+    path = cluster.scratch / "text.txt"
+    path.write_bytes((sources * (1 + DEFAULT_TEXT_BYTES // len(sources)))[:DEFAULT_TEXT_BYTES])
+    return f'[data]\npath = "{path}"\n'
 
 
 def wait_for_line(run: Local | Daemons, after_ms: int) -> dict:
@@ -301,9 +319,9 @@ def cost(cluster: Cluster, arguments: argparse.Namespace) -> dict:
     disk = Disk(cluster.scratch, arguments.megabytes_per_second)
     with disk:
         stored = cluster.configure(
-            "with", f'{text}\n[checkpoint]\nevery = 5\nkeep = 2\npath = "{disk.path}"\n')
+            "with", f'{text}\n[checkpoint]\nevery = {EVERY}\nkeep = 2\npath = "{disk.path}"\n')
         sides = {"with": stored, "without": cluster.configure("without", text)}
-        pairs = []
+        pairs, stored_steps = [], []
         for number in range(arguments.rounds):
             order = list(sides) if number % 2 == 0 else list(reversed(sides))
             pair = {}
@@ -313,6 +331,8 @@ def cost(cluster: Cluster, arguments: argparse.Namespace) -> dict:
                             "--workers", arguments.workers, "--dir", run, group=disk.group)
                 # The first steps are those of caches and of a model that was just built.
                 took = [line["seconds"] * 1000 for line in lines(run)][10:]
+                if side == "with":
+                    stored_steps += [line for line in lines(run) if line["step"] > 10]
                 pair[side] = {"median_ms": statistics.median(took), "longest_ms": max(took)}
             written = [json.loads(line) for line in
                        (cluster.scratch / f"with-{number}/events.jsonl").read_text().splitlines()]
@@ -324,7 +344,24 @@ def cost(cluster: Cluster, arguments: argparse.Namespace) -> dict:
             disk.empty()
     return {"megabytes_per_second": arguments.megabytes_per_second, "pairs": pairs,
             "median_ratio": statistics.median(pair["ratio"] for pair in pairs),
-            "median_longest_ratio": statistics.median(pair["longest_ratio"] for pair in pairs)}
+            "median_longest_ratio": statistics.median(pair["longest_ratio"] for pair in pairs),
+            **by_position(stored_steps)}
+
+
+def by_position(steps: list[dict]) -> dict:
+    """What the steps that write a checkpoint take beyond the others of the same run.
+
+    No other run has to be as fast for this: the machine's speed drifts. What each step would take
+    longer because there are checkpoints at all, it cannot show."""
+    times: list[list[float]] = [[] for _ in range(EVERY)]
+    for step in steps:
+        times[step["step"] % EVERY].append(step["seconds"] * 1000)
+    medians = [statistics.median(these) for these in times]
+    # A checkpoint of step 5 is written while step 6 is computed, and perhaps step 7.
+    others = statistics.median(step for position in (3, 4, 0) for step in times[position])
+    extra = sum(medians[position] - others for position in (1, 2)) / EVERY
+    return {"steps": len(steps), "median_ms_by_position": medians,
+            "share_of_writing": extra / others}
 
 
 class Disk:
