@@ -24,9 +24,9 @@ pub(in crate::cluster) struct CoordinatorProcess {
     address: SocketAddr,
     api: Option<String>,
     stage: ProcessStage,
-    /// The times of its recent ends and failed starts.
+    /// The times of its recent ends and failed starts. See [`CRASH_WINDOW`].
     breaks: Vec<Instant>,
-    /// More breaks than this within [`CRASH_WINDOW`] are an error.
+    /// As many breaks as this are an error.
     most_breaks: usize,
     restarts: u32,
     /// Since when its directory cannot be used, and how long the next pause is.
@@ -42,10 +42,11 @@ enum ProcessStage {
     Removed,
 }
 
-/// Breaks within [`CRASH_WINDOW`] that are too many for a coordinator that is alone. Where others
-/// lead meanwhile, too many are this many times the number of coordinators.
+/// Breaks that are too many for a coordinator that is alone. Where others lead meanwhile, too many
+/// are this many times the number of coordinators.
 const MAX_CRASHES: usize = 5;
-/// The time in which breaks count together. See [`MAX_CRASHES`].
+/// Once a process has listened, breaks longer ago than this no longer count. Failed starts in a row
+/// count together, however long each of them takes.
 const CRASH_WINDOW: Duration = Duration::from_secs(10);
 /// The most coordinators that a launcher starts.
 const MAX_COORDINATORS: u32 = 5;
@@ -133,6 +134,7 @@ impl CoordinatorProcess {
                 }
                 Some(end) if end.expected && !is_member => self.stage = ProcessStage::Removed,
                 Some(end) => {
+                    self.breaks.retain(|at| at.elapsed() < CRASH_WINDOW);
                     self.count_break(process.failure(end))?;
                     self.restart(directory, daemons)?;
                 }
@@ -235,13 +237,11 @@ impl CoordinatorProcess {
         is_of_a_place(why) && !(is_of_missing_file(why) && self.home.is_dir())
     }
 
-    /// Counts a break. Too many within a short time are an error. An error of its directory is no
-    /// break.
+    /// Counts a break. Too many are an error. An error of its directory is no break.
     fn count_break(&mut self, why: ClusterError) -> Result<(), ClusterError> {
         if self.is_homeless(&why) {
             return Err(why);
         }
-        self.breaks.retain(|at| at.elapsed() < CRASH_WINDOW);
         self.breaks.push(Instant::now());
         if self.breaks.len() < self.most_breaks { Ok(()) } else { Err(why) }
     }
