@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 #: How long children may take to end after their run, seconds.
 END_TIMEOUT = 5.0
@@ -95,7 +95,8 @@ class Launcher:
         for worker in self._workers:
             if not _await(worker, timeout):
                 worker.terminate()
-        for process in (self._process, *self._workers):
+        processes: list[subprocess.Popen[Any]] = [self._process, *self._workers]
+        for process in processes:
             if not _await(process, END_TIMEOUT):
                 process.kill()
                 process.wait()
@@ -142,7 +143,7 @@ def _stderr() -> int | None:
         return subprocess.STDOUT
 
 
-def _await(process: subprocess.Popen, timeout: float) -> bool:  # type: ignore[type-arg]
+def _await(process: subprocess.Popen[Any], timeout: float) -> bool:
     try:
         process.wait(timeout)
     except subprocess.TimeoutExpired:

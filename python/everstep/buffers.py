@@ -156,7 +156,7 @@ class Statistics:
 
 def _of_norms(model: torch.nn.Module) -> list[str]:
     """The running statistics of the batch norms and instance norms of a model."""
-    found = []
+    found: list[str] = []
     for prefix, module in model.named_modules():
         if isinstance(module, SyncBatchNorm):
             raise TypeError(

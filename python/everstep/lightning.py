@@ -123,9 +123,11 @@ class TrainerFacts:
     def __init__(self, datamodule: Any, accumulate: int) -> None:
         self.datamodule = datamodule
         self.accumulate_grad_batches = accumulate
-        self.max_steps, self.max_epochs = -1, None
+        self.max_steps = -1
+        self.max_epochs: int | None = None
         self.global_step = self.current_epoch = 0
-        self.logger, self.loggers, self.progress_bar_callback = None, [], None
+        self.logger = self.progress_bar_callback = None
+        self.loggers: list[Any] = []
         self.training, self.validating, self.sanity_checking = True, False, False
         self.is_global_zero, self.fast_dev_run, self.barebones = True, False, False
 
@@ -191,7 +193,8 @@ class _Steps:
 
     def validate(self, batch: Any) -> dict[str, Any]:
         """The mean loss of a batch of held-out samples, and one more mean."""
-        self._values = values = {}
+        values: dict[str, Any] = {}
+        self._values = values
         try:
             found = self._validation(self._ready(batch), 0)
         finally:

@@ -106,8 +106,8 @@ def overridden(owners: list[Any], name: str) -> Any:
     return None
 
 
-def loader(owners: list[Any], given: Any, name: str) -> DataLoader[Any]:
-    """The loader of training, whose samples and batch size are the run's."""
+def loader(owners: list[Any], given: Any, name: str) -> Any:
+    """The ``DataLoader`` of training, whose samples and batch size are the run's."""
     hook = overridden(owners, name)
     if given is None and hook is None:
         raise ValueError(f"there is no data: give a DataLoader, or a module with {name}")
@@ -116,7 +116,7 @@ def loader(owners: list[Any], given: Any, name: str) -> DataLoader[Any]:
     is_plain = kind is SequentialSampler or (
         kind is RandomSampler
         and not sampler.replacement
-        and sampler.num_samples == len(found.dataset)  # type: ignore[arg-type]
+        and sampler.num_samples == len(found.dataset)
     )
     if not is_plain:
         raise TypeError(
@@ -146,7 +146,7 @@ def held_out(
     return found
 
 
-def _loader(found: Any) -> DataLoader[Any]:
+def _loader(found: Any) -> Any:
     if isinstance(found, (list, tuple)) and len(found) == 1:
         found = found[0]
     if not isinstance(found, DataLoader):

@@ -169,7 +169,8 @@ def _tables(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list
 
 def _nesterov(group: dict[str, Any], table: list[Entry], steps: int) -> list[tuple[float, ...]]:
     """NAdam's momentum of each step and of the next one, and the product of all so far."""
-    decay, product, schedules = float(group["momentum_decay"]), 1.0, []
+    decay, product = float(group["momentum_decay"]), 1.0
+    schedules: list[tuple[float, ...]] = []
     for step in range(1, steps + 1):
         beta = table[min(step, len(table)) - 1][1][0]
         now, then = (beta * (1.0 - 0.5 * 0.96 ** (at * decay)) for at in (step, step + 1))

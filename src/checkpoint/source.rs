@@ -60,8 +60,21 @@ impl CheckpointSource {
     pub(super) fn open(&self) -> Result<Box<dyn Store>, Failure> {
         match self {
             Self::Store { place, .. } => open(place),
-            Self::Cluster(cluster) => open(&of_views(cluster, &views(cluster)?)?),
+            Self::Cluster(cluster) => open_listed(&of_views(cluster, &views(cluster)?)?),
         }
+    }
+}
+
+/// Opens the store in which a cluster lists checkpoints.
+fn open_listed(place: &Place) -> Result<Box<dyn Store>, Failure> {
+    match place {
+        Place::Directory(path) if !path.is_dir() => {
+            Err(Failure::new(Exit::Usage, "the checkpoints cannot be read here")
+                .at(path.display())
+                .because("this machine has no such directory, and the workers' machines have it")
+                .next("run this on a machine that sees it, with the store's path as --dir"))
+        }
+        place => open(place),
     }
 }
 

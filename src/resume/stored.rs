@@ -40,6 +40,10 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
         check(&flags.from, &flags.local.device, &run, registry)?;
         check_stored(&run, &manifest, registry)?;
     }
+    // Before the store is claimed: nothing is undone if it is damaged.
+    if flags.step.is_some() {
+        checkpoint::must_be_whole(&*store, manifest.step)?;
+    }
     if let Some(spec) = &run.checkpoint {
         store_check::check(spec, StoreUse::Resume)?;
     }

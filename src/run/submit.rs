@@ -19,7 +19,7 @@ use crate::failure::{Exit, Failure};
 use crate::operator::{ClusterHandle, OperatorError};
 use crate::resume::ClaimedRun;
 use crate::store_check::{self, StoreUse};
-use crate::{output, resume, train};
+use crate::{checkpoint, output, resume, train};
 
 pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
     let (run, stored) = match (&flags.from, &flags.file) {
@@ -103,6 +103,10 @@ fn stored(
     }
     let next = "submit it with the program that began it";
     registry.validate(&run).map_err(|error| refused(error.to_string(), next))?;
+    // Before the store is claimed: nothing is undone if it is damaged.
+    if flags.step.is_some() {
+        checkpoint::must_be_whole(&*checkpoint::open(&place)?, step)?;
+    }
     output::say(format_args!("goes on from the checkpoint of step {step} in {place}"));
     Ok((run, stored))
 }

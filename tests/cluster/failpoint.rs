@@ -36,6 +36,10 @@ struct Scene<'a> {
     log: PathBuf,
 }
 
+/// As many checkpoints as a run keeps whose test looks at all of them at its end: one that was
+/// listed and cannot be used would be deleted before.
+const ALL: i64 = 1_000;
+
 /// The small run, with `steps` steps, and with `settings` on top.
 fn world(steps: i64, settings: &[(&'static str, i64)]) -> World {
     let world = World::new().with("run.steps", steps).with("redundancy.copies", 3);
@@ -233,7 +237,7 @@ fn program(folder: &Path, coordinators: &[&str], log: &Path) -> PathBuf {
 
 /// The newest checkpoints that a complete run has listed, as many as it keeps, are in its store,
 /// and all of what is there is whole. Returns the run's events.
-fn assert_stored(world: &World, dir: &Path, (keep, what): (usize, &str)) -> Vec<Value> {
+fn assert_stored(world: &World, dir: &Path, (keep, what): (i64, &str)) -> Vec<Value> {
     let checkpoint = |verb: &str, more: &[&str]| {
         let dir = dir.to_str().expect("UTF-8");
         world.start(&[&["checkpoint", verb, "--dir", dir], more].concat()).end()
@@ -250,7 +254,7 @@ fn assert_stored(world: &World, dir: &Path, (keep, what): (usize, &str)) -> Vec<
     let of_listed = events.iter().filter(|event| event["event"] == "checkpoint");
     let listed: Vec<_> = of_listed.map(|event| &event["step"]).collect();
     assert!(!listed.is_empty(), "{what}: there are checkpoints");
-    let newest = &listed[listed.len().saturating_sub(keep)..];
+    let newest = &listed[listed.len().saturating_sub(keep as usize)..];
     let all = newest.iter().all(|step| there.contains(step));
     assert!(all, "{what}: {there:?} lacks some of {listed:?}");
     events

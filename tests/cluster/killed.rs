@@ -11,6 +11,8 @@ use serde_json::Value;
 use crate::world::{CoordinatorGroup, Program, Run, Signal, World, chance, show, until};
 
 const STEPS: usize = 60;
+/// The last step after which a run is killed. It trains on until it is dead.
+const LATEST_DEATH: usize = STEPS - 10;
 /// How many runs are killed. Every other one is a local cluster, and the others are daemons.
 const RUNS: usize = 10;
 /// The variable with the seed of an earlier test, to do the same again.
@@ -40,17 +42,21 @@ struct Death {
     workers: usize,
 }
 
-/// Each rollback goes to the newest checkpoint that was listed before it. Without one it goes to
-/// the first step.
+/// The run was killed before its end, and goes back: each time to the newest checkpoint that was
+/// listed before, and without one to the first step.
 fn assert_goes_back_to_the_newest(events: &[Value]) {
-    let mut newest = 0;
+    let (mut newest, mut rollbacks) = (0, 0);
     for event in events {
         match event["event"].as_str() {
             Some("checkpoint") => newest = event["step"].as_u64().expect("a step"),
-            Some("rollback") => assert_eq!(event["to"], newest, "{events:?}"),
+            Some("rollback") => {
+                assert_eq!(event["to"], newest, "{events:?}");
+                rollbacks += 1;
+            }
             _ => {}
         }
     }
+    assert!(rollbacks > 0, "{events:?}");
 }
 
 /// A local cluster dies, and goes on by `everstep resume DIR`. Returns the hash.
@@ -96,7 +102,7 @@ fn on_machines(
     let start = |addresses: &str, count: usize, environment: &[(&str, &str)]| -> Vec<Program> {
         let join = ["worker", "--coordinators", addresses, "--join", &token, "--dir", show(home)];
         let command = || {
-            let mut command = world.command(&join);
+            let mut command = world.pace(world.command(&join));
             command.envs(environment.iter().copied());
             Program::start(command)
         };
@@ -143,7 +149,7 @@ fn i12_a_run_goes_on_to_the_same_bits_whenever_all_of_its_processes_are_killed()
     let world = World::lasting(STEPS as i64).with("checkpoint.every", 5);
     let wanted = world.undisturbed();
     for number in 0..RUNS {
-        let death = Death { step: 1 + draw(STEPS - 1), workers: 1 + number % 5 };
+        let death = Death { step: 1 + draw(LATEST_DEATH), workers: 1 + number % 5 };
         let hash = match number % 2 {
             0 => in_a_run_s_directory(&world, &death, &mut draw),
             _ => {
@@ -159,7 +165,7 @@ fn i12_a_run_goes_on_to_the_same_bits_whenever_all_of_its_processes_are_killed()
 /// All processes of an earlier boot have ended, so the run waits for none of them.
 #[test]
 fn i21_a_run_goes_on_by_itself_when_its_machines_have_booted_again() {
-    let world = World::new().with("run.steps", STEPS as i64).with("checkpoint.every", 5);
+    let world = World::lasting(STEPS as i64).with("checkpoint.every", 5);
     // The file that proves it must lie on a disk.
     let home = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder");
     let boots = ["1", "2"].map(|boot| [("FAILPOINT_BOOT", boot), ("FAILPOINT_MACHINE", "ada")]);

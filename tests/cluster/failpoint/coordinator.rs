@@ -7,10 +7,10 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use everstep_coordinator::daemon::failpoint::POINTS;
-use everstep_transport::protocol::{CheckpointSpec, Step, WorkerId};
+use everstep_transport::protocol::{Step, WorkerId};
 use rustix::process::{Signal, kill_process};
 
-use super::{SLOW, Scene, abreast, assert_stored, world};
+use super::{ALL, SLOW, Scene, abreast, assert_stored, world};
 use crate::world::{World, flip_a_bit};
 
 /// The event in a run while its coordinators die.
@@ -129,7 +129,7 @@ fn play(world: &World, happenings: &[While]) {
         let report = scene.end().await;
         if *happening == While::Saving {
             let dir = log.parent().expect("a directory");
-            assert_stored(world, dir, (CheckpointSpec::KEEP as usize, &format!("{points:?}")));
+            assert_stored(world, dir, (ALL, &format!("{points:?}")));
         }
         let met = fs::read_to_string(log).unwrap_or_default();
         let missed: Vec<_> =
@@ -252,7 +252,8 @@ fn a_coordinator_may_die_when_a_worker_that_joins_is_refused() {
 
 #[test]
 fn i12_a_coordinator_may_die_at_any_point_of_a_checkpoint() {
-    play(&world(130, &[("checkpoint.every", 10)]), &[While::Saving]);
+    let settings = [("checkpoint.every", 10), ("checkpoint.keep", ALL)];
+    play(&world(130, &settings), &[While::Saving]);
 }
 
 #[test]
@@ -265,7 +266,7 @@ fn i12_a_coordinator_may_die_when_a_checkpoint_turns_out_to_be_damaged() {
 /// Each of the three dies at the point, if it comes there.
 #[test]
 fn i12_the_leader_of_three_coordinators_may_die_at_any_point_of_a_checkpoint() {
-    let world = world(100, &[("checkpoint.every", 10), ("checkpoint.keep", 2)]);
+    let world = world(100, &[("checkpoint.every", 10), ("checkpoint.keep", ALL)]);
     world.undisturbed();
     let points = LIVES.iter().filter(|(happening, _)| *happening == While::Saving);
     abreast(points.flat_map(|(_, points)| *points), async |point| {
@@ -274,14 +275,14 @@ fn i12_the_leader_of_three_coordinators_may_die_at_any_point_of_a_checkpoint() {
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         let report = scene.complete().await;
         assert!(report.coordinator_restarts > 0, "{point}");
-        assert_stored(&world, &dir, (2, point));
+        assert_stored(&world, &dir, (ALL, point));
     });
 }
 
 /// With the leader dies the step leader, which has written the manifest.
 #[test]
 fn i12_the_leader_may_die_together_with_a_worker_while_it_lists_a_checkpoint() {
-    let world = world(100, &[("checkpoint.every", 20), ("checkpoint.keep", 2)]);
+    let world = world(100, &[("checkpoint.every", 20), ("checkpoint.keep", ALL)]);
     world.undisturbed();
     let points = LIVES.iter().flat_map(|(_, points)| *points);
     abreast(points.filter(|point| point.ends_with(".list_checkpoint")), async |point| {
@@ -293,7 +294,7 @@ fn i12_the_leader_may_die_together_with_a_worker_while_it_lists_a_checkpoint() {
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         let report = scene.complete().await;
         assert_eq!(report.coordinator_restarts, 1, "{point}");
-        assert_stored(&world, &dir, (2, point));
+        assert_stored(&world, &dir, (ALL, point));
     });
 }
 

@@ -9,7 +9,7 @@ use std::thread;
 use everstep_worker::failpoint::{POINTS, STORE_POINTS};
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::{ABREAST, SLOW, Scene, abreast, assert_stored, block_on, stands_at, world};
+use super::{ABREAST, ALL, SLOW, Scene, abreast, assert_stored, block_on, stands_at, world};
 use crate::world::{World, show, until};
 
 /// The way of a victim to its point.
@@ -199,18 +199,32 @@ fn a_step_leader_may_die_at_any_point() {
     }
 }
 
+/// A run with many checkpoints that keeps `keep` of them.
+fn saving(keep: i64) -> World {
+    let world = world(150, &[("checkpoint.every", 4), ("checkpoint.keep", keep)]);
+    world.undisturbed();
+    world
+}
+
+/// How many checkpoints a run keeps that comes to this point. A worker comes to two of them because
+/// a checkpoint is deleted.
+fn keep(point: &str) -> i64 {
+    if ["manifest.deleted", "part.swept"].contains(&point) { 1 } else { ALL }
+}
+
 /// No listed checkpoint is ever unusable, none is lost that was listed, and another worker puts the
 /// model into the store.
 #[test]
 fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
-    let world = world(150, &[("checkpoint.every", 4), ("checkpoint.keep", 1)]);
-    world.undisturbed();
+    let (deleting, keeping) = (saving(1), saving(ALL));
     abreast(points(By::Saving), async |point| {
-        let mut scene = Scene::begin(&world, &[point, SLOW, ""]).await;
+        let keep = keep(point);
+        let world = if keep == ALL { &keeping } else { &deleting };
+        let mut scene = Scene::begin(world, &[point, SLOW, ""]).await;
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         scene.complete().await;
-        let events = assert_stored(&world, &dir, (1, point));
+        let events = assert_stored(world, &dir, (keep, point));
         let model = dir.join("checkpoints/model.safetensors");
         assert!(model.is_file(), "{point}: the model is in the store");
         let named = events.iter().find(|event| event["event"] == "complete");
@@ -223,17 +237,18 @@ fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
 /// leader gets the parts again from the others, and adopts a manifest that is there.
 #[test]
 fn i12_a_worker_and_the_leader_may_die_together_at_any_stage_of_a_checkpoint() {
-    let world = world(150, &[("checkpoint.every", 4), ("checkpoint.keep", 1)]);
-    world.undisturbed();
+    let (deleting, keeping) = (saving(1), saving(ALL));
     let is_stage = |point: &&&str| ["part.", "manifest."].iter().any(|of| point.starts_with(of));
     abreast(points(By::Saving).iter().filter(is_stage), async |point| {
-        let mut scene = Scene::begin(&world, &[&stands_at(point), SLOW, ""]).await;
+        let keep = keep(point);
+        let world = if keep == ALL { &keeping } else { &deleting };
+        let mut scene = Scene::begin(world, &[&stands_at(point), SLOW, ""]).await;
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         scene.kill_with_leader(0);
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         let report = scene.complete().await;
         assert_eq!(report.coordinator_restarts, 1, "{point}");
-        assert_stored(&world, &dir, (1, point));
+        assert_stored(world, &dir, (keep, point));
     });
 }
 
