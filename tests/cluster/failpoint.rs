@@ -36,8 +36,8 @@ struct Scene<'a> {
     log: PathBuf,
 }
 
-/// As many checkpoints as a run keeps whose test looks at all of them at its end: one that was
-/// listed and cannot be used would be deleted before.
+/// `checkpoint.keep` of a run that deletes none of its checkpoints. The test looks at them at the
+/// end, and a damaged checkpoint would be gone by then.
 const ALL: i64 = 1_000;
 
 /// The small run, with `steps` steps, and with `settings` on top.

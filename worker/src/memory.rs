@@ -56,8 +56,8 @@ impl WorkerMemory {
     /// - States under way: the bytes that arrive at a joiner in two seconds, 64 MiB at least, 512
     ///   MiB or its part of the state at most. The owners that it asks need the same:
     ///   [`Self::passing`].
-    /// - States of a second part, which waits behind the one that the store does not take or that is
-    ///   under way: the checkpoint copies once more.
+    /// - States of a second part, which waits while the first one is not written yet: the
+    ///   checkpoint copies once more.
     /// - At the end, the master weights that the model's file has not taken. The worker that writes
     ///   it holds all of them at most, if its disk is slower than the network. Each primary holds
     ///   those of its shards: [`Self::passing`].
@@ -110,9 +110,8 @@ impl WorkerMemory {
     }
 
     /// The passing memory on top, at most, with its occasion: states under way while a worker joins
-    /// or replaces a lost one, those of a second part while a store fails to take the first or while
-    /// a checkpoint is asked for, and the weights that wait for the disk of the worker that writes
-    /// the model.
+    /// or replaces a lost one, states of a second part while the first one is not written yet, and
+    /// the weights that wait for the disk of the worker that writes the model.
     pub fn passing(&self) -> [(&'static str, u64); 3] {
         [
             ("while workers join", self.joining),

@@ -206,8 +206,8 @@ fn saving(keep: i64) -> World {
     world
 }
 
-/// How many checkpoints a run keeps that comes to this point. A worker comes to two of them because
-/// a checkpoint is deleted.
+/// `checkpoint.keep` of a run in which a worker comes to this point. At two of the points a
+/// checkpoint is being deleted.
 fn keep(point: &str) -> i64 {
     if ["manifest.deleted", "part.swept"].contains(&point) { 1 } else { ALL }
 }

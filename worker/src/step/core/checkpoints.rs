@@ -3,9 +3,9 @@
 //! A step is due by the run's specification alone. The device hands out the states of which this
 //! worker is primary, and the store's thread writes them while training goes on. A step that is due
 //! meanwhile is skipped, and the leader hears so. While the store fails, one part waits beside the
-//! one that is tried, and no more: each holds states of its own. The last step is never skipped: its
-//! part follows the earlier ones. The leader hears of a durable part again whenever another coordinator comes to
-//! lead.
+//! one that is tried, and no more: each holds states of its own. The last step is never skipped:
+//! its part follows the earlier ones. The leader hears of a durable part again whenever another
+//! coordinator comes to lead.
 //!
 //! The core does not know the store, and never waits for it.
 
