@@ -1,6 +1,7 @@
 """The engine, in Rust."""
 
 from collections.abc import Sequence
+from typing import final
 
 __version__: str
 
@@ -10,18 +11,19 @@ def main(arguments: Sequence[str], interpreter: str) -> int:
 def die_with_parent() -> None:
     """Has this process end when its parent does."""
 
+@final
 class Engine:
     """The worker of a script. ``everstep.Run`` is its only user."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         settings: str,
         rule: str,
         tensors: Sequence[tuple[str, Sequence[int]]],
         statistics: Sequence[tuple[str, Sequence[int], str]],
         address: int,
         weights: str,
-    ) -> None: ...
+    ) -> Engine: ...
     def evaluate_each(self, steps: int) -> None: ...
     def start(self, control: bool, watched: bool) -> None: ...
     def next(self) -> tuple[int, int, int, bool, bool, float, list[int]] | None: ...
