@@ -65,7 +65,8 @@ pub(crate) fn run(
     lines.extend(parts.map(|(what, bytes)| megabytes(what, bytes)));
     lines.push(megabytes("together, about", memory.total()));
     lines.push("memory          on top of that, for a while and at most:".into());
-    lines.extend(memory.passing().map(|(what, bytes)| megabytes(what, bytes)));
+    let passing = memory.passing().into_iter().filter(|(_, bytes)| *bytes > 0);
+    lines.extend(passing.map(|(what, bytes)| megabytes(what, bytes)));
     lines.extend(free_memory());
     if let Some(provider) = provider.filter(|_| !on_gpu.is_empty()) {
         let driver = provider.driver();

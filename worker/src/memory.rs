@@ -56,6 +56,8 @@ impl WorkerMemory {
     /// - States under way: the bytes that arrive at a joiner in two seconds, 64 MiB at least, 512
     ///   MiB or its part of the state at most. The owners that it asks need the same:
     ///   [`Self::passing`].
+    /// - States of a second part, which waits while the first one is not written yet: the
+    ///   checkpoint copies once more.
     /// - At the end, the master weights that the model's file has not taken. The worker that writes
     ///   it holds all of them at most, if its disk is slower than the network. Each primary holds
     ///   those of its shards: [`Self::passing`].
@@ -108,10 +110,14 @@ impl WorkerMemory {
     }
 
     /// The passing memory on top, at most, with its occasion: states under way while a worker joins
-    /// or replaces a lost one, and the weights that wait for the disk of the worker that writes the
-    /// model.
-    pub fn passing(&self) -> [(&'static str, u64); 2] {
-        [("while workers join", self.joining), ("at the end, to write", self.writing)]
+    /// or replaces a lost one, states of a second part while the first one is not written yet, and
+    /// the weights that wait for the disk of the worker that writes the model.
+    pub fn passing(&self) -> [(&'static str, u64); 3] {
+        [
+            ("while workers join", self.joining),
+            ("while parts wait for a store", self.checkpoint),
+            ("at the end, to write", self.writing),
+        ]
     }
 
     /// All parts together, without the passing memory.
@@ -194,6 +200,9 @@ mod tests {
         let optimizer = builtin::registry().build_optimizer(&run).expect("a valid optimizer");
         let state = (optimizer.bytes_per_parameter() * model.layout.count()) as u64;
         assert_eq!(with.total(), without.total() + state.div_ceil(2));
+        let waiting = |memory: &WorkerMemory| memory.passing()[1];
+        assert_eq!(waiting(&with), ("while parts wait for a store", state.div_ceil(2)));
+        assert_eq!(waiting(&without).1, 0);
     }
 
     /// A plan states the sizes of the model that would be built.
@@ -213,7 +222,7 @@ mod tests {
     #[test]
     fn what_passes_is_bounded_by_the_window_or_by_the_state_and_by_the_weights() {
         let mut run = exemplars::run();
-        run.copies = 2;
+        (run.copies, run.checkpoint) = (2, None);
         let passing = |width: u32| {
             let mut run = run.clone();
             (run.model.layers, run.model.width) = (2, width);
@@ -223,10 +232,10 @@ mod tests {
             (parameters, memory.passing().map(|(_, bytes)| bytes))
         };
         let (parameters, bytes) = passing(64);
-        assert_eq!(bytes, [12 * parameters, 4 * parameters], "all of a small state");
+        assert_eq!(bytes, [12 * parameters, 0, 4 * parameters], "all of a small state");
         let (parameters, bytes) = passing(2_048);
         assert!(12 * parameters > 512 << 20);
-        assert_eq!(bytes, [512 << 20, 4 * parameters], "no more than the window");
+        assert_eq!(bytes, [512 << 20, 0, 4 * parameters], "no more than the window");
     }
 
     #[test]

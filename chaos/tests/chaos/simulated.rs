@@ -156,9 +156,10 @@ fn without_faults_every_run_is_complete_in_its_first_generation() {
     let seeds = simulate(&simulation(Rates::none()), 10, 2);
     assert_endured(&seeds);
     for endured in seeds.iter().filter_map(|one| one.result.as_ref().ok()) {
-        let Tally { log_format, checkpoints, .. } = endured.changes;
+        // A coordinator asks for lines that another one has written sooner.
+        let Tally { log_format, checkpoints, line_pages, .. } = endured.changes;
         let generations = endured.completed;
-        let once = Tally { generations, checkpoints, log_format, ..Tally::default() };
+        let once = Tally { generations, checkpoints, line_pages, log_format, ..Tally::default() };
         assert_eq!(endured.changes, once);
     }
 }

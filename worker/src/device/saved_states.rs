@@ -2,8 +2,8 @@
 //!
 //! The update after a checkpoint's step makes a new state beside the one that is being written. The
 //! writer drops its reference when it is done, and then the memory of the old state is free for a
-//! later update. So a run with checkpoints holds the states of its primary shards twice, never
-//! more.
+//! later update. So a run with checkpoints holds the states of its primary shards twice, and once
+//! more while another part waits for the writer.
 
 use std::sync::Arc;
 

@@ -2,13 +2,16 @@
 //!
 //! A step is due by the run's specification alone. The device hands out the states of which this
 //! worker is primary, and the store's thread writes them while training goes on. A step that is due
-//! meanwhile is skipped, and the leader hears so. The last step is never skipped: its part follows
-//! the earlier one. The leader hears of a durable part again whenever another coordinator comes to
-//! lead.
+//! meanwhile is skipped, and the leader hears so. While the store fails, one part waits beside the
+//! one that is tried, and no more: each holds states of its own. The last step is never skipped:
+//! its part follows the earlier ones. The leader hears of a durable part again whenever another
+//! coordinator comes to lead.
 //!
 //! The core does not know the store, and never waits for it.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
+
+use std::collections::VecDeque;
 
 use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::{
@@ -27,8 +30,8 @@ pub(super) struct Checkpoints {
     seen: Option<CheckpointId>,
     /// The newest generation that asked for a checkpoint, and was seen to.
     asked: Generation,
-    /// The part that the store's thread writes.
-    writing: Option<CheckpointId>,
+    /// The checkpoints of the parts that the store's thread has, in order.
+    writing: VecDeque<CheckpointId>,
     /// The newest durable part.
     saved: Option<SavedPart>,
     /// The newest checkpoint that this worker does not write, and why, unless it has saved a later
@@ -58,7 +61,22 @@ impl Checkpoints {
 
     /// Whether a part is being written, by a store that does what is asked.
     pub(super) fn is_writing(&self) -> bool {
-        self.writing.is_some() && self.error.is_none()
+        !self.writing.is_empty() && self.error.is_none()
+    }
+
+    /// The step for which a due one is skipped: the newest part that the store's thread has, if it
+    /// may have no other one. The first of two parts gives way once an attempt to write it has
+    /// failed, which may take minutes.
+    fn skips_for(&self) -> Option<Step> {
+        let most = if self.error.is_some() { 2 } else { 1 };
+        self.writing.back().filter(|_| self.writing.len() >= most).map(|newest| newest.step)
+    }
+
+    /// The store's thread no longer has a part of this checkpoint.
+    fn ended(&mut self, id: CheckpointId) {
+        if let Some(at) = self.writing.iter().position(|writing| *writing == id) {
+            self.writing.remove(at);
+        }
     }
 
     /// Why the store does not do what this worker wants. None while it does.
@@ -84,7 +102,7 @@ impl Core {
 
     /// Has a due step saved, unless a part of an earlier one is still being written. A generation
     /// that asks for a checkpoint does not skip it, nor does any generation skip the last one: its
-    /// part follows the earlier one. A part has a name of the current generation, in which the
+    /// part follows the earlier ones. A part has a name of the current generation, in which the
     /// primaries stay. So the same name always stands for the same shards.
     fn save(&mut self, commit: Commit, shards: Vec<ShardToSave>) {
         let (id, Some(worker)) = (CheckpointId::of(&commit), self.worker()) else { return };
@@ -101,10 +119,8 @@ impl Core {
             return;
         }
         let is_last = self.run().is_some_and(|run| id.step == Step(run.steps));
-        // A part that waits for a store that fails gives way to this one.
-        let is_failing = self.checkpoints.error.is_some();
-        if let Some(earlier) = self.checkpoints.writing.filter(|_| !is_failing && !is_last) {
-            return self.give_up(id, UnsavedPart::Skipped { earlier: earlier.step });
+        if let Some(earlier) = self.checkpoints.skips_for().filter(|_| !is_last) {
+            return self.give_up(id, UnsavedPart::Skipped { earlier });
         }
         self.write_part(PartToSave { worker, generation: number, commit, shards });
     }
@@ -136,7 +152,7 @@ impl Core {
     }
 
     fn write_part(&mut self, part: PartToSave) {
-        self.checkpoints.writing = Some(CheckpointId::of(&part.commit));
+        self.checkpoints.writing.push_back(CheckpointId::of(&part.commit));
         self.out.push_back(Effect::Store(StoreJob::Save(part)));
     }
 
@@ -180,7 +196,7 @@ impl Core {
         match report {
             StoreReport::Saved(part) => self.saved(part),
             StoreReport::Unsaved { id, reason } => {
-                self.checkpoints.writing.take_if(|writing| *writing == id);
+                self.checkpoints.ended(id);
                 self.checkpoints.manifest.take_if(|manifest| *manifest == id);
                 self.give_up(id, UnsavedPart::Failed(reason));
             }
@@ -205,7 +221,7 @@ impl Core {
 
     fn saved(&mut self, part: SavedPart) {
         let id = CheckpointId::of(&part.commit);
-        self.checkpoints.writing.take_if(|writing| *writing == id);
+        self.checkpoints.ended(id);
         let is_current = self.record().is_some_and(|record| is_history(record, &part.commit));
         if is_current {
             self.checkpoints.saved = Some(part);

@@ -9,8 +9,8 @@ use everstep_transport::protocol::{
     WorkerId, WrittenManifest,
 };
 
-/// A job for the thread. It does its jobs in order. While the store fails, a job that writes gives
-/// way to a later one, and a restore to the next restore.
+/// A job for the thread. It does its jobs in order. Once the store has failed a job that writes, it
+/// gives way to a later one, and a restore to the next restore.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant)] // a few move for each checkpoint
 pub enum StoreJob {
