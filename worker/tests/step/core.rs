@@ -267,28 +267,23 @@ fn a_due_step_is_skipped_while_an_earlier_part_is_written_and_the_last_step_is_n
 /// Each part that the store's thread has holds states of its own.
 #[test]
 fn a_store_that_fails_has_one_part_that_is_tried_and_one_that_waits() {
-    let (path, on_failure) = ("/store".into(), OnFailure::Continue);
-    let spec = CheckpointSpec { path, every: 1, keep: 1, keep_every: 0, on_failure };
-    let run = RunSpec { steps: 1_000, copies: 1, checkpoint: Some(spec), ..exemplars::run() };
-    let mut lone = Lone::training_as(run);
-    let is_at = |step| CheckpointId { step: Step(step), generation: GENERATION };
-    let due = |lone: &mut Lone, step: u64| {
-        let commit = lone.core.member().and_then(|member| member.commit().cloned());
-        let commit = Commit { step: Step(step), ..commit.expect("a commit") };
+    // The parts of the first step and of the last one.
+    let mut lone = saving_each_step();
+    let commit = lone.core.member().and_then(|member| member.commit().cloned());
+    let commit = commit.expect("a commit");
+    let parts = |lone: &mut Lone, due: u64| {
+        let commit = Commit { step: Step(due), ..commit.clone() };
         lone.give(Input::Device(saving(Box::new(commit), &[Shard(0)])));
         lone.parts.len()
     };
     lone.give(Input::Store(StoreReport::Failing(Some("no route to the store".into()))));
-    let (first, before) = (lone.committed().0 + 1, lone.parts.len());
-    assert_eq!(before, 1, "the part of the first step is tried");
-    for step in first..first + 10 {
-        assert_eq!(due(&mut lone, step), 2, "step {step}");
+    for due in 10..20 {
+        assert_eq!(parts(&mut lone, due), 2, "step {due}");
     }
     // An attempt has ended, and its part gives way.
-    let reason = "no route to the store".into();
-    lone.give(Input::Store(StoreReport::Unsaved { id: is_at(1), reason }));
-    assert_eq!(due(&mut lone, first + 10), 3);
-    assert_eq!(due(&mut lone, first + 11), 3);
+    let id = CheckpointId { step: Step(1), generation: GENERATION };
+    lone.give(Input::Store(StoreReport::Unsaved { id, reason: "no route to the store".into() }));
+    assert_eq!([20, 21].map(|due| parts(&mut lone, due)), [3, 3]);
 }
 
 /// The device hands out a state that the rollback has undone when the core has heard of it.
