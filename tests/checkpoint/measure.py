@@ -27,7 +27,6 @@ import json
 import os
 import random
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -37,6 +36,8 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
+
+from free_port import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 # Where a device's writes are limited: groups of processes, in version 1 of cgroups.
@@ -287,19 +288,6 @@ def until(what: str, told: Callable[[], T | None], seconds: int = 60) -> T:
             return found
         time.sleep(0.02)
     sys.exit(f"error: not within {seconds} s: {what}")
-
-
-def free_port() -> int:
-    """A port that no process is given by chance until it is used: those begin at 32768."""
-    while True:
-        at = "127.0.0.1", random.randrange(20_000, 32_768)
-        with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
-            try:
-                stream.bind(at)
-                datagrams.bind(at)
-            except OSError:
-                continue
-            return at[1]
 
 
 def lines(run: Path) -> list[dict]:

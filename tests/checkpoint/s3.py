@@ -1,4 +1,4 @@
-"""A server of S3 at 127.0.0.1: moto's, whose conditional requests follow each other. s3.py PORT
+"""The S3 server of moto, at 127.0.0.1. Its conditional requests follow each other. s3.py PORT
 
 moto looks whether an object is there, then writes it, in a thread for each request. Of two creators at the same time
 both could win, which Amazon's service rules out.

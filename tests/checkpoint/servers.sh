@@ -14,23 +14,8 @@ python_with() {
     echo "$out/venv/bin/python"
 }
 
-# A port that is free, and that no process is given by chance until it is used: those begin at 32768.
-port() {
-    python3 -c '
-import random, socket
-
-while True:
-    at = "127.0.0.1", random.randrange(20000, 32768)
-    with socket.socket() as stream, socket.socket(type=socket.SOCK_DGRAM) as datagrams:
-        try:
-            stream.bind(at)
-            datagrams.bind(at)
-        except OSError:
-            continue
-        print(at[1])
-        break
-'
-}
+# A port that is free.
+port() { python3 tests/checkpoint/free_port.py; }
 
 # s3_server PORT: becomes a server of S3.
 s3_server() {
