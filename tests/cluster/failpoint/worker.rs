@@ -199,32 +199,33 @@ fn a_step_leader_may_die_at_any_point() {
     }
 }
 
-/// A run with many checkpoints that keeps `keep` of them.
-fn saving(keep: i64) -> World {
-    let world = world(150, &[("checkpoint.every", 4), ("checkpoint.keep", keep)]);
-    world.undisturbed();
-    world
+/// Runs with many checkpoints, and how many of them each keeps.
+fn saving() -> [(i64, World); 2] {
+    [1, ALL].map(|keep| {
+        let world = world(150, &[("checkpoint.every", 4), ("checkpoint.keep", keep)]);
+        world.undisturbed();
+        (keep, world)
+    })
 }
 
-/// `checkpoint.keep` of a run in which a worker comes to this point. At two of the points a
-/// checkpoint is being deleted.
-fn keep(point: &str) -> i64 {
-    if ["manifest.deleted", "part.swept"].contains(&point) { 1 } else { ALL }
+/// The run in which a worker comes to this point. At two of the points a checkpoint is being
+/// deleted.
+fn with_point<'a>([deleting, keeping]: &'a [(i64, World); 2], point: &str) -> &'a (i64, World) {
+    if ["manifest.deleted", "part.swept"].contains(&point) { deleting } else { keeping }
 }
 
 /// No listed checkpoint is ever unusable, none is lost that was listed, and another worker puts the
 /// model into the store.
 #[test]
 fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
-    let (deleting, keeping) = (saving(1), saving(ALL));
+    let worlds = saving();
     abreast(points(By::Saving), async |point| {
-        let keep = keep(point);
-        let world = if keep == ALL { &keeping } else { &deleting };
+        let (keep, world) = with_point(&worlds, point);
         let mut scene = Scene::begin(world, &[point, SLOW, ""]).await;
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         scene.complete().await;
-        let events = assert_stored(world, &dir, (keep, point));
+        let events = assert_stored(world, &dir, (*keep, point));
         let model = dir.join("checkpoints/model.safetensors");
         assert!(model.is_file(), "{point}: the model is in the store");
         let named = events.iter().find(|event| event["event"] == "complete");
@@ -237,18 +238,17 @@ fn i12_i22_a_worker_may_die_at_any_point_of_a_checkpoint() {
 /// leader gets the parts again from the others, and adopts a manifest that is there.
 #[test]
 fn i12_a_worker_and_the_leader_may_die_together_at_any_stage_of_a_checkpoint() {
-    let (deleting, keeping) = (saving(1), saving(ALL));
+    let worlds = saving();
     let is_stage = |point: &&&str| ["part.", "manifest."].iter().any(|of| point.starts_with(of));
     abreast(points(By::Saving).iter().filter(is_stage), async |point| {
-        let keep = keep(point);
-        let world = if keep == ALL { &keeping } else { &deleting };
+        let (keep, world) = with_point(&worlds, point);
         let mut scene = Scene::begin(world, &[&stands_at(point), SLOW, ""]).await;
         assert!(scene.until(|scene| scene.has_met(point)).await, "{point} was not met");
         scene.kill_with_leader(0);
         let dir = scene.log.parent().expect("a directory").to_path_buf();
         let report = scene.complete().await;
         assert_eq!(report.coordinator_restarts, 1, "{point}");
-        assert_stored(world, &dir, (keep, point));
+        assert_stored(world, &dir, (*keep, point));
     });
 }
 
