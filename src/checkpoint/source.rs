@@ -68,7 +68,7 @@ impl CheckpointSource {
 /// Opens the store in which a cluster lists checkpoints.
 fn open_listed(place: &Place) -> Result<Box<dyn Store>, Failure> {
     match place {
-        Place::Directory(path) if !path.is_dir() => {
+        Place::Directory(path) if is_absent(place) => {
             Err(Failure::new(Exit::Usage, "the checkpoints cannot be read here")
                 .at(path.display())
                 .because("this machine has no such directory, and the workers' machines have it")
@@ -91,9 +91,13 @@ impl CheckpointSource {
     pub(super) fn elsewhere(&self) -> Result<Option<&ClusterHandle>, Failure> {
         let Self::Cluster(cluster) = self else { return Ok(None) };
         let place = of_views(cluster, &views(cluster)?)?;
-        let is_elsewhere = matches!(place, Place::Directory(path) if !path.is_dir());
-        Ok(is_elsewhere.then_some(cluster))
+        Ok(is_absent(&place).then_some(cluster))
     }
+}
+
+/// Whether this machine lacks the directory of a store.
+fn is_absent(place: &Place) -> bool {
+    matches!(place, Place::Directory(path) if !path.is_dir())
 }
 
 /// The checkpoints that a cluster lists.
@@ -104,7 +108,7 @@ pub(super) fn views(cluster: &ClusterHandle) -> Result<Vec<CheckpointView>, Fail
 /// Opens the store at a place, which must be there.
 pub(crate) fn open(place: &Place) -> Result<Box<dyn Store>, Failure> {
     if let Place::Directory(path) = place
-        && !path.is_dir()
+        && is_absent(place)
     {
         return Err(Failure::new(Exit::Usage, "there are no checkpoints yet")
             .at(path.display())
