@@ -107,7 +107,7 @@ def overridden(owners: list[Any], name: str) -> Any:
 
 
 def loader(owners: list[Any], given: Any, name: str) -> Any:
-    """The ``DataLoader`` of training, whose samples and batch size are the run's."""
+    """The ``DataLoader`` of training. Its samples and its batch size are the run's."""
     hook = overridden(owners, name)
     if given is None and hook is None:
         raise ValueError(f"there is no data: give a DataLoader, or a module with {name}")
