@@ -296,11 +296,16 @@ impl StoreJob {
 
     /// What a worker says of a job that ends without a result, for this reason.
     pub fn given_up(&self, reason: String) -> Option<StoreReport> {
-        let id = match self {
-            Self::Save(part) => CheckpointId::of(&part.commit),
-            Self::Manifest(order) => CheckpointId::of(&order.parts.first()?.part.commit),
-            Self::Restore { .. } | Self::Verify { .. } | Self::Model { .. } => return None,
-        };
-        Some(StoreReport::Unsaved { id, reason })
+        match self {
+            Self::Save(part) => {
+                let id = CheckpointId::of(&part.commit);
+                Some(StoreReport::Unsaved { id, reason })
+            }
+            Self::Manifest(order) => {
+                let id = CheckpointId::of(&order.parts.first()?.part.commit);
+                Some(StoreReport::NoManifest { id, reason })
+            }
+            Self::Restore { .. } | Self::Verify { .. } | Self::Model { .. } => None,
+        }
     }
 }

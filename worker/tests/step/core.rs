@@ -320,6 +320,19 @@ fn a_worker_that_may_go_tells_of_its_part_first() {
     assert_eq!((lone.parts_told(), lone.exit.as_ref()), (1, Some(&Exit::Drained)));
 }
 
+/// A generation has asked for the checkpoint anew: the manifest of its earlier parts gives way.
+#[test]
+fn a_manifest_that_gives_way_takes_no_part_with_it() {
+    let mut lone = Lone::saving();
+    lone.hear(Message::Drain { worker: WORKER });
+    let commit = lone.core.member().and_then(|member| member.commit().cloned());
+    let id = CheckpointId::of(&commit.expect("a commit"));
+    lone.give(Input::Store(StoreReport::NoManifest { id, reason: "no space left".into() }));
+    assert_eq!(lone.exit, None, "the part is still written");
+    lone.is_saved();
+    assert_eq!((lone.parts_told(), lone.exit.as_ref()), (1, Some(&Exit::Drained)));
+}
+
 #[test]
 fn a_worker_that_may_go_does_not_wait_for_a_store_that_fails_or_beyond_its_grace() {
     let mut lone = Lone::saving();

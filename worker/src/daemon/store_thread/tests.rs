@@ -219,7 +219,8 @@ fn i12_a_complete_checkpoint_that_no_log_lists_gives_way_to_that_of_a_later_gene
     assert!(thread.restore(id(5, 3)).is_ok());
     assert!(thread.restore(id(4, 2)).is_ok(), "another step is another checkpoint");
     // An order of an earlier leader comes late.
-    let StoreReport::Unsaved { reason, .. } = thread.checkpoint(&commit(5, 2), Vec::new()) else {
+    let StoreReport::NoManifest { reason, .. } = thread.checkpoint(&commit(5, 2), Vec::new())
+    else {
         panic!("the newer one stays")
     };
     assert_eq!(reason, "another state of step 5 is in the store already");
@@ -236,7 +237,7 @@ fn a_manifest_of_another_run_stays() {
     let foreign = Manifest { run: "other".into(), ..there }.to_bytes();
     std::fs::write(&path, &foreign).expect("written");
     let told = thread.checkpoint(&commit(5, 3), Vec::new());
-    assert!(matches!(told, StoreReport::Unsaved { .. }), "{told:?}");
+    assert!(matches!(told, StoreReport::NoManifest { .. }), "{told:?}");
     assert_eq!(std::fs::read(&path).expect("a manifest"), foreign);
 }
 
@@ -255,7 +256,7 @@ fn a_manifest_that_was_cut_is_deleted_with_any_generation_and_a_newer_program_s_
     let manifest = Manifest::parse(&std::fs::read(&path).expect("a manifest")).expect("whole");
     std::fs::write(&path, Manifest { format: 9, ..manifest }.to_bytes()).expect("written");
     let told = thread.checkpoint(&commit(5, 4), vec![id(5, 0)]);
-    assert!(matches!(told, StoreReport::Unsaved { .. }), "{told:?}");
+    assert!(matches!(told, StoreReport::NoManifest { .. }), "{told:?}");
 }
 
 #[test]
@@ -422,7 +423,7 @@ fn a_manifest_that_waits_for_the_store_gives_way_to_a_later_part() {
     loop {
         match thread.next() {
             StoreReport::Failing(Some(_)) => {}
-            StoreReport::Unsaved { id: given_up, .. } => break assert_eq!(given_up, id(5, 2)),
+            StoreReport::NoManifest { id: given_up, .. } => break assert_eq!(given_up, id(5, 2)),
             other => panic!("{other:?}"),
         }
     }
@@ -547,7 +548,7 @@ fn a_cluster_that_another_one_has_outdone_writes_nothing_and_says_which() {
     let parts = vec![WorkerPart { worker: WorkerId(3), part: late }];
     first.give(StoreJob::Manifest(Box::new(order(parts, vec![id(5, 2)]))));
     let StoreReport::Failing(Some(_)) = first.next() else { panic!("it says so again") };
-    assert!(matches!(first.next(), StoreReport::Unsaved { .. }), "nor is the manifest");
+    assert!(matches!(first.next(), StoreReport::NoManifest { .. }), "nor is the manifest");
     assert_eq!((files(5), files(10), files(15)), (3, 1, 0), "and nothing is deleted");
     // The same step, generation and workers: no file of the first cluster is written over.
     assert!(matches!(second.checkpoint(&commit(10, 2), vec![]), StoreReport::Manifest(_)));
@@ -583,7 +584,7 @@ fn a_checkpoint_of_which_a_part_is_gone_gets_no_manifest() {
         damage(&folder.path().join("step-000005/g0002-w3.safetensors")).expect("done");
         let parts = vec![WorkerPart { worker: WorkerId(3), part: saved }];
         thread.give(StoreJob::Manifest(Box::new(order(parts, vec![]))));
-        let StoreReport::Unsaved { reason, .. } = thread.next() else { panic!("no manifest") };
+        let StoreReport::NoManifest { reason, .. } = thread.next() else { panic!("no manifest") };
         assert!(reason.contains("g0002-w3.safetensors"), "{reason}");
     }
 }
@@ -601,7 +602,7 @@ fn a_directory_that_not_all_workers_see_is_told_with_what_to_do() {
     let parts = [(3, saved), (4, theirs)];
     let parts = parts.map(|(worker, part)| WorkerPart { worker: WorkerId(worker), part }).to_vec();
     other.give(StoreJob::Manifest(Box::new(order(parts, vec![]))));
-    let StoreReport::Unsaved { reason, .. } = other.next() else { panic!("no manifest") };
+    let StoreReport::NoManifest { reason, .. } = other.next() else { panic!("no manifest") };
     assert!(reason.contains("g0002-w3.safetensors is not in "), "{reason}");
     assert!(reason.contains("state a directory that all workers see"), "{reason}");
 }

@@ -197,10 +197,13 @@ impl Core {
             StoreReport::Saved(part) => self.saved(part),
             StoreReport::Unsaved { id, reason } => {
                 self.checkpoints.ended(id);
-                self.checkpoints.manifest.take_if(|manifest| *manifest == id);
                 self.give_up(id, UnsavedPart::Failed(reason));
             }
             StoreReport::Manifest(written) => self.wrote_manifest(written),
+            StoreReport::NoManifest { id, reason } => {
+                self.checkpoints.manifest.take_if(|manifest| *manifest == id);
+                self.give_up(id, UnsavedPart::Failed(reason));
+            }
             StoreReport::Restored { generation, shard, digest, parts } => {
                 if generation == self.generation() {
                     self.give_restored(shard, digest, parts);

@@ -19,7 +19,7 @@ pub enum StoreJob {
     Save(PartToSave),
     /// Delete checkpoints, write the lines and events that go along with another one, then its
     /// manifest, and then sweep. The answer is [`StoreReport::Manifest`] or
-    /// [`StoreReport::Unsaved`].
+    /// [`StoreReport::NoManifest`].
     Manifest(Box<ManifestToWrite>),
     /// Read shards of a checkpoint. The answer is a [`StoreReport::Restored`] for each, or one
     /// [`StoreReport::Damaged`].
@@ -77,15 +77,22 @@ pub struct ShardToSave {
 pub enum StoreReport {
     /// The part is durable.
     Saved(SavedPart),
-    /// The part, or the manifest, is not written and will not be.
+    /// The part is not written and will not be.
     Unsaved {
-        /// The checkpoint that lacks the file.
+        /// The checkpoint that lacks the part.
         id: CheckpointId,
         /// The reason in words for the user.
         reason: String,
     },
     /// The manifest is durable.
     Manifest(WrittenManifest),
+    /// The manifest is not written and will not be.
+    NoManifest {
+        /// The checkpoint that lacks the manifest.
+        id: CheckpointId,
+        /// The reason in words for the user.
+        reason: String,
+    },
     /// A shard was read. Its bits are those that were written.
     Restored {
         /// The generation that restores.
