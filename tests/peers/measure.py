@@ -2,7 +2,7 @@
 """Measures Everstep and its peers in turn on this machine; every measurement goes into a JSON file.
 
     cargo build --release
-    python3 -m venv v && v/bin/pip install torch==2.15.0 numpy matplotlib
+    python3 -m venv v && v/bin/pip install torch==2.15.0 torchft==0.2.0 numpy matplotlib ./python
     tests/peers/measure.py --venv v [--only PART ...] [--rounds N] [--minutes M]
 
 A part is measured in rounds: in each of them everything once, Everstep and its peer one after the
@@ -45,8 +45,15 @@ class Place:
     def everstep(self, *arguments: object) -> str:
         return run([self.binary, *arguments])
 
+    def package(self, *arguments: object) -> str:
+        """The command of Everstep's Python package, which a wheel has put into the environment."""
+        return run([self.python, "-m", "everstep", *arguments])
+
+    def script(self, name: str) -> Path:
+        return ROOT / "tests/peers" / name
+
     def peer(self, script: str, *arguments: object) -> dict:
-        return json.loads(run([self.python, ROOT / "tests/peers" / script, *arguments]))
+        return json.loads(run([self.python, self.script(script), *arguments]))
 
     def bench(self, name: str) -> str:
         """What a bench of the kernels prints."""

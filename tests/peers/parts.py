@@ -96,9 +96,9 @@ def our_steps(place, gpt: Gpt, workers: int, data_shards: int, steps: int) -> di
 
 
 def ddp_steps(place, gpt: Gpt, workers: int, data_shards: int, steps: int) -> dict:
-    found = place.peer("ddp_gpt.py", "--workers", workers, "--accumulate", data_shards // workers,
-                       "--warm-up", WARM_UP, "--steps", steps, *gpt.flags())
-    return {"step_tokens": found["step_tokens"], "step_ms": found["step_ms"]}
+    """The times of the steps, and the peaks of the ranks' memory."""
+    return place.peer("ddp_gpt.py", "--workers", workers, "--accumulate", data_shards // workers,
+                      "--warm-up", WARM_UP, "--steps", steps, *gpt.flags())
 
 
 def steps(gpt: Gpt, steps: int) -> Part:
@@ -109,6 +109,39 @@ def steps(gpt: Gpt, steps: int) -> Part:
         for workers, data_shards in [(1, 2), (2, 2), (4, 4)]
     ]
     return Part(f"steps-{gpt.layers}x{gpt.width}", 5, trials)
+
+
+# pytorch: the same steps with a model of PyTorch on both sides, beside a plain loop, DDP, torchft
+
+
+def our_pytorch(place, gpt: Gpt, workers: int, data_shards: int, steps: int) -> dict:
+    folder = place.file("launched")
+    shutil.rmtree(folder, ignore_errors=True)
+    place.package("launch", "--workers", workers, "--dir", folder,
+                  place.script("everstep_gpt.py"), "--data-shards", data_shards,
+                  "--steps", WARM_UP + steps, *gpt.flags())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    report = json.loads((folder / "report.json").read_text())
+    return {"step_tokens": data_shards * gpt.micro_batch * gpt.context,
+            "step_ms": [round(1e3 * line["seconds"], 2) for line in lines[WARM_UP:]],
+            "peak_rss_bytes": [worker["peak_rss_bytes"] for worker in report["workers"]]}
+
+
+def torchft_steps(place, gpt: Gpt, workers: int, steps: int) -> dict:
+    return place.peer("torchft_gpt.py", "--workers", workers, "--warm-up", WARM_UP,
+                      "--steps", steps, *gpt.flags())
+
+
+def pytorch(gpt: Gpt, steps: int) -> Part:
+    """Of two data shards. DDP of one worker is the plain loop."""
+    trials = []
+    for workers in (1, 2):
+        sides = both(our_pytorch, ddp_steps, gpt, workers, 2, steps)
+        if workers > 1:
+            sides["torchft"] = functools.partial(
+                torchft_steps, gpt=gpt, workers=workers, steps=steps)
+        trials.append(Trial({"model": gpt.name, "workers": workers}, sides))
+    return Part(f"pytorch-{gpt.layers}x{gpt.width}", 7, trials)
 
 
 # all-reduce: the exchange of a step, beside Gloo over plain TCP
@@ -252,5 +285,6 @@ def both(ours: Callable, peer: Callable, *arguments) -> Dict[str, Callable]:
 
 
 PARTS = {part.name: part for part in [
-    steps(SMALL, 30), steps(LARGE, 9), all_reduce(), stages(), start_up(), memory(), passes(),
+    steps(SMALL, 30), steps(LARGE, 9), pytorch(SMALL, 30), pytorch(LARGE, 9), all_reduce(),
+    stages(), start_up(), memory(), passes(),
 ]}

@@ -56,6 +56,24 @@ def steps(measurements: List[dict]) -> str:
                  rows)
 
 
+def pytorch(measurements: List[dict]) -> str:
+    def peak(who: str, here: List[dict]) -> str:
+        most = median(figures(here, who, lambda it: max(it["peak_rss_bytes"])))
+        return f"{most / 1e6:,.0f}"
+
+    rows = []
+    for model, workers in distinct(measurements, "model", "workers"):
+        here = of(measurements, model=model, workers=workers)
+        ours, peers = (figures(here, who, tokens_per_second) for who in ("everstep", "torchft"))
+        torchft = ["", ""]
+        if peers:
+            torchft = [f"{median(peers):,.0f}", f"**{median(ours) / median(peers):.2f}**"]
+        rows.append([model, workers, *compare(here, tokens_per_second, ",.0f"), *torchft,
+                     peak("everstep", here), peak("peer", here)])
+    return table("model | workers | Everstep, tokens/s | DDP, tokens/s | ratio | of each round "
+                 "| torchft, tokens/s | ratio | Everstep, MB | DDP rank, MB", rows)
+
+
 def times(measurement: dict, key: str = "median_ms") -> float:
     """Milliseconds: the bench states its median, Gloo's script every time."""
     return measurement[key] if key in measurement else median(measurement["times_ms"])
@@ -169,7 +187,8 @@ def table(heads: str, rows: List[list]) -> str:
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
-TABLES = {"steps-4x128": steps, "steps-6x384": steps, "all-reduce": all_reduce,
+TABLES = {"steps-4x128": steps, "steps-6x384": steps, "pytorch-4x128": pytorch,
+          "pytorch-6x384": pytorch, "all-reduce": all_reduce,
           "stages": stages, "start-up": start_up, "memory": memory, "passes": passes}
 
 
