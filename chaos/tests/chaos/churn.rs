@@ -199,6 +199,19 @@ fn i18_a_device_does_one_job_after_the_other_however_hangs_end() {
     }
 }
 
+/// Two workers compute, and two only update what they own: each of these hangs once.
+#[test]
+fn i11_the_others_go_on_without_a_device_that_hangs_in_an_update() {
+    for worker in 0..4 {
+        let schedule = Schedule(vec![hang_at(3_000, worker, 60_000)]);
+        let endured = four(2, Prepare::default()).endure(OF_COPIES, &schedule).result;
+        let endured = endured.unwrap_or_else(|failure| panic!("worker {worker}: {failure}"));
+        let changes = endured.changes;
+        assert_eq!((changes.lost, changes.rollbacks), (1, 0), "worker {worker}: {changes:?}");
+        assert!(endured.longest < Duration::from_secs(14), "{worker}: {:?}", endured.longest);
+    }
+}
+
 #[test]
 fn i8_a_device_that_was_only_slow_for_a_while_loses_nothing() {
     let endured = hang(OF_COPIES, 8_000, Prepare::default()).expect("it is borne");

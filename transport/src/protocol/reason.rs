@@ -51,9 +51,9 @@ impl fmt::Display for NamedWorker {
 /// How long a device that hangs has computed one data shard, and how long that usually takes.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceHang {
-    /// How long it has computed the data shard, milliseconds.
+    /// How long it has been at a data shard or an update, milliseconds.
     pub spent_ms: u64,
-    /// How long a data shard takes there as a rule, milliseconds. 0 for the first after a build.
+    /// How long that takes there as a rule, milliseconds. 0 for the first after a build.
     pub usual_ms: u64,
 }
 
@@ -61,12 +61,12 @@ impl fmt::Display for DeviceHang {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [spent, usual] = [self.spent_ms, self.usual_ms].map(Duration::from_millis);
         if usual.is_zero() {
-            return write!(f, "its device has computed its first data shard for {spent:.1?}");
+            return write!(f, "its device has been at its first data shard for {spent:.1?}");
         }
         write!(
             f,
-            "its device has computed one data shard for {spent:.1?}, which takes {usual:.1?} there \
-             as a rule"
+            "its device has been at one data shard or update for {spent:.1?}, which takes \
+             {usual:.1?} there as a rule"
         )
     }
 }

@@ -79,6 +79,11 @@ impl Gradients {
         self.passes.iter().any(|pass| pass.step == self.step())
     }
 
+    /// Whether the device has no pass, of any step.
+    pub fn is_idle(&self) -> bool {
+        self.passes.is_empty()
+    }
+
     /// The step under way. None before its computing has begun.
     pub fn under_way(&self) -> Option<Step> {
         (!self.nodes.is_empty()).then(|| self.step())

@@ -47,6 +47,7 @@ use super::event::{Effect, Job, Lane, Report, StreamItem, Summary};
 use super::finish::Finish;
 use super::gradients::Merge;
 use super::plan::MemberPlan;
+use super::progress::DeviceTask;
 use super::replica_state::ReplicaState;
 use super::setup::Setup;
 use super::vote_tally::Divergence;
@@ -248,6 +249,7 @@ impl Member {
                 self.replica.gradients.computed(tree, step, contribution, seconds);
             }
             Report::Updated { version, shard, digest, parameters } => {
+                self.replica.progress.updated(now);
                 self.updated((shard, version), digest, parameters);
             }
             Report::Shared { to, version, shard, values } => {
@@ -288,10 +290,17 @@ impl Member {
     /// Time passes for the device, too. It computes only if it has the parameters of other owners,
     /// and its own shards of a checkpoint. It makes its own parameters by itself.
     pub(super) fn track_progress(&mut self, now: Time) {
-        let is_ready = self.all_gather.has_others()
-            && self.restoring.is_over()
-            && self.replica.gradients.is_computed();
-        self.replica.progress.look(now, is_ready);
+        let gradients = &self.replica.gradients;
+        let computes = self.all_gather.has_others() && gradients.is_computed();
+        let updates = gradients.is_idle()
+            && !self.all_gather.is_updated()
+            && self.replica.device.entering.is_none();
+        let task = match self.restoring.is_over() {
+            true if computes => Some(DeviceTask::DataShard),
+            true if updates => Some(DeviceTask::Updates),
+            _ => None,
+        };
+        self.replica.progress.look(now, task);
     }
 
     /// How long the device computes, for a heartbeat.

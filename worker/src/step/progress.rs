@@ -1,14 +1,18 @@
 //! How long the device takes for a data shard, and how long it has computed the present one.
 //!
-//! Input: time, whether the device has all that it needs, and its reports. Output: a [`ShardTime`]
-//! for the heartbeat. A coordinator uses it to notice a device that hangs while its worker's
-//! heartbeats go on. The time of a data shard does not include waiting for parameters, but it
-//! includes loading: a data set that is always slow has long data shards. A stall, in which the
+//! Input: time, what the device has all that it needs for, and its reports. Output: a
+//! [`ShardTime`] for the heartbeat. A coordinator uses it to notice a device that hangs while its
+//! worker's heartbeats go on. The time of a data shard does not include waiting for parameters, but
+//! it includes loading: a data set that is always slow has long data shards. A stall, in which the
 //! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
 //! a build has no usual time, since a device may compile then: the coordinator is patient. An
 //! evaluation of held-out samples is no data shard, and is never under suspicion. A change of
 //! generation builds nothing, so the usual time outlives it: the coordinator finds a sample that
 //! hangs one worker after the other at each of them.
+//!
+//! The device of a member without data shards only updates what its worker owns, and so does any
+//! device after the last step. Then the same is told of the update of a parameter shard. Where there
+//! is a data shard to compute, the updates before it are part of its time.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -21,15 +25,27 @@ use everstep_transport::time::Time;
 /// not computed meanwhile.
 const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
 
+/// What the device has to do, with all that it needs for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum DeviceTask {
+    /// Compute a data shard.
+    DataShard,
+    /// Update parameter shards, and nothing else.
+    Updates,
+}
+
 /// The device's progress since its model was built. At a change of generation the time under way
 /// stays until the device has followed, because a device that hangs then never follows.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Progress {
-    /// The last look at which the device had something to compute. None if it had nothing.
-    looked: Option<Time>,
-    /// How long the device has computed the present data shard.
+    /// What the device had to do at the last look, and when that was. None if it had nothing.
+    looked: Option<(DeviceTask, Time)>,
+    /// How long the device has been at it.
     under_way: Duration,
-    usual: Usual,
+    /// How long a data shard takes.
+    usual_shard: Usual,
+    /// How long the update of a parameter shard takes, where there is nothing else to do.
+    usual_update: Usual,
     /// The data set cannot read a sample yet, or the device evaluates held-out samples: no data
     /// shard is computed, and nothing hangs.
     is_exempt: bool,
@@ -39,10 +55,10 @@ pub struct Progress {
     since_shard: Duration,
 }
 
-/// How long a data shard takes as a rule.
+/// How long something takes the device as a rule.
 #[derive(Clone, Copy, Debug, Default)]
 enum Usual {
-    /// The device has computed no data shard yet.
+    /// The device has not done it yet.
     #[default]
     Unknown,
     /// Not longer than the first one, in which the device may have compiled.
@@ -52,7 +68,7 @@ enum Usual {
 }
 
 impl Usual {
-    /// Another data shard took so long. The usual time rises at once and falls slowly.
+    /// Another time it took so long. The usual time rises at once and falls slowly.
     fn after(self, took: Duration) -> Self {
         match self {
             Self::Unknown => Self::AtMost(took),
@@ -70,18 +86,16 @@ impl Usual {
 }
 
 impl Progress {
-    /// Time passes. `is_ready` says whether the device has a data shard to compute, and all that it
-    /// needs for it.
-    pub(super) fn look(&mut self, now: Time, is_ready: bool) {
+    /// Time passes, and the device has this to do.
+    pub(super) fn look(&mut self, now: Time, task: Option<DeviceTask>) {
         let before = self.last_look.replace(now);
         self.since_shard +=
             before.map_or(Duration::ZERO, |before| now.since(before).min(MAX_COUNTED_GAP));
-        if !is_ready || self.is_exempt {
-            (self.looked, self.under_way) = (None, Duration::ZERO);
-            return;
-        }
-        if let Some(looked) = self.looked.replace(now) {
-            self.under_way += now.since(looked).min(MAX_COUNTED_GAP);
+        let task = task.filter(|_| !self.is_exempt);
+        let before = std::mem::replace(&mut self.looked, task.map(|task| (task, now)));
+        match before.filter(|(before, _)| Some(*before) == task) {
+            Some((_, looked)) => self.under_way += now.since(looked).min(MAX_COUNTED_GAP),
+            None => self.under_way = Duration::ZERO,
         }
     }
 
@@ -95,13 +109,26 @@ impl Progress {
     /// have loaded them ahead, and cannot do so when a generation begins. So the usual time
     /// includes the load time, except for spans in which this process stood still.
     pub(super) fn computed(&mut self, now: Time, loaded: Duration) {
-        let is_timed = self.looked.is_some();
-        self.look(now, true);
+        let is_timed = self.is_at(DeviceTask::DataShard);
+        self.look(now, Some(DeviceTask::DataShard));
         let since_shard = std::mem::take(&mut self.since_shard);
         let took = std::mem::take(&mut self.under_way).max(loaded.min(since_shard));
         if is_timed {
-            self.usual = self.usual.after(took);
+            self.usual_shard = self.usual_shard.after(took);
         }
+    }
+
+    /// The device has updated a parameter shard.
+    pub(super) fn updated(&mut self, now: Time) {
+        if self.is_at(DeviceTask::Updates) {
+            self.look(now, Some(DeviceTask::Updates));
+            let took = std::mem::take(&mut self.under_way);
+            self.usual_update = self.usual_update.after(took);
+        }
+    }
+
+    fn is_at(&self, task: DeviceTask) -> bool {
+        self.looked.is_some_and(|(at, _)| at == task)
     }
 
     /// The device has followed into the generation, so its work of the one before is done.
@@ -111,9 +138,12 @@ impl Progress {
 
     /// The times for a heartbeat. None while nothing is computed.
     pub(super) fn told(&self) -> Option<ShardTime> {
-        self.looked?;
+        let usual = match self.looked?.0 {
+            DeviceTask::DataShard => self.usual_shard,
+            DeviceTask::Updates => self.usual_update,
+        };
         let ms = |time: Duration| time.as_millis() as u64;
-        let usual_ms = self.usual.known().map_or(0, |usual| ms(usual).max(1));
+        let usual_ms = usual.known().map_or(0, |usual| ms(usual).max(1));
         Some(ShardTime { under_way_ms: ms(self.under_way), usual_ms })
     }
 }
@@ -122,14 +152,16 @@ impl Progress {
 mod tests {
     use super::*;
 
+    const SHARD: Option<DeviceTask> = Some(DeviceTask::DataShard);
+
     /// A device with data shards that take so many tenths of a second. The last one is under way.
     fn computing(tenths: &[u64]) -> Progress {
         let (mut progress, mut now) = (Progress::default(), Time(0));
-        progress.look(now, true);
+        progress.look(now, SHARD);
         for (index, length) in tenths.iter().enumerate() {
             for _ in 0..*length {
                 now = now + Duration::from_millis(100);
-                progress.look(now, true);
+                progress.look(now, SHARD);
             }
             if index + 1 < tenths.len() {
                 progress.computed(now, Duration::ZERO);
@@ -158,9 +190,9 @@ mod tests {
     #[test]
     fn a_device_that_waits_is_not_slow() {
         let mut progress = computing(&[1, 10, 50]);
-        progress.look(Time(7_000_000_000), false);
+        progress.look(Time(7_000_000_000), None);
         assert_eq!(progress.told(), None, "it has nothing to compute");
-        progress.look(Time(90_000_000_000), true);
+        progress.look(Time(90_000_000_000), SHARD);
         assert_eq!(progress.told().map(|told| told.under_way_ms), Some(0));
     }
 
@@ -169,7 +201,7 @@ mod tests {
         let mut progress = computing(&[1, 10, 50]);
         progress.exempt(true);
         for tenths in 61..=900 {
-            progress.look(Time(tenths * 100_000_000), true);
+            progress.look(Time(tenths * 100_000_000), SHARD);
             assert_eq!(progress.told(), None);
         }
         progress.exempt(false);
@@ -182,12 +214,12 @@ mod tests {
         let mut progress = computing(&[1, 10, 1]);
         progress.exempt(true);
         for tenths in 13..=900 {
-            progress.look(Time(tenths * 100_000_000), true);
+            progress.look(Time(tenths * 100_000_000), SHARD);
             assert_eq!(progress.told(), None);
         }
         progress.exempt(false);
         for tenths in 900..=905 {
-            progress.look(Time(tenths * 100_000_000), true);
+            progress.look(Time(tenths * 100_000_000), SHARD);
         }
         progress.computed(Time(90_500_000_000), Duration::ZERO);
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(937), "it falls slowly");
@@ -196,15 +228,15 @@ mod tests {
     #[test]
     fn a_process_that_stood_still_has_not_computed_meanwhile() {
         let mut progress = computing(&[1, 10, 1]);
-        progress.look(Time(60_000_000_000), true);
+        progress.look(Time(60_000_000_000), SHARD);
         assert_eq!(progress.told().map(|told| told.under_way_ms), Some(600));
     }
 
     #[test]
     fn what_is_loaded_ahead_is_usual_too() {
         let mut progress = computing(&[1, 10, 5]);
-        (17..=100).for_each(|tenths| progress.look(Time(tenths * 100_000_000), false));
-        progress.look(Time(10_000_000_000), true);
+        (17..=100).for_each(|tenths| progress.look(Time(tenths * 100_000_000), None));
+        progress.look(Time(10_000_000_000), SHARD);
         progress.computed(Time(10_000_000_000), Duration::from_secs(8));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(8_000));
     }
@@ -222,9 +254,36 @@ mod tests {
         progress.entered();
         assert_eq!(progress.told(), None, "what was under way is done");
         for tenths in 80..=120 {
-            progress.look(Time(tenths * 100_000_000), true);
+            progress.look(Time(tenths * 100_000_000), SHARD);
         }
         let told = progress.told().map(|told| (told.under_way_ms, told.usual_ms));
         assert_eq!(told, Some((4_000, 1_000)));
+    }
+
+    /// A spare member's device, which updates a shard in a tenth of a second.
+    #[test]
+    fn a_device_that_hangs_in_an_update_is_told_of() {
+        let (mut progress, mut now) = (Progress::default(), Time(0));
+        let mut pass = |progress: &mut Progress, task| {
+            now = now + Duration::from_millis(100);
+            progress.look(now, task);
+            now
+        };
+        let updates = Some(DeviceTask::Updates);
+        for _ in 0..3 {
+            pass(&mut progress, None);
+            pass(&mut progress, updates);
+            assert_eq!(progress.told().map(|told| told.under_way_ms), Some(0));
+            let now = pass(&mut progress, updates);
+            progress.updated(now);
+        }
+        for _ in 0..50 {
+            pass(&mut progress, updates);
+        }
+        let told = progress.told().map(|told| (told.under_way_ms, told.usual_ms));
+        assert_eq!(told, Some((5_000, 100)));
+        pass(&mut progress, SHARD);
+        let told = progress.told().map(|told| (told.under_way_ms, told.usual_ms));
+        assert_eq!(told, Some((0, 0)), "no data shard was computed here yet");
     }
 }

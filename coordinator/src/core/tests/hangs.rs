@@ -25,7 +25,7 @@ fn the_others_go_on_without_a_worker_whose_device_hangs_though_it_answers() {
     let gone = world.id(links[1]);
     computes(&mut world, links[1], 31_000, 2_000);
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
-    let reason = "its device has computed one data shard for 31.0s, which takes 2.0s there as a \
+    let reason = "its device has been at one data shard or update for 31.0s, which takes 2.0s there as a \
                   rule";
     assert_eq!(lost(&world), [(gone, reason.to_string())]);
     assert!(world.words(links[1]).contains(&"evicted"), "it may begin again, and come back");
@@ -63,7 +63,7 @@ fn a_joiner_whose_first_data_shard_never_ends_is_left_out() {
     assert_eq!(world.generation(), Generation(1), "others take 70 s as a rule");
     computes(&mut world, links[2], 700_000, 0);
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
-    let reason = "its device has computed its first data shard for 700.0s";
+    let reason = "its device has been at its first data shard for 700.0s";
     assert_eq!(lost(&world)[0].1, reason);
 }
 
@@ -98,7 +98,7 @@ fn a_run_says_once_that_the_device_of_its_only_worker_stands_still() {
     }
     let worker = world.core.state().called(world.id(links[0]));
     let reason = format!(
-        "{worker}: its device has computed one data shard for 31.0s, which takes \
+        "{worker}: its device has been at one data shard or update for 31.0s, which takes \
          2.0s there as a rule"
     );
     assert_eq!(standstills(&world), std::slice::from_ref(&reason));
@@ -179,7 +179,7 @@ fn i21_the_run_waits_for_a_device_that_hangs_with_a_last_copy() {
     let awaited = world.watch(0, 0).owners_awaited.expect("it says for whom it waits");
     let shards = awaited.shards;
     let words = format!(
-        "{} hangs (its device has computed one data shard for 31.0s, which takes 2.0s there as a \
+        "{} hangs (its device has been at one data shard or update for 31.0s, which takes 2.0s there as a \
          rule), and no other worker holds {shards} parameter shards. `everstep run rollback --step \
          0` gives up what it held",
         awaited.workers[0]
