@@ -215,8 +215,13 @@ impl Device {
             Job::Enter { .. } => self.parts.model_file.iter_mut().for_each(ModelFile::close),
             _ => {}
         }
-        let compute = &mut self.parts.compute;
-        self.store.handle(job, channel, &mut |offset, values| compute.load(offset, values))?;
+        let Self { parts: DeviceParts { compute, .. }, store, in_user_code, .. } = self;
+        let mut load = |offset: usize, values: &[f32]| {
+            *in_user_code = true;
+            compute.load(offset, values);
+            *in_user_code = false;
+        };
+        store.handle(job, channel, &mut load)?;
         Ok(())
     }
 
@@ -452,9 +457,12 @@ impl Device {
         }
     }
 
-    /// The error for a panic. A panic in the model's or the data set's own code would recur on
-    /// every worker.
+    /// The error for a panic. A panic in the code of the model, the data set or the optimizer would
+    /// recur on every worker.
     pub fn panicked(&self, words: &str) -> DeviceError {
+        if self.store.in_optimizer() {
+            return DeviceError::Unable(format!("the optimizer panicked: {words}"));
+        }
         match self.in_user_code {
             true => DeviceError::Unable(format!("the model or the data set panicked: {words}")),
             false => DeviceError::Failed(format!("the device panicked: {words}")),

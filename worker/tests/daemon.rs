@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use everstep_kernels::compute::{Batch, Compute, ComputeError, Evaluation, GradientSink, Pass};
 use everstep_kernels::device::{ChosenDevice, DeviceChoice};
 use everstep_kernels::layout::{Init, Layout};
+use everstep_kernels::optimizer::{UpdateBlock, UpdateInputs, UpdateRule};
 use everstep_transport::identity::{
     Authority, Enrolment, Identity, JoinToken, NODE_LIFETIME, Role, TokenLimits,
 };
@@ -458,6 +459,38 @@ async fn check_that_the_worker_trains_the_next(scene: Scene, link: Link, whole: 
     assert_eq!((result.worker, result.data_shards_computed), (second, computed));
     link.send(Message::Dismiss).unwrap();
     assert!(matches!(scene.ended().await, Ok(CleanExit::Dismissed)));
+}
+
+// An optimizer that fails.
+
+/// A rule that panics in the second step, of every owner.
+#[derive(Debug)]
+struct Cracked;
+
+impl UpdateRule for Cracked {
+    fn moments(&self) -> usize {
+        0
+    }
+    fn update(&self, _: UpdateBlock<'_>, inputs: &UpdateInputs<'_>) {
+        assert!(inputs.run_step < 2, "the table has one row");
+    }
+}
+
+#[tokio::test]
+async fn an_optimizer_that_panics_fails_the_run_with_its_words_and_the_worker_trains_the_next() {
+    let registry = builtin::registry()
+        .dataset("torn", |_| Ok(Arc::new(Torn { at: None, failure: Failure::Panic })))
+        .optimizer("cracked", |_| Ok(Arc::new(Cracked)));
+    let scene = Scene::with(registry);
+    let link = scene.link().await;
+    assert!(matches!(hear(&link).await, Message::Hello { worker: None, .. }));
+    let whole = torn(None);
+    let mut run = whole.clone();
+    run.optimizer.kind = "cracked".into();
+    let said = trains(&link, (&run, FIRST), Generation(1)).await;
+    let Message::Unable { inability: Inability::Run, reason } = said else { panic!("{said:?}") };
+    assert_eq!(reason, "the optimizer panicked: the table has one row");
+    check_that_the_worker_trains_the_next(scene, link, &whole).await;
 }
 
 // A data set that is costly to read.

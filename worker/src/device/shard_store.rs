@@ -50,6 +50,8 @@ pub struct ShardStore {
     /// Whether parameters of version 0 are the initial ones. They are not before the device has
     /// read those, nor while a checkpoint is awaited.
     has_initial: bool,
+    /// The optimizer's code is running.
+    in_optimizer: bool,
     /// A planted bug: the device does not check gradients.
     #[cfg(feature = "planted")]
     pub(super) believes_gradients: bool,
@@ -83,6 +85,7 @@ impl ShardStore {
             saved: SavedStates::default(),
             versions: vec![Step(0); reduce::shard_count(layout.count())],
             layout,
+            in_optimizer: false,
             #[cfg(feature = "planted")]
             believes_gradients: false,
         }
@@ -150,6 +153,11 @@ impl ShardStore {
             }
         }
         Ok(())
+    }
+
+    /// Whether the optimizer's code is running, which may be the user's own.
+    pub fn in_optimizer(&self) -> bool {
+        self.in_optimizer
     }
 
     /// The version of each shard of the parameters to compute with.
@@ -284,9 +292,11 @@ impl ShardStore {
         let layout = &self.layout;
         let inputs =
             UpdateInputs { step: update, run_step: step.0, learning_rate, clip, layout, range };
+        self.in_optimizer = true;
         let seen = copy.rewrite(&mut self.saved, |target| {
             self.optimizer.update(target, &gradient.values, &inputs, versions, &mut wrote)
         });
+        self.in_optimizer = false;
         copy.check(shard, seen.before)?;
         let intact = gradient.digest == seen.gradient;
         #[cfg(feature = "planted")]
