@@ -19,8 +19,9 @@ use crate::device::checkpoint_facts::CheckpointFacts;
 use crate::step::event::{StoreJob, StoreReport};
 use crate::store_work::{ClusterIdentity, StoreWork};
 
-/// Less than the device's, so that saving gives way to training.
-const NICE: i32 = 10;
+/// The least that there is: while training keeps all cores busy, saving has the moments in which a
+/// device waits for others, and one part in twenty of a core beside it.
+const NICE: i32 = 19;
 
 /// Takes reports. Returns false once nothing listens any more.
 pub type TakeReport = Box<dyn FnMut(StoreReport) -> bool + Send>;
