@@ -7,6 +7,7 @@ seeded by its epoch and its number. So augmentations do not depend on the readin
 from __future__ import annotations
 
 import hashlib
+import signal
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -20,6 +21,8 @@ from everstep import _everstep, seeds
 Place = tuple[int, int, int]
 #: The epoch and the number of a sample.
 SampleKey = tuple[int, int]
+#: What a loading process is asked for: a sample, and the place of its micro-batch.
+Asked = tuple[Place, SampleKey]
 
 #: How many samples the fingerprint of a data set reads.
 FINGERPRINT_SAMPLES = 16
@@ -36,6 +39,27 @@ class SeededDataset(Dataset):
         epoch, index = row
         seeds.seed_generators(seeds.key(seeds.SAMPLE, self.seed, epoch, index))
         return self.dataset[index]
+
+
+class PlacedDataset(Dataset):
+    """The samples of :class:`SeededDataset`, each with the place for which it is read."""
+
+    def __init__(self, keyed: SeededDataset) -> None:
+        self._keyed = keyed
+
+    def __getitem__(self, asked: Asked) -> tuple[Place, Any]:
+        place, row = asked
+        return place, self._keyed[row]
+
+
+class PlacedCollate:
+    """Makes a micro-batch of such samples, with its place."""
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self._collate = collate
+
+    def __call__(self, samples: list[tuple[Place, Any]]) -> tuple[Place, Any]:
+        return samples[0][0], self._collate([sample for _, sample in samples])
 
 
 def check(dataset: Any) -> int:
@@ -79,8 +103,10 @@ def add_to_digest(digest: Any, value: Any) -> None:
 
 
 def _begin_loader(_number: int) -> None:
-    # A worker that is killed leaves no process behind.
+    # A worker that is killed leaves no process behind. One that is interrupted, as a notebook may be,
+    # goes on later.
     _everstep.die_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 class Batches:
@@ -103,10 +129,10 @@ class Batches:
             # The processes are forked before the worker has threads and sockets.
             self._batches = iter(
                 DataLoader(
-                    keyed,
+                    PlacedDataset(keyed),
                     batch_sampler=self._plan,  # type: ignore[arg-type]
                     num_workers=loaders,
-                    collate_fn=self._collate,
+                    collate_fn=PlacedCollate(self._collate),
                     persistent_workers=True,
                     multiprocessing_context="fork",
                     worker_init_fn=_begin_loader,
@@ -119,10 +145,12 @@ class Batches:
             return self._collate([self._keyed[row] for row in self._rows(*place)])
         self._plan.want(place)
         while True:
-            found = self._plan.asked.popleft()
-            batch = next(self._batches)
+            found, batch = next(self._batches)
+            self._plan.came(found)
             if found == place:
                 return batch
+            # An interrupted loop may have lost it.
+            self._plan.want(place)
 
 
 class Plan:
@@ -148,14 +176,19 @@ class Plan:
         self._usual: list[int] = [0]
         self._go_to((1, 0, 0))
 
-    def __iter__(self) -> Iterator[list[SampleKey]]:
+    def __iter__(self) -> Iterator[list[Asked]]:
         while True:
             if not self._queue:
                 self._planned += 1
                 self._append(self._planned, self._usual)
             place = self._queue.popleft()
             self.asked.append(place)
-            yield self._rows(*place)
+            yield [(place, row) for row in self._rows(*place)]
+
+    def came(self, place: Place) -> None:
+        """The micro-batch at a place has come, and none that was asked for before it will come."""
+        while self.asked and self.asked.popleft() != place:
+            pass
 
     def want(self, place: Place) -> None:
         """Takes note that the worker computes this micro-batch next."""

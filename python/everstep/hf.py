@@ -9,6 +9,7 @@ from typing import Any
 import transformers
 from transformers.trainer_utils import TrainOutput
 
+from everstep import data as samples
 from everstep.run import Run
 
 #: Arguments with which a trainer changes its model as it begins, and what to do instead.
@@ -18,7 +19,11 @@ UNTAKEN = {
     "torch_compile": "call model.compile() before",
     "use_liger_kernel": "apply the kernels to the model before",
     "neftune_noise_alpha": "add the noise in the model",
+    "load_best_model_at_end": "load a checkpoint of the run after train()",
+    "group_by_length": "sort the data set, or pad to one length",
 }
+#: Methods of a trainer that take no part in a run.
+UNCALLED = ("training_step", "_get_train_sampler")
 
 
 class Trainer(transformers.Trainer):
@@ -61,7 +66,7 @@ class Trainer(transformers.Trainer):
         micro_batch = settings.per_device_train_batch_size
         accumulate = settings.gradient_accumulation_steps
         batch = self._data_shards * micro_batch * accumulate
-        steps, epoch = settings.max_steps, len(self.train_dataset) / batch
+        steps, epoch = settings.max_steps, samples.check(self.train_dataset) / batch
         if steps <= 0:
             steps = math.ceil(settings.num_train_epochs * epoch)
         self.create_optimizer_and_scheduler(num_training_steps=steps)
@@ -90,7 +95,8 @@ class Trainer(transformers.Trainer):
         for inputs in self.run:
             self._backward(self.run, inputs)
         self.state.global_step = steps
-        loss = self.run.report.loss["last"]
+        # A worker elsewhere may not know it.
+        loss = (self.run.report.loss or {}).get("last", math.nan)
         return TrainOutput(steps, loss, {"train_loss": loss, "train_steps": steps})
 
     def _check(self, resume_from_checkpoint: str | bool | None, unknown: dict[str, Any]) -> None:
@@ -104,6 +110,18 @@ class Trainer(transformers.Trainer):
         for name, instead in UNTAKEN.items():
             if getattr(self.args, name, None):
                 raise ValueError(f"everstep.hf.Trainer takes no {name}: {instead}")
+        order = getattr(self.args, "train_sampling_strategy", "random")
+        if order != "random":
+            raise ValueError(
+                f'everstep.hf.Trainer takes no train_sampling_strategy="{order}": the order of the '
+                "samples is Everstep's, at random"
+            )
+        for name in UNCALLED:
+            if getattr(type(self), name, None) is not getattr(transformers.Trainer, name, None):
+                raise TypeError(
+                    f"{type(self).__name__}.{name} would not be called by everstep.hf.Trainer: a "
+                    "run has an order of samples and steps of its own"
+                )
 
     def _evaluates_each(self, steps: int, epoch: float) -> int | None:
         """Each how many steps the run evaluates the held-out samples. None: it does not."""
@@ -115,7 +133,15 @@ class Trainer(transformers.Trainer):
                 "everstep.hf.Trainer evaluates one eval_dataset as it trains, and has several: "
                 'join them, or give eval_strategy="no" and call evaluate() after train()'
             )
-        stated = self.args.eval_steps if strategy == "steps" else epoch
+        if self.compute_metrics is not None:
+            warnings.warn(
+                "everstep.hf.Trainer calls compute_metrics in evaluate() alone, after train(): a run "
+                "has the mean losses of its evaluations",
+                stacklevel=3,
+            )
+        if strategy != "steps":
+            return max(1, math.ceil(epoch))
+        stated = self.args.eval_steps
         return max(1, math.ceil(stated if stated >= 1.0 else stated * steps))
 
     def _mean_loss(self, inputs: Any) -> Any:

@@ -41,6 +41,8 @@ NOT_ELEMENTWISE = {
 }
 #: Settings that change a formula into one that Everstep does not have.
 UNSUPPORTED = ("differentiable",)
+#: Settings of a group that a schedule may change.
+MOVING = ("lr", "betas", "momentum")
 
 
 def rule(
@@ -149,22 +151,39 @@ def _tables(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list
         return [[_entry(group)] for group in groups]
     if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
         raise TypeError("ReduceLROnPlateau does not follow from the step: use another schedule")
+    _check_is_of(schedule, optimizer)
     before = copy.deepcopy(schedule.state_dict())
-    moving = ("lr", "betas", "momentum")
-    kept = [{it: copy.deepcopy(group[it]) for it in moving if it in group} for group in groups]
+    settings = [it for it in optimizer.defaults if it not in MOVING]
+    names = (*MOVING, *settings)
+    kept = [{it: copy.deepcopy(group[it]) for it in names if it in group} for group in groups]
     tables: list[list[Entry]] = [[] for _ in groups]
+    moved: str | None = None
     with warnings.catch_warnings():
         # PyTorch warns of a schedule that moves before its optimizer, which never moves here.
         warnings.simplefilter("ignore")
         for step in range(steps):
             if step:
                 schedule.step()
-            for table, group in zip(tables, groups):
+            for table, group, first in zip(tables, groups, kept):
                 table.append(_entry(group))
+                moved = moved or next((it for it in settings if group.get(it) != first.get(it)), None)
     schedule.load_state_dict(before)
     for group, values in zip(groups, kept):
         group.update(values)
+    if moved:
+        raise ValueError(
+            f"the schedule changes {moved}, which stays as it is in a run: a schedule may change "
+            "lr, betas and momentum"
+        )
     return tables
+
+
+def _check_is_of(schedule: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Refuses the schedule of another optimizer. A wrapper may stand between the two."""
+    other = getattr(schedule, "optimizer", None)
+    if isinstance(other, torch.optim.Optimizer) and other is not optimizer:
+        if getattr(other, "optimizer", None) is not optimizer:
+            raise ValueError("the schedule is that of another optimizer: make it with this one")
 
 
 def _nesterov(group: dict[str, Any], table: list[Entry], steps: int) -> list[tuple[float, ...]]:

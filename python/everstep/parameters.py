@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from typing import Any
 
 import torch
@@ -113,6 +114,18 @@ class Gradients:
         # A micro-batch that weighs nothing has no backward pass.
         if self._expected is None and any(self._calls):
             self._expected = self._calls
+            self._warn_of_unused()
+
+    def _warn_of_unused(self) -> None:
+        unused = [name for (name, _, _), calls in zip(self._trained, self._calls) if calls == 0]
+        if unused:
+            warnings.warn(
+                f"no gradient for {', '.join(unused[:3])}{' and others' if unused[3:] else ''}: it "
+                "counts as zero, where PyTorch's optimizers leave such a parameter as it is. So "
+                "weight decay and momentum apply to it. To keep it, freeze it with "
+                "requires_grad_(False), or give it a group with weight_decay=0",
+                stacklevel=3,
+            )
 
     def release(self) -> None:
         """The engine has read all gradients."""

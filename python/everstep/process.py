@@ -1,11 +1,13 @@
-"""What a run does to its process: its directory, its main thread, and the stacks of its end."""
+"""What a run does to its process: its directory, its main thread, and its end."""
 
 from __future__ import annotations
 
 import atexit
+import errno
 import faulthandler
 import os
 import shutil
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -14,6 +16,43 @@ import torch
 
 #: How much the scheduler favours the worker's other threads: a starved one loses healthy links.
 NICE = 5
+#: What a machine lacks, by the numbers of the system's errors.
+LACKS = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
+#: What PyTorch says where memory is short, for which it has no class of exceptions: its allocator,
+#: and a loader whose process the system has killed.
+SHORT_OF_MEMORY = ("DefaultCPUAllocator:", "is killed by signal: Killed", "out of shared memory")
+
+_has_failed = False
+
+
+def is_of_place(error: BaseException | None) -> bool:
+    """Whether an exception says what this machine lacks, and what may be there elsewhere."""
+    while error is not None:
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            return True
+        if isinstance(error, OSError) and error.errno in LACKS:
+            return True
+        if isinstance(error, RuntimeError) and any(it in str(error) for it in SHORT_OF_MEMORY):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def fail_at_exit() -> None:
+    """Has this process end with exit code 1, where Python would end it with 0."""
+    global _has_failed
+    _has_failed = True
+
+
+@atexit.register  # the first one that is registered here is the last one that is called
+def _exit() -> None:
+    if _has_failed:
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                stream.flush()
+            except (AttributeError, ValueError, OSError):
+                pass  # there is none, or it is closed
+        os._exit(1)
 
 
 def print_stacks_of_fatal_errors() -> None:

@@ -33,6 +33,16 @@ REPORT_TIMEOUT = 30.0
 _the_run: Run | None = None
 
 
+class ReportElsewhere(SimpleNamespace):
+    """The report of a complete run, as far as a worker in another directory than its launcher's
+    knows it. What it does not know is None."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return None
+
+
 class Run:
     """A model in training. Iterating over it yields micro-batches, until the run is complete.
 
@@ -155,9 +165,10 @@ class Run:
         self._is_launched = "EVERSTEP_CONTROL_FD" in os.environ
         self._is_alone, self._threads, self._is_started = is_alone, threads, False
         self._launcher: Launcher | None = None
-        self._report: dict[str, Any] | None = None
+        self._report: SimpleNamespace | None = None
         _the_run = self
         process.print_stacks_of_fatal_errors()
+        atexit.register(self._end_launcher)
         self._watch_the_end()
 
     def _start(self) -> None:
@@ -188,10 +199,13 @@ class Run:
     def _launch_alone(self, threads: int) -> Launcher:
         """Starts a launcher for this process, and has the engine join its cluster."""
         launcher = Launcher(self._engine.statement(), threads)
-        atexit.register(launcher.end)
         os.environ.update(launcher.environment())
         self._directory = launcher.directory
         return launcher
+
+    def _end_launcher(self) -> None:
+        if self._launcher is not None:
+            self._launcher.end()
 
     def add_workers(self, count: int, script: str | None = None, *arguments: str) -> None:
         """Starts further workers on this machine: fresh processes of a script that states the same
@@ -229,12 +243,14 @@ class Run:
 
     @property
     def report(self) -> SimpleNamespace:
-        """The report of the complete run, as in ``report.json``: ``report.state_hash`` and more."""
+        """The report of the complete run, as in ``report.json``: ``report.state_hash`` and more.
+
+        In a worker in another directory than its launcher's, what that worker does not know is
+        ``None``. It knows the hash if the run keeps checkpoints in a store that it reaches.
+        """
         if self._report is None:
-            raise RuntimeError(
-                "there is no report here: it comes after the loop, in the directory of the launcher"
-            )
-        return SimpleNamespace(**self._report)
+            raise RuntimeError("there is no report yet: it comes after the loop, which ends by itself")
+        return self._report
 
     def __iter__(self) -> Iterator[Any]:
         if self._has_ended:
@@ -361,13 +377,18 @@ class Run:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the model's ``state_dict`` as safetensors, after the loop.
 
-        Every worker may call it: the file is written whole, with the same bytes.
+        Every worker may call it: the file is written whole, with the same bytes. A worker in another
+        directory than its launcher's, which reaches no store of the run either, has no trained
+        model: it writes nothing, and says so.
         """
-        if not self._is_complete:
+        if self._report is None:
             raise RuntimeError(
-                "there is no trained model here: it comes after the loop, in the directory of the "
-                "launcher"
+                "there is no trained model yet: it comes after the loop, which ends by itself"
             )
+        if not self._is_complete:
+            words = f"note: {os.fspath(path)} was not written: this worker has no trained model. It is"
+            print(words, "in the directory of the launcher", file=sys.stderr, flush=True)
+            return
         safetensors.write(path, self._model.state_dict())
 
     def _publish_statistics(self, data_shard: int, scale: float) -> torch.Tensor | None:
@@ -384,23 +405,25 @@ class Run:
         if code != 0:
             print(words, file=sys.stderr, flush=True)
             raise SystemExit(code)
-        self._report = self._read_report()
+        report = self._read_report()
         if self._launcher is not None:
             self._launcher.end(REPORT_TIMEOUT)
-        if self._report is not None and self._report["state"] != "complete":
+        if report is None:
+            self._report = ReportElsewhere(state="complete", steps=self.steps)
+            return self._take_last_checkpoint(self._report)
+        if report["state"] != "complete":
             print("error: the run has failed elsewhere", file=sys.stderr, flush=True)
             raise SystemExit(1)
+        self._report = SimpleNamespace(**report)
         trained = self._directory / "model.safetensors"
-        if self._report is not None and trained.exists():
+        if trained.exists():
             # A worker that joined late may not have all trained weights itself.
             tensors = safetensors.read_f32(trained)
             self._parameters.load(tensors)
             self._statistics.take(tensors)
             self._is_complete = True
-        if self._report is None:
-            self._take_last_checkpoint()
 
-    def _take_last_checkpoint(self) -> None:
+    def _take_last_checkpoint(self, report: SimpleNamespace) -> None:
         """A worker in another directory finds the end of the run in its last checkpoint, if the run
         keeps checkpoints in a store that this worker reaches."""
         try:
@@ -410,7 +433,7 @@ class Run:
         if found is not None:
             self._parameters.flat.copy_(export.vectors(found[2])[0])
             self._statistics.load()
-            self._report = {"state": "complete", "steps": self.steps, "state_hash": found[1]}
+            report.state_hash = found[1]
             self._is_complete = True
 
     def _read_report(self) -> dict[str, Any] | None:
@@ -434,8 +457,8 @@ class Run:
         ) -> None:
             previous(kind, error, trace)
             sys.stderr.flush()
-            # What a place lacks may be there elsewhere: then only this worker ends.
-            if issubclass(kind, (MemoryError, torch.OutOfMemoryError, KeyboardInterrupt)):
+            # Then only this worker ends.
+            if issubclass(kind, KeyboardInterrupt) or process.is_of_place(error):
                 self._has_ended = True
             else:
                 words = "".join(traceback.format_exception_only(kind, error)).strip()
@@ -445,6 +468,8 @@ class Run:
         atexit.register(self._end_early)
 
     def _end_early(self) -> None:
+        if self._is_alone and not self._has_ended:
+            process.fail_at_exit()
         self._leave(
             f"the script ended at step {self._step} of {self.steps}, before its run was over: "
             "iterate over the run to its end, and give fewer steps to end it earlier"

@@ -81,7 +81,7 @@ pub fn registry(script: WorkerScript) -> Registry {
 struct ScriptModel {
     rendezvous: Arc<Rendezvous>,
     layout: Layout,
-    /// The device's thread alone writes it, and only while the script's thread waits.
+    /// The device's thread alone writes it, and only while the script's thread waits for that thread.
     flat: Arc<Mutex<TensorMemory>>,
     weights: PathBuf,
     watchdog: Watchdog,
@@ -96,7 +96,8 @@ impl Compute for ScriptModel {
     }
 
     fn load(&mut self, offset: usize, values: &[f32]) {
-        self.flat.lock().unwrap_or_else(PoisonError::into_inner).write(offset, values);
+        let mut flat = self.flat.lock().unwrap_or_else(PoisonError::into_inner);
+        self.rendezvous.write(|| flat.write(offset, values), &self.watchdog);
     }
 
     fn gradient(

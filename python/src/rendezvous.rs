@@ -4,6 +4,9 @@
 //! until that says that the pass is done. So the model's code runs on the script's thread alone,
 //! and the gradients go out while it computes. The script may have ended before: then every pass
 //! ends with its words.
+//!
+//! The device's thread writes parameters only while the script's thread waits here. So a script
+//! finds one version of them from its turn's parameters until it asks for the next turn.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -50,6 +53,16 @@ impl Stopwatch {
         Self { activity, spent: Duration::ZERO }
     }
 
+    /// The script's thread has gone on since `began`. A process that was suspended has spent no
+    /// more than the interval of two looks.
+    fn add(&mut self, began: Instant, watchdog: &Watchdog) {
+        self.spent += began.elapsed().min(WATCH_INTERVAL);
+        let limit = watchdog.limit(self.activity);
+        if self.spent > limit {
+            watchdog::end_process(self.activity, limit);
+        }
+    }
+
     fn stop(&self, watchdog: &mut Watchdog) {
         watchdog.ended(self.activity, self.spent);
     }
@@ -77,6 +90,8 @@ pub enum Next {
 #[derive(Default)]
 struct State {
     offered: Option<Turn>,
+    /// The script's thread waits for a turn.
+    is_waiting: bool,
     requests: VecDeque<Request>,
     /// How many requests were made and served.
     made: u64,
@@ -111,9 +126,12 @@ impl Rendezvous {
     /// Takes the next turn. Waits for it no longer than `within`.
     pub fn next(&self, within: Duration) -> Next {
         let mut state = self.state();
+        state.is_waiting = true;
+        self.changed.notify_all();
         if state.offered.is_none() && state.ended.is_none() {
             state = self.wait(state, within);
         }
+        state.is_waiting = false;
         match state.offered.take() {
             Some(turn) => Next::Turn(turn),
             None if state.ended.is_some() => Next::Ended,
@@ -159,6 +177,21 @@ impl Rendezvous {
     }
 
     // The worker's threads.
+
+    /// Writes parameters outside of a turn, while the script's thread waits for one, or has left.
+    /// Ends the process if that thread hangs in what it does between its turns.
+    pub fn write(&self, write: impl FnOnce(), watchdog: &Watchdog) {
+        let mut stopwatch = Stopwatch::start(Activity::BetweenTurns);
+        let mut state = self.state();
+        while !(state.is_waiting || state.left.is_some() || state.ended.is_some()) {
+            let began = Instant::now();
+            state = self.wait(state, WATCH_INTERVAL);
+            stopwatch.add(began, watchdog);
+        }
+        // The lock keeps that thread where it is.
+        write();
+        drop(state);
+    }
 
     /// The next turn is to find out why equal passes have had unequal results.
     pub fn diagnose(&self) {
@@ -236,13 +269,14 @@ impl Rendezvous {
     }
 
     /// The next request. Adds the wait for it to the stopwatch, from the time on at which the
-    /// script's thread has taken its turn. If that thread takes too long, the process ends.
+    /// script's thread has taken its turn. If that thread takes too long, before or after that, the
+    /// process ends.
     fn request(
         &self,
         stopwatch: &mut Stopwatch,
         watchdog: &Watchdog,
     ) -> Result<Request, ComputeError> {
-        let limit = watchdog.limit(stopwatch.activity);
+        let mut before = Stopwatch::start(Activity::BetweenTurns);
         let mut state = self.state();
         loop {
             if let Some(request) = state.requests.pop_front() {
@@ -255,14 +289,8 @@ impl Rendezvous {
             }
             let (began, is_taken) = (Instant::now(), state.offered.is_none());
             state = self.wait(state, WATCH_INTERVAL);
-            if !is_taken {
-                continue;
-            }
-            // A process that was suspended has spent no more than this.
-            stopwatch.spent += began.elapsed().min(WATCH_INTERVAL);
-            if let Some(limit) = limit.filter(|limit| stopwatch.spent > *limit) {
-                watchdog::end_process(stopwatch.activity, limit);
-            }
+            let spent = if is_taken { &mut *stopwatch } else { &mut before };
+            spent.add(began, watchdog);
         }
     }
 

@@ -1,10 +1,10 @@
-//! Finds a script's thread that hangs in a turn: in a deadlock, or with a lock that it never
-//! releases.
+//! Finds a script's thread that hangs: in a deadlock, or with a lock that it never releases.
 //!
 //! In: how long the thread has read, computed and evaluated. Out: how long it may. The end of the
 //! process is the cure: its launcher reports it, so that the others go on at once, and starts a
-//! successor if the user wants one. What a script does between its turns may take as long as it
-//! likes.
+//! successor if the user wants one. What a script does for the first time may compile, or open
+//! files, and what it does between its turns is its own affair: both may take long, but not for
+//! ever.
 
 use std::time::Duration;
 
@@ -14,7 +14,11 @@ const MAX_RATIO: u32 = 3;
 /// the shortest pass that hangs.
 const MAX_DATA_RATIO: u32 = 10;
 
-/// What a script's thread does in a turn.
+/// How many times as long as the shortest pass that hangs something may take for the first time, and
+/// the script between two turns: an hour, unless the run says otherwise.
+const MAX_FIRST_RATIO: u32 = 60;
+
+/// What a script's thread does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Activity {
     /// It reads the samples of a micro-batch.
@@ -23,6 +27,8 @@ pub enum Activity {
     Computing,
     /// It evaluates held-out samples.
     Evaluating,
+    /// It does something of its own, before it asks for a turn.
+    BetweenTurns,
 }
 
 /// How long the activities of a process take.
@@ -30,25 +36,27 @@ pub enum Activity {
 pub struct Watchdog {
     /// A pass that takes no longer does not hang.
     at_least: Duration,
-    /// The longest of each so far. None before the first, which may compile, or open files.
-    longest: [Option<Duration>; 3],
+    /// The longest of each so far. None before the first.
+    longest: [Option<Duration>; 4],
 }
 
 impl Watchdog {
     /// A watchdog that has seen nothing. A pass of up to `at_least` never hangs.
     pub fn new(at_least: Duration) -> Self {
-        Self { at_least, longest: [None; 3] }
+        Self { at_least, longest: [None; 4] }
     }
 
-    /// How long this may take now. None: as long as it likes.
-    pub fn limit(&self, activity: Activity) -> Option<Duration> {
-        let at_least = match activity {
-            Activity::Computing => self.at_least,
-            Activity::Reading | Activity::Evaluating => {
-                self.at_least.saturating_mul(MAX_DATA_RATIO)
-            }
+    /// How long this may take now.
+    pub fn limit(&self, activity: Activity) -> Duration {
+        let Some(longest) = self.longest[activity as usize] else {
+            return self.at_least.saturating_mul(MAX_FIRST_RATIO);
         };
-        self.longest[activity as usize].map(|longest| (MAX_RATIO * longest).max(at_least))
+        let ratio = match activity {
+            Activity::Computing => 1,
+            Activity::Reading | Activity::Evaluating => MAX_DATA_RATIO,
+            Activity::BetweenTurns => MAX_FIRST_RATIO,
+        };
+        longest.saturating_mul(MAX_RATIO).max(self.at_least.saturating_mul(ratio))
     }
 
     /// This took so long.
@@ -65,10 +73,9 @@ pub fn end_process(activity: Activity, limit: Duration) -> ! {
         Activity::Reading => "reads the samples of a micro-batch",
         Activity::Computing => "computes a micro-batch",
         Activity::Evaluating => "evaluates held-out samples",
+        Activity::BetweenTurns => "has not asked for its next turn",
     };
-    tracing::error!(
-        seconds = limit.as_secs_f64(),
-        "the script's main thread hangs: it {what} for longer than ever before"
-    );
+    let seconds = limit.as_secs_f64();
+    tracing::error!(seconds, "the script's main thread hangs: it {what} for longer than it may");
     std::process::abort()
 }

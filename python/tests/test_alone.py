@@ -69,6 +69,15 @@ def test_a_plain_script_that_fails_ends_its_run_and_all_of_its_processes(start):
     assert "ValueError: the loss looks odd" in err and "the script raised" in err, err
 
 
+@pytest.mark.parametrize("fault", ["break", "exit"])
+def test_a_plain_script_that_ends_early_fails_in_words(start, fault):
+    process = start(str(SCRIPTS / "faulty.py"), fault)
+    out, err = process.communicate(timeout=LAUNCH_TIMEOUT)
+    assert process.returncode == 1
+    assert "before its run was over" in err, err
+    assert (fault == "break") == ("after the loop" in out)
+
+
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL, signal.SIGTERM])
 def test_a_plain_script_that_is_ended_leaves_no_process(start, tmp_path, sent):
     process = start(str(SCRIPTS / "faulty.py"), "slow", "100000", EVERSTEP_GRACE="1")

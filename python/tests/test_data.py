@@ -55,6 +55,52 @@ def test_batches_depend_on_their_place_alone():
         assert ahead.of(place) == wanted, place
 
 
+class Interrupting:
+    """Batches of loading processes. A notebook interrupts each third read as its batch arrives."""
+
+    def __init__(self, batches):
+        self._batches, self._reads = batches, 0
+
+    def __next__(self):
+        found = next(self._batches)
+        self._reads += 1
+        if self._reads % 3 == 0:
+            raise KeyboardInterrupt
+        return found
+
+
+def test_an_interrupted_read_gives_no_place_another_batch():
+    inline, ahead = batches(0), batches(2)
+    ahead._batches = Interrupting(ahead._batches)
+    interrupted = 0
+    for place in places(CHURN):
+        while True:
+            try:
+                found = ahead.of(place)
+                break
+            except KeyboardInterrupt:
+                interrupted += 1
+        assert found == inline.of(place), place
+    assert interrupted > 2
+
+
+def test_loading_processes_outlive_an_interrupted_notebook():
+    import os
+    import signal
+
+    from conftest import descendants
+
+    before = descendants(os.getpid())
+    ahead, inline = batches(2), batches(0)
+    first, second, *_ = places(CHURN)
+    assert ahead.of(first) == inline.of(first)
+    for pid in descendants(os.getpid()) - before:
+        os.kill(pid, signal.SIGINT)
+    for _ in range(20):
+        assert ahead.of(second) == inline.of(second)
+        second = (second[0] + 1, *second[1:])
+
+
 def test_what_is_read_ahead_is_what_comes_as_long_as_nothing_changes():
     from everstep import data
 

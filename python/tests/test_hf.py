@@ -43,6 +43,37 @@ def test_a_trainer_that_evaluates_has_its_losses_in_the_metrics(train, tmp_path)
     assert 0.0 < ended.report["loss"]["validation"] < first["validation_loss"]
 
 
+def test_what_a_trainer_has_and_a_run_has_not_is_refused_in_words(tmp_path):
+    import torch
+    from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
+
+    import everstep.hf
+
+    class Sorted(everstep.hf.Trainer):
+        def _get_train_sampler(self, *arguments):
+            return None
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter([])
+
+    model = GPT2LMHeadModel(GPT2Config(vocab_size=8, n_positions=8, n_layer=1, n_embd=4, n_head=1))
+    rows = [{"input_ids": torch.zeros(8, dtype=torch.long)}] * 8
+    each = {"eval_strategy": "steps", "save_strategy": "steps", "eval_steps": 1, "save_steps": 1}
+    for kind, data, settings, words in [
+        (everstep.hf.Trainer, Stream(), {}, "map-style"),
+        (everstep.hf.Trainer, rows, {"load_best_model_at_end": True, **each}, "load_best_model_at_end"),
+        (everstep.hf.Trainer, rows, {"train_sampling_strategy": "sequential"}, "train_sampling_strategy"),
+        (Sorted, rows, {}, "Sorted._get_train_sampler would not be called"),
+    ]:
+        arguments = TrainingArguments(
+            output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], **settings
+        )
+        trainer = kind(model, arguments, train_dataset=data, eval_dataset=rows, data_shards=1)
+        with pytest.raises((TypeError, ValueError), match=words):
+            trainer.train()
+
+
 def test_settings_that_would_change_the_model_are_refused_in_words(train, tmp_path):
     ended = train("tokens.py", str(tmp_path / "compared.json"), "noise")
     assert ended.code == 1

@@ -237,4 +237,4 @@ def test_a_script_without_memory_is_replaced_and_the_others_go_on(launch, train,
     ended = launch("faulty.py", "memory", STEPS, str(tmp_path / "once"), flags=flags).end()
     assert ended.hash == expected
     assert ended.report["respawned"] == 1
-    assert "MemoryError: there is none left here" in ended.logs()
+    assert "DefaultCPUAllocator" in ended.logs()

@@ -65,6 +65,26 @@ def test_a_schedule_of_momentum_is_a_table_too():
         assert table[0] == (before["momentum"] if name == "momenta" else before["betas"])
 
 
+def test_a_schedule_of_what_a_run_keeps_is_refused_in_words():
+    import torch
+
+    adamw = lambda net: torch.optim.AdamW(net.parameters(), weight_decay=0.1)
+
+    class Decaying(torch.optim.lr_scheduler.LambdaLR):
+        def step(self, *arguments):
+            super().step(*arguments)
+            for group in self.optimizer.param_groups:
+                group["weight_decay"] *= 0.5
+
+    made = []
+    with pytest.raises(ValueError, match="the schedule changes weight_decay"):
+        rule(lambda net: made.append(adamw(net)) or made[0], lambda it: Decaying(it, lambda _: 1.0))
+    assert made[0].param_groups[0]["weight_decay"] == 0.1, "and it is put back"
+    other = torch.optim.lr_scheduler.LambdaLR(adamw(model()), lambda step: 1.0 / (step + 1))
+    with pytest.raises(ValueError, match="that of another optimizer"):
+        rule(adamw, lambda _: other)
+
+
 def test_nadam_has_its_own_table_of_momentum():
     import torch
 
@@ -232,6 +252,33 @@ def test_what_a_loop_may_log():
         scalars.log({"b": torch.zeros(2)})
     with pytest.raises(ValueError, match="at most 16 names"):
         scalars.log({f"n{number}": 0.0 for number in range(17)})
+
+
+def test_what_a_machine_lacks_is_no_fault_of_the_script():
+    import errno
+
+    import torch
+
+    from everstep.process import is_of_place
+
+    def caught(function):
+        try:
+            function()
+        except BaseException as error:
+            return error
+        raise AssertionError("nothing was raised")
+
+    def loader():
+        try:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+        except RuntimeError as error:
+            raise RuntimeError("DataLoader worker (pid(s) 7) exited unexpectedly") from error
+
+    assert is_of_place(caught(lambda: torch.empty(1 << 60)))
+    assert is_of_place(caught(loader))
+    assert is_of_place(MemoryError()) and is_of_place(OSError(errno.ENOSPC, "full"))
+    for error in (RuntimeError("sizes differ"), OSError(errno.ENOENT, "gone"), ValueError("no")):
+        assert not is_of_place(error)
 
 
 def test_what_an_evaluation_may_return():

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from conftest import LAUNCH_TIMEOUT, SCRIPTS, descendants, is_alive, needs_torch
@@ -23,14 +24,14 @@ def workers(count: int, *more: str) -> tuple[str, ...]:
 
 @pytest.fixture(scope="session")
 def gpt_hash():
-    """The state hash of gpt.py, as its first run found it."""
+    """The state hashes of gpt.py by its arguments, as its first runs found them."""
     return {}
 
 
-def the_gpt_hash(train, known: dict) -> str:
-    if "hash" not in known:
-        known["hash"] = train("gpt.py").hash
-    return known["hash"]
+def the_gpt_hash(train, known: dict, *arguments: str) -> str:
+    if arguments not in known:
+        known[arguments] = train("gpt.py", *arguments).hash
+    return known[arguments]
 
 
 def test_a_gpt_has_the_same_bits_on_1_2_and_4_workers(train, gpt_hash):
@@ -52,27 +53,27 @@ def test_another_seed_has_other_bits(train, gpt_hash):
     assert train("gpt.py", "--seed", "2").hash != the_gpt_hash(train, gpt_hash)
 
 
-@pytest.mark.parametrize("script", [("gpt.py",), ("gpt.py", "--bf16", "--loaders", "1")], ids=" ".join)
-def test_killed_workers_change_no_bit(launch, train, gpt_hash, script, tmp_path):
-    expected = the_gpt_hash(train, gpt_hash)
-    if "--bf16" in script:
-        in_f32, expected = expected, train(*script).hash
-        assert expected != in_f32
+#: How many steps a run of gpt.py has that lasts until workers have come and gone.
+LONG = ("--steps", "60")
+
+
+@pytest.mark.parametrize(
+    ("more", "kills"), [((), 10), (("--bf16", "--loaders", "1"), 3)], ids=["f32", "bf16"]
+)
+def test_killed_workers_change_no_bit(launch, train, gpt_hash, more, kills, tmp_path):
+    expected = the_gpt_hash(train, gpt_hash, *LONG, *more)
+    assert not more or expected != the_gpt_hash(train, gpt_hash, *LONG)
     chance = random.Random(1)
     gate = tmp_path / "gate"
-    launched = launch(*script, "--gate", str(gate), flags=workers(3, "--respawn"))
-    launched.until("several members", lambda: len(launched.workers()) > 1)
-    killed = 0
-    for step in (2, 7, 12):
-        launched.await_steps(step)
+    launched = launch("gpt.py", *LONG, *more, "--gate", str(gate), flags=workers(3, "--respawn"))
+    for _ in range(kills):
+        # Of two members, so that one has what the other had.
+        launched.until("several members", lambda: len(launched.workers()) > 1)
         time.sleep(chance.random() * 0.2)
-        there = launched.workers()
-        if len(there) > 1:
-            os.kill(chance.choice(there), signal.SIGKILL)
-            killed += 1
+        os.kill(chance.choice(launched.workers()), signal.SIGKILL)
     gate.touch()
     ended = launched.end()
-    assert killed > 0
+    assert ended.report["respawned"] == kills
     assert ended.hash == expected
     assert (ended.report["samples_lost"], ended.report["samples_repeated"]) == (0, 0)
 
@@ -96,12 +97,11 @@ def test_running_statistics_have_the_same_bits_on_1_2_and_4_workers(train, cnn_h
 def test_killed_workers_change_no_running_statistics(launch, train, cnn_hash):
     expected = cnn_hash.get("hash") or train("cnn.py").hash
     launched = launch("cnn.py", "--slow", flags=workers(3, "--respawn"))
-    for step in (3, 9):
-        launched.await_steps(step)
-        there = launched.workers()
-        if len(there) > 1:
-            os.kill(there[-1], signal.SIGKILL)
-    assert launched.end().hash == expected
+    launched.until("several members", lambda: len(launched.workers()) > 1)
+    os.kill(launched.workers()[-1], signal.SIGKILL)
+    ended = launched.end()
+    assert ended.hash == expected
+    assert ended.report["respawned"] == 1
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,12 @@ def test_killed_workers_change_no_running_statistics(launch, train, cnn_hash):
     ids=" ".join,
 )
 def test_what_models_use_changes_no_bit(train, features):
+    """The guide says what an unused parameter comes to, and so does the log."""
     if "compile" in features and not any(map(shutil.which, ("c++", "g++", "clang++"))):
         pytest.skip("there is no C++ compiler here, which torch.compile needs")
-    hashes = {train("features.py", *features, flags=workers(count)).hash for count in (1, 2)}
-    assert len(hashes) == 1
+    ended = [train("features.py", *features, flags=workers(count)) for count in (1, 2)]
+    assert len({it.hash for it in ended}) == 1
+    assert ("unused" in features) == ("it counts as zero" in ended[0].logs()), ended[0].logs()
 
 
 def test_a_worker_with_other_threads_is_refused_in_words(launch, tmp_path):
@@ -156,6 +158,33 @@ def test_a_worker_with_other_instructions_is_named_as_the_reason_for_other_bits(
     assert f"cpu {usual}" in reason and "cpu DEFAULT" in reason, reason
 
 
+def test_threads_and_instructions_that_a_launch_states_hold_for_all_workers(train):
+    import torch
+
+    if torch.backends.cpu.get_cpu_capability() not in ("AVX2", "AVX512"):
+        pytest.skip("this CPU has no AVX2")
+    flags = ("--threads", "2", "--isa", "avx2")
+    ended = [train("gpt.py", "--steps", "6", flags=workers(count, *flags)) for count in (1, 2)]
+    assert len({it.hash for it in ended}) == 1
+    assert [it.out.count("cpu AVX2 with 2 threads") for it in ended] == [1, 2]
+
+
+def peak_mb(pid: int) -> float:
+    """The most memory that a process has had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))
+
+
+def test_what_needs_no_torch_takes_little_memory(launch):
+    launched = launch("faulty.py", "none", "100000")
+    launched.await_steps(20)
+    started = descendants(launched.process.pid)
+    words = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in started}
+    [coordinator] = [pid for pid in started if b"coordinator" in words[pid]]
+    assert peak_mb(coordinator) < 40, peak_mb(coordinator)
+    assert peak_mb(launched.process.pid) < 60, peak_mb(launched.process.pid)
+
+
 def test_a_saved_model_is_that_of_a_state_dict(train, tmp_path):
     path = tmp_path / "model.safetensors"
     ended = train("gpt.py", "--steps", "2", "--save", str(path), flags=workers(2))
@@ -163,6 +192,12 @@ def test_a_saved_model_is_that_of_a_state_dict(train, tmp_path):
     names = path.read_bytes()[8:4000]
     assert b'"head.weight"' in names and b'"tokens.weight"' in names
     assert (ended.directory / "model.safetensors").exists()
+
+
+def test_weights_stay_as_they_are_until_the_next_turn(train):
+    for count in (1, 2):
+        ended = train("faulty.py", "still", "60", flags=workers(count))
+        assert ended.code == 0, ended.err
 
 
 def test_an_exception_ends_the_run_and_is_printed_once(train):
@@ -264,15 +299,13 @@ def join(
     return joiner
 
 
-def test_a_worker_joins_with_its_script(launch, train, tmp_path):
-    gate, joined = tmp_path / "gate", tmp_path / "gate.joined"
-    script = ("faulty.py", "gate", "600", str(gate))
-    expected = train("faulty.py", "none", "600").hash
+def test_a_worker_joins_with_its_script(launch, train, gpt_hash, tmp_path):
+    gate = tmp_path / "gate"
+    script = ("gpt.py", *LONG, "--gate", str(gate), "--slow")
+    expected = the_gpt_hash(train, gpt_hash, *LONG)
     launched = launch(*script)
     joiner = join(launched, tmp_path / "joiner", script)
     gate.touch()
-    launched.await_event("joined")
-    joined.touch()
     ended = launched.end()
     _, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
     assert ended.hash == expected
@@ -295,19 +328,33 @@ def test_a_worker_in_another_directory_has_the_model_of_the_last_checkpoint(laun
     assert len(list(saved.iterdir())) == 2 and len(models) == 1
 
 
-def test_a_worker_that_is_told_to_leave_hands_over_and_ends(launch, train, tmp_path):
-    expected = train("faulty.py", "none", "300").hash
+def test_a_worker_that_is_told_to_leave_hands_over_and_ends(launch, train, gpt_hash, tmp_path):
+    expected = the_gpt_hash(train, gpt_hash, *LONG)
     gate = tmp_path / "gate"
-    launched = launch("faulty.py", "gate", "300", str(gate), flags=workers(2))
+    launched = launch("gpt.py", *LONG, "--gate", str(gate), flags=workers(2))
     launched.await_steps(5)
     launched.until("two members", lambda: len(launched.workers()) == 2)
     os.kill(launched.workers()[0], signal.SIGTERM)
     launched.await_event("draining")
-    (tmp_path / "gate.joined").touch()
     gate.touch()
     ended = launched.end()
     assert ended.hash == expected
     assert any(event["event"] == "left" for event in launched.events())
+
+
+def test_a_worker_that_reaches_no_model_ends_well_and_says_so(launch, tmp_path):
+    gate, saved = tmp_path / "gate", tmp_path / "saved"
+    saved.mkdir()
+    script = ("faulty.py", "shared", "300", str(gate), str(saved))
+    launched = launch(*script)
+    joiner = join(launched, tmp_path / "joiner", script)
+    gate.touch()
+    assert launched.end().code == 0
+    out, told = joiner.communicate(timeout=LAUNCH_TIMEOUT)
+    assert joiner.returncode == 0, told
+    assert "hash None" in out
+    assert "was not written: this worker has no trained model" in told
+    assert len(list(saved.iterdir())) == 1
 
 
 def test_as_many_workers_start_as_the_cores_compute_for(train):

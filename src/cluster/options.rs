@@ -111,7 +111,8 @@ impl Script {
         let counts = ["EVERSTEP_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"];
         let counts = counts.map(|name| (name, threads.clone()));
         let isa = self.isa.map(InstructionSet::environment).into_iter().flatten();
-        let others = [("PYTHONHASHSEED", "0")].into_iter().chain(isa);
+        // What a script prints comes at once, also if it is killed then.
+        let others = [("PYTHONHASHSEED", "0"), ("PYTHONUNBUFFERED", "1")].into_iter().chain(isa);
         counts.into_iter().chain(others.map(|(name, value)| (name, value.into()))).collect()
     }
 }

@@ -79,17 +79,12 @@ for x in run:
         time.sleep(0.05)  # a run that goes on for longer than its data set may take
     if fault in ("hang", "memory") and run.step >= 100 and is_first(Path(sys.argv[3])):
         if fault == "memory":
-            raise MemoryError("there is none left here")
+            torch.empty(1 << 60)
         ctypes.PyDLL(None).pause()  # holds Python's lock for ever
     while fault == "held" and run.step > int(Path(sys.argv[3]).read_text() or 0):
         time.sleep(0.01)  # until the test lets it go on: the file has a step
-    if fault in ("gate", "shared") and run.step >= 20:
-        # Goes on when the test has made the file.
-        while not Path(sys.argv[3]).exists():
-            time.sleep(0.01)
-        # Takes its time until the test has seen a joiner take part.
-        if fault == "gate" and not Path(sys.argv[3] + ".joined").exists():
-            time.sleep(0.05)
+    while fault == "shared" and run.step >= 20 and not Path(sys.argv[3]).exists():
+        time.sleep(0.01)  # until the test has made the file
     if run.step >= 3:
         if fault == "exception":
             raise ValueError("the loss looks odd")
@@ -107,6 +102,12 @@ for x in run:
         with torch.autocast("cpu", torch.float16):
             loss = model(x).float().square().mean()
     run.backward(loss)
+    if fault == "still":
+        # A callback of the script reads the model here.
+        before = [parameter.detach().clone() for parameter in model.parameters()]
+        time.sleep(0.02)
+        same = all(map(torch.equal, before, model.parameters()))
+        assert same, f"the weights have changed since run.backward in step {run.step}"
 print("after the loop")
 if fault == "shared":
     print("hash", run.report.state_hash)

@@ -72,6 +72,7 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 where autocast does")
     parser.add_argument("--save")
     parser.add_argument("--gate", help="at step 20, wait for this file")
+    parser.add_argument("--slow", action="store_true", help="after step 20, take time for each turn")
     flags = parser.parse_args()
     torch.manual_seed(flags.seed)
     model = GPT(layers=2, width=32, heads=2, dropout=flags.dropout)
@@ -89,11 +90,15 @@ def main() -> None:
     for x, y in run:
         with torch.autocast("cpu", torch.bfloat16, enabled=flags.bf16):
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
-        run.backward(loss)
         while flags.gate and run.step >= 20 and not Path(flags.gate).exists():
             time.sleep(0.01)
+        if flags.slow and run.step >= 20:
+            time.sleep(0.05)
+        run.backward(loss)
     if flags.save:
         run.save(flags.save)
+    capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
+    print(f"cpu {capability} with {threads} threads")
     print("hash", run.report.state_hash)
 
 

@@ -10,11 +10,15 @@ from torch import nn, optim
 import everstep
 
 kind, path, plain = sys.argv[1:]
-STEPS, ROWS = 20, 4
+STEPS, ROWS = 50, 4
 SHARDS, CLIP_NORM = (4, 0.02) if kind == "clipped" else (2, None)
 OPTIMIZERS = {
     "adamw": lambda groups: optim.AdamW(groups, lr=1e-2, weight_decay=0.01, fused=True),
     "amsgrad": lambda groups: optim.AdamW(groups, lr=1e-2, amsgrad=True, maximize=True, fused=True),
+    # The formula of the fused kernel with decay in the gradient.
+    "adam": lambda groups: optim.Adam(groups, lr=1e-2, weight_decay=0.01, fused=True),
+    "dampened": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9, dampening=0.3),
+    "lion": lambda groups: LION(groups, lr=1e-3, weight_decay=0.01),
     "sgd": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9),
     "nesterov": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9, nesterov=True),
     "batchnorm": lambda groups: optim.SGD(groups, lr=1e-2, momentum=0.9),
@@ -30,6 +34,23 @@ OPTIMIZERS = {
     "adadelta": lambda groups: optim.Adadelta(groups, lr=1.0),
     "rprop": lambda groups: optim.Rprop([p for group in groups for p in group["params"]], lr=1e-3),
 }
+
+
+class PlainLion(everstep.Lion):
+    """Algorithm 2 of the paper."""
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        for group in self.param_groups:
+            first, second = group["betas"]
+            for p in group["params"]:
+                moment = self.state[p].setdefault("moment", torch.zeros_like(p))
+                change = (first * moment + (1 - first) * p.grad).sign()
+                p.sub_(group["lr"] * (change + group["weight_decay"] * p))
+                moment.copy_(second * moment + (1 - second) * p.grad)
+
+
+LION = everstep.Lion
 
 
 class Numbers:
@@ -71,6 +92,7 @@ run.save(path)
 # The plain loop, on the samples of the same plan.
 from everstep import data, seeds  # noqa: E402
 
+LION = PlainLion
 model, optimizer, schedule = make()
 batches = data.Batches(data.SeededDataset(Numbers(), 1), run._engine.rows, 1, 0, None)
 for step in range(1, STEPS + 1):

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use crate::failure;
 
 /// How many bytes of a log's end are shown, at most.
-const TAIL: u64 = 8192;
+const TAIL: u64 = 64 << 10;
 /// The first line of a Python exception in a log.
 const TRACEBACK: &str = "Traceback (most recent call last):";
 /// How the words begin with which a Python process dies, before the stacks of its threads.
