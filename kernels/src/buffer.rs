@@ -7,8 +7,7 @@
 //! The free list is tried in every interleaving of two threads by
 //!
 //! ```text
-//! RUSTFLAGS="--cfg loom" cargo test -p everstep-kernels --lib --release \
-//!     --target-dir target/loom loom
+//! RUSTFLAGS="--cfg loom" cargo test -p everstep-kernels --lib --target-dir target/loom loom
 //! ```
 
 use std::collections::VecDeque;

@@ -48,7 +48,7 @@ fn rollbacks(run: &Run) -> Vec<u64> {
 
 #[test]
 fn i12_a_run_whose_processes_all_died_goes_on_with_any_number_of_workers() {
-    const STEPS: i64 = 500;
+    const STEPS: i64 = 200;
     let world = saved_run(STEPS);
     let wanted = world.undisturbed();
     for (step, workers) in [(10, "1"), (30, "2"), (20, "3"), (50, "5")] {
@@ -64,7 +64,7 @@ fn i12_a_run_whose_processes_all_died_goes_on_with_any_number_of_workers() {
 
 #[test]
 fn i12_a_damaged_checkpoint_is_named_and_an_older_one_is_taken() {
-    const STEPS: i64 = 500;
+    const STEPS: i64 = 200;
     let world = saved_run(STEPS);
     let dir = kill_after(world.launch(&["--workers", "2"]), 30);
     // The newest one may be complete and never listed. Then the run would not ask for it.
@@ -86,7 +86,7 @@ fn i12_a_damaged_checkpoint_is_named_and_an_older_one_is_taken() {
 /// checkpoint that was asked for, costs the run another one.
 #[test]
 fn what_cannot_be_restored_is_refused_before_anything_is_undone() {
-    const STEPS: i64 = 500;
+    const STEPS: i64 = 200;
     let world = saved_run(STEPS).with("checkpoint.keep", 100);
     let dir = kill_after(world.launch(&["--workers", "2"]), 20);
     let moved = world.path("moved");

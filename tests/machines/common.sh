@@ -4,8 +4,9 @@
 
 self=$(realpath "$0")
 cd "$(dirname "$self")/../.."
-# The first argument of every script; relative to the root.
-everstep=$(realpath "${1:-target/release/everstep}")
+# The first argument of every script; relative to the root. A script whose steps are slowed needs a debug build: it sets
+# `build` before.
+everstep=$(realpath "${1:-target/${build:-release}/everstep}")
 
 # needs COMMAND...: root, these commands, and the program.
 needs() {
@@ -19,7 +20,9 @@ needs() {
         exit 2
     fi
     if [ ! -x "$everstep" ]; then
-        echo "error: there is no $everstep: cargo build --release, or pass the program" >&2
+        local flags=
+        [ "${build:-release}" = debug ] || flags=" --release"
+        echo "error: there is no $everstep: cargo build$flags, or pass the program" >&2
         exit 2
     fi
 }
@@ -51,6 +54,14 @@ clean_up() {
     rm -rf "$out"
 }
 trap clean_up EXIT
+
+# slow_steps MS: from here on, a worker of a debug build that is started takes so many milliseconds longer for each step,
+# until full_speed. So a run of few steps, which cost little, lasts as long as a script needs.
+slow_steps() {
+    rm -f "$out/full-speed"
+    export FAILPOINTS="worker:load=sleep($1)" EVERSTEP_FAILPOINTS_UNTIL=$out/full-speed
+}
+full_speed() { touch "$out/full-speed"; }
 
 tell() { printf '\n== %s\n' "$*"; }
 fail() {
@@ -128,7 +139,7 @@ hash_alone() {
     local alone
     alone=$(mktemp -d "$out/alone.XXXX")
     grep -v start_workers "$1" >"$alone/run.toml"
-    "$everstep" train --config "$alone/run.toml" --workers 1 --dir "$alone/run" --report "$alone/report.json" \
+    env -u FAILPOINTS "$everstep" train --config "$alone/run.toml" --workers 1 --dir "$alone/run" --report "$alone/report.json" \
         --device cpu >/dev/null 2>"$alone/train.log" || fail "the undisturbed run has failed"
     grep -o '"state_hash": *"[0-9a-f]*"' "$alone/report.json" | grep -o '[0-9a-f]\{64\}'
 }

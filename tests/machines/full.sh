@@ -6,8 +6,9 @@
 # Each time the status says so, no worker is lost but for its silence on a busy machine, and the run completes, or fails
 # once with the worker's words.
 # Needs Linux and root (for a mount namespace of its own); leaves nothing behind.
-# usage: full.sh [EVERSTEP], the program; default: target/release/everstep
+# usage: full.sh [EVERSTEP], a program of a debug build, whose steps can be slowed; default: target/debug/everstep
 set -euo pipefail
+build=debug
 . "$(dirname "$0")/common.sh"
 needs unshare
 hide_mounts
@@ -116,15 +117,17 @@ no_worker_is_lost
 
 # train_in DIR: a local cluster, whose run has begun.
 train_in() {
+    slow_steps 40
     begin train here "$everstep" train --config "$out/local.toml" --workers 2 --dir "$1" --device cpu
-    until_true 60 "the run trains" has_steps "$1" 200
+    until_true 60 "the run trains" has_steps "$1" 100
 }
 has_steps() { [ "$(wc -l < "$1/metrics.jsonl")" -ge "$2" ]; }
 # trained_in DIR [AT_LEAST] [AT_MOST]: it is complete, its files lack nothing, and no coordinator was killed. The launcher
 # says that files lacked something, as often as is given here (once), and as often that they do no more.
 trained_in() {
+    full_speed
     wait "${pid[train]}" || fail "the run has failed"
-    seq 6000 > "$out/steps"
+    seq 2000 > "$out/steps"
     grep -o '"step":[0-9]*' "$1/metrics.jsonl" | cut -d: -f2 | cmp - "$out/steps" || fail "metrics.jsonl is not whole"
     grep -q '"event":"complete"' "$1/events.jsonl" || fail "events.jsonl has no end"
     grep -q '"state": *"complete"' "$1/cluster.json" || fail "cluster.json has no end"
@@ -139,7 +142,7 @@ trained_in() {
     rm "$out/train.log"
 }
 goes_on() { kill -0 "${pid[train]}" 2>/dev/null || fail "the launcher has ended"; }
-sed 's/steps = 200/steps = 6000/; s/name = .*/name = "local"/' "$out/again.toml" > "$out/local.toml"
+sed 's/steps = 200/steps = 2000/; s/name = .*/name = "local"/' "$out/again.toml" > "$out/local.toml"
 
 echo "5. the disk of a local cluster is full for eight seconds"
 mounted "$out/home" -o size=64m
@@ -171,7 +174,7 @@ train_in "$out/moving"
 mv "$out/moving" "$out/away"
 sleep 5
 goes_on
-until_true 60 "the folder is made again" has_steps "$out/moving" 200
+until_true 60 "the folder is made again" has_steps "$out/moving" 100
 # The launcher may make the folder once more in between. Then that one is moved away, too.
 moves=1
 until mv "$out/moving" "$out/made-$RANDOM" && mv -T "$out/away" "$out/moving"; do moves=$((moves + 1)); done
@@ -182,6 +185,7 @@ mounted "$out/store" -o size=64m
 cp "$out/local.toml" "$out/saved.toml"
 printf '[checkpoint]\npath = "%s"\nevery = 50\nkeep = 2\n' "$out/store/run" >> "$out/saved.toml"
 wanted=$(hash_alone "$out/local.toml")
+slow_steps 40
 begin train here "$everstep" train --config "$out/saved.toml" --workers 2 --dir "$out/saved" --device cpu
 count() { grep "\"event\":\"$1\"" "$out/saved/events.jsonl" | grep -vc "no heartbeat for" || true; }
 happened() { [ "$(count "$1")" -ge "$2" ]; }
@@ -191,13 +195,14 @@ until_true 60 "an event tells of a checkpoint that was not written" happened che
 grep '"event":"checkpoint_failed"' "$out/saved/events.jsonl" | grep -q "No space left on device" ||
     fail "the event does not say why"
 until_true 60 "the status says why" says "No space left on device" "$everstep" run status --dir "$out/saved"
-until_true 60 "the run trains on" has_steps "$out/saved" $(($(wc -l < "$out/saved/metrics.jsonl") + 200))
+until_true 60 "the run trains on" has_steps "$out/saved" $(($(wc -l < "$out/saved/metrics.jsonl") + 100))
 written=$(count checkpoint)
 rm "$out/store/ballast"
 until_true 60 "checkpoints are written again" happened checkpoint $((written + 1))
 until_true 60 "an event tells which were not" happened checkpoints_resumed 1
 until_true 60 "the status is as before" says "training: step [0-9,]* of [0-9,]* with 2 workers$" \
     "$everstep" run status --dir "$out/saved"
+full_speed
 wait "${pid[train]}" || fail "the run has failed"
 grep -q "\"state_hash\": *\"$wanted\"" "$out/saved/report.json" || fail "another hash than that of the undisturbed run"
 "$everstep" checkpoint verify --dir "$out/saved" || fail "a checkpoint is damaged"

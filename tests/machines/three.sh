@@ -3,8 +3,9 @@
 # what may happen to machines. The coordinator that leads is killed, two machines lose sight of each other, and one is cut
 # off. The run ends with the hash of one worker alone to which nothing happened.
 # Needs Linux, root (for the namespaces) and iproute2; leaves nothing behind.
-# usage: three.sh [EVERSTEP], the program; default: target/release/everstep
+# usage: three.sh [EVERSTEP], a program of a debug build, whose steps can be slowed; default: target/debug/everstep
 set -euo pipefail
+build=debug
 . "$(dirname "$0")/common.sh"
 needs ip
 
@@ -31,6 +32,7 @@ until_true 90 "all three vote" says "3 of 3 that vote are there" ask coordinator
 ask coordinator status
 
 tell "a worker on each machine"
+slow_steps 40
 secret "$out/worker-token" ask token create --role worker --uses 3 --ttl 15m
 start_worker() {
     mkdir -p "$out/worker-$1"
@@ -43,13 +45,13 @@ tell "a run"
 cat >"$out/run.toml" <<TOML
 [run]
 name = "three-machines"
-steps = 1000
+steps = 4000
 start_workers = 3
 [model]
 layers = 2
 heads = 2
-width = 64
-context = 64
+width = 16
+context = 16
 [batch]
 data_shards = 8
 micro_batch = 2
@@ -100,6 +102,7 @@ until_true 90 "its worker takes part again" training 3
 until_true 90 "its coordinator is back" says "3 of 3 that vote are there" ask coordinator status
 
 tell "the end"
+full_speed
 until_true 900 "the run is complete" complete
 ask run ls
 disturbed=$(hash_of_run)
