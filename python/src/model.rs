@@ -81,7 +81,7 @@ pub fn registry(script: WorkerScript) -> Registry {
 struct ScriptModel {
     rendezvous: Arc<Rendezvous>,
     layout: Layout,
-    /// The device's thread alone writes it, and only while the script's thread waits for that thread.
+    /// The device's thread alone writes it, and only while the script's thread waits.
     flat: Arc<Mutex<TensorMemory>>,
     weights: PathBuf,
     watchdog: Watchdog,

@@ -14,8 +14,8 @@ const MAX_RATIO: u32 = 3;
 /// the shortest pass that hangs.
 const MAX_DATA_RATIO: u32 = 10;
 
-/// How many times as long as the shortest pass that hangs something may take for the first time, and
-/// the script between two turns: an hour, unless the run says otherwise.
+/// How many times as long as the shortest pass that hangs something may take for the first time,
+/// and the script between two turns: an hour, unless the run says otherwise.
 const MAX_FIRST_RATIO: u32 = 60;
 
 /// What a script's thread does.

@@ -11,8 +11,8 @@
 //! hangs one worker after the other at each of them.
 //!
 //! The device of a member without data shards only updates what its worker owns, and so does any
-//! device after the last step. Then the same is told of the update of a parameter shard. Where there
-//! is a data shard to compute, the updates before it are part of its time.
+//! device after the last step. Then the same is told of the update of a parameter shard. Where
+//! there is a data shard to compute, the updates before it are part of its time.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 

@@ -25,8 +25,8 @@ fn the_others_go_on_without_a_worker_whose_device_hangs_though_it_answers() {
     let gone = world.id(links[1]);
     computes(&mut world, links[1], 31_000, 2_000);
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
-    let reason = "its device has been at one data shard or update for 31.0s, which takes 2.0s there as a \
-                  rule";
+    let reason = "its device has been at one data shard or update for 31.0s, which takes \
+                  2.0s there as a rule";
     assert_eq!(lost(&world), [(gone, reason.to_string())]);
     assert!(world.words(links[1]).contains(&"evicted"), "it may begin again, and come back");
     world.commit(4..=5);
@@ -179,9 +179,9 @@ fn i21_the_run_waits_for_a_device_that_hangs_with_a_last_copy() {
     let awaited = world.watch(0, 0).owners_awaited.expect("it says for whom it waits");
     let shards = awaited.shards;
     let words = format!(
-        "{} hangs (its device has been at one data shard or update for 31.0s, which takes 2.0s there as a \
-         rule), and no other worker holds {shards} parameter shards. `everstep run rollback --step \
-         0` gives up what it held",
+        "{} hangs (its device has been at one data shard or update for 31.0s, which takes 2.0s \
+         there as a rule), and no other worker holds {shards} parameter shards. `everstep run \
+         rollback --step 0` gives up what it held",
         awaited.workers[0]
     );
     assert_eq!(awaited.to_string(), words);
