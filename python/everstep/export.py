@@ -22,6 +22,7 @@ MOMENTS = {
     "Adadelta": ("square_avg", "acc_delta"),
     "Rprop": ("prev", "step_size"),
     "SGD": ("momentum_buffer",),
+    "ASGD": ("ax",),
     "Lion": ("exp_avg",),
 }
 #: The optimizers that count no steps.
@@ -62,6 +63,9 @@ def optimizer_state(
                 state["step"] = torch.tensor(float(updates))
             if kind == "NAdam":
                 state["mu_product"] = torch.tensor(told["schedules"][updates - 1][2])
+            if kind == "ASGD":
+                eta, _, mu = told["schedules"][updates]
+                state |= {"eta": torch.tensor(eta), "mu": torch.tensor(mu)}
             found["state"][number] = state
     return found
 

@@ -24,6 +24,7 @@ KINDS = {
         "Adagrad",
         "Adadelta",
         "SGD",
+        "ASGD",
         "Lion",
         "Rprop",
     )
@@ -108,7 +109,11 @@ Entry = tuple[float, tuple[float, float], float]
 
 
 def _group(kind: str, group: dict[str, Any], table: list[Entry], steps: int) -> dict[str, Any]:
-    schedules = _nesterov(group, table, steps) if kind == "nadam" else [(0.0, 0.0, 0.0)]
+    schedules = [(0.0, 0.0, 0.0)]
+    if kind == "nadam":
+        schedules = _nesterov(group, table, steps)
+    elif kind == "asgd":
+        schedules = _averaging(group, table, steps)
     decoupled = kind in ("adamw", "lion") or bool(group.get("decoupled_weight_decay", False))
     settings = {
         "weight_decay": float(group.get("weight_decay", 0.0)),
@@ -196,3 +201,22 @@ def _nesterov(group: dict[str, Any], table: list[Entry], steps: int) -> list[tup
         product *= now
         schedules.append((now, then, product))
     return schedules
+
+
+def _averaging(group: dict[str, Any], table: list[Entry], steps: int) -> list[tuple[float, ...]]:
+    """ASGD's rate of each step, the factor of its weights, and the share of them that their mean
+    gets. One more than there are steps: PyTorch keeps those of the next one."""
+    decay, power, start = (float(group[name]) for name in ("lambd", "alpha", "t0"))
+    eta, share = _as_f32(table[0][0]), 1.0
+    schedules: list[tuple[float, ...]] = []
+    for step in range(1, steps + 2):
+        schedules.append((eta, 1.0 - decay * eta, share))
+        rate = table[min(step, len(table)) - 1][0]
+        eta = _as_f32(rate / (1.0 + decay * rate * step) ** power)
+        share = _as_f32(1.0 / max(1.0, step - start))
+    return schedules
+
+
+def _as_f32(value: float) -> float:
+    """PyTorch keeps such numbers as tensors of f32."""
+    return float(torch.tensor(value, dtype=torch.float32))

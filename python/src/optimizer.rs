@@ -7,7 +7,7 @@
 //!
 //! - `adam`: AdamW, Adam, NAdam, RAdam, Adamax.
 //! - `squares`: RMSprop, Adagrad, Adadelta: steps over a root of squared gradients.
-//! - `sgd`: SGD.
+//! - `sgd`: SGD, ASGD.
 //! - `signs`: Lion, Rprop: the direction of a step is a sign.
 
 mod adam;
@@ -42,6 +42,7 @@ enum TorchKind {
     Adagrad,
     Adadelta,
     Sgd,
+    Asgd,
     Lion,
     Rprop,
 }
@@ -53,7 +54,8 @@ struct ParameterGroup {
     rates: Vec<f64>,
     betas: Vec<[f64; 2]>,
     momenta: Vec<f64>,
-    /// NAdam's: the momentum of this step and of the next, and the product of all so far.
+    /// NAdam's: the momentum of this step and of the next, and the product of all so far. ASGD's:
+    /// the rate, the factor of the weights, and the share of them that their mean gets.
     schedules: Vec<[f64; 3]>,
     settings: GroupSettings,
 }
@@ -188,6 +190,7 @@ impl TorchRule {
             TorchKind::Adagrad => "adagrad",
             TorchKind::Adadelta => "adadelta",
             TorchKind::Sgd => "sgd",
+            TorchKind::Asgd => "asgd",
             TorchKind::Lion => "lion",
             TorchKind::Rprop => "rprop",
         }
@@ -243,6 +246,7 @@ impl TorchRule {
                 sgd::with_momentum(step, [weights, buffer], gradient);
             }
             (TorchKind::Sgd, _) => sgd::plain(step, weights, gradient),
+            (TorchKind::Asgd, [mean]) => sgd::averaged(step, [weights, mean], gradient),
             (TorchKind::Lion, [mean]) => signs::lion(step, [weights, mean], gradient),
             (TorchKind::Rprop, [before, size]) => {
                 signs::rprop(step, [weights, before, size], gradient);
@@ -258,7 +262,7 @@ impl UpdateRule for TorchRule {
             TorchKind::AdamW | TorchKind::Adam => 2 + usize::from(self.is_amsgrad()),
             TorchKind::Nadam | TorchKind::Radam => 2,
             TorchKind::Adamax | TorchKind::Adadelta | TorchKind::Rprop => 2,
-            TorchKind::Lion | TorchKind::Adagrad => 1,
+            TorchKind::Lion | TorchKind::Adagrad | TorchKind::Asgd => 1,
             TorchKind::Sgd => usize::from(self.has_momentum()),
             TorchKind::Rmsprop => {
                 1 + usize::from(self.has_momentum()) + usize::from(self.is_centered())

@@ -52,7 +52,7 @@ def test_weights_are_those_of_a_plain_loop_to_the_bit(train, tmp_path, kind):
 
 
 @pytest.mark.parametrize(
-    "kind", ["nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta", "rprop", "lion"]
+    "kind", ["nadam", "radam", "adamax", "rmsprop", "adagrad", "adadelta", "rprop", "asgd", "lion"]
 )
 def test_weights_are_close_to_those_of_a_plain_loop(train, tmp_path, kind):
     import torch

@@ -110,6 +110,7 @@ def test_nadam_has_its_own_table_of_momentum():
         ("Adadelta", {}),
         ("Rprop", {}),
         ("SGD", {"momentum": 0.9}),
+        ("ASGD", {"t0": 1.0}),
     ],
 )
 def test_the_state_of_an_optimizer_is_exported_as_pytorch_has_it(kind, settings):

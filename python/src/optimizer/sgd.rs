@@ -1,6 +1,6 @@
 //! Stochastic gradient descent, with PyTorch's momentum: the rate is a factor of the buffer.
 //!
-//! w: weight, g: gradient, b: the buffer of momentum.
+//! w: weight, g: gradient, b: the buffer of momentum, a: the mean of the weights.
 
 use multiversion::multiversion;
 
@@ -27,5 +27,19 @@ pub(super) fn with_momentum(step: &GroupStep<'_>, state: [&mut [f32]; 2], gradie
         *b = if is_first { g } else { new.mul_add(g, momentum * *b) };
         let change = if nesterov { momentum.mul_add(*b, g) } else { *b };
         *w = rate.mul_add(change, *w);
+    }
+}
+
+/// Polyak, Juditsky: "Acceleration of stochastic approximation by averaging" (SIAM Journal on
+/// Control and Optimization, 1992).
+#[multiversion(targets = "simd")]
+pub(super) fn averaged(step: &GroupStep<'_>, state: [&mut [f32]; 2], gradient: &[f32]) {
+    let [weights, mean] = state;
+    let [rate, kept, averaged] = step.schedule.map(|value| value as f32);
+    let share = step.decay()[1];
+    for ((w, a), g) in weights.iter_mut().zip(mean).zip(gradient) {
+        let g = with_decay(*g, share, *w);
+        *w = (-rate).mul_add(g, *w * kept);
+        *a = if averaged == 1.0 { *w } else { (*w - *a).mul_add(averaged, *a) };
     }
 }

@@ -32,6 +32,7 @@ OPTIMIZERS = {
         groups, lr=1e-2, lr_decay=0.01, initial_accumulator_value=0.1
     ),
     "adadelta": lambda groups: optim.Adadelta(groups, lr=1.0),
+    "asgd": lambda groups: optim.ASGD(groups, lr=1e-2, lambd=1e-2, t0=10),
     "rprop": lambda groups: optim.Rprop([p for group in groups for p in group["params"]], lr=1e-3),
 }
 
