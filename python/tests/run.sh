@@ -58,6 +58,9 @@ if have torch && ! have microgpt; then
     # A published GPT. What it needs beside PyTorch prints its model.
     "${pip[@]}" install --no-deps microgpt==0.0.2 || echo "warning: microgpt cannot be installed" >&2
 fi
+if have torch && ! have ipykernel; then
+    "${pip[@]}" install ipykernel || echo "warning: ipykernel cannot be installed" >&2
+fi
 [ "${1:-}" != --environment ] || exit 0
 
 if [ -n "${EXTENSION:-}" ]; then
@@ -83,7 +86,7 @@ if ! have_torch; then
     echo "SKIPPED: there is no PyTorch here, so no test of training has run." >&2
     echo "========================================================================" >&2
 else
-    for package in transformers lightning microgpt; do
+    for package in transformers lightning microgpt ipykernel; do
         have "$package" || echo "SKIPPED: there is no package $package here, so its tests have not run." >&2
     done
 fi

@@ -56,7 +56,7 @@ def test_batches_depend_on_their_place_alone():
 
 
 class Interrupting:
-    """Batches of loading processes. A notebook interrupts each third read as its batch arrives."""
+    """Batches of loading processes. A notebook interrupts each fifth read as its batch arrives."""
 
     def __init__(self, batches):
         self._batches, self._reads = batches, 0
@@ -64,7 +64,7 @@ class Interrupting:
     def __next__(self):
         found = next(self._batches)
         self._reads += 1
-        if self._reads % 3 == 0:
+        if self._reads % 5 == 0:
             raise KeyboardInterrupt
         return found
 
