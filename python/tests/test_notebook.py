@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import sys
 import time
 
 import pytest
@@ -36,8 +35,7 @@ class Notebook:
         from jupyter_client.manager import start_new_kernel
 
         os.environ["EVERSTEP_DIR"] = str(folder / "run")
-        command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-        self.kernel, self.client = start_new_kernel(cwd=str(folder), kernel_cmd=command)
+        self.kernel, self.client = start_new_kernel(cwd=str(folder))
         del os.environ["EVERSTEP_DIR"]
         self.printed: list[str] = []
 
