@@ -48,7 +48,8 @@ impl fmt::Display for NamedWorker {
     }
 }
 
-/// How long a device that hangs has computed one data shard, and how long that usually takes.
+/// How long a device that hangs has been at one data shard or update, and how long that takes as a
+/// rule.
 #[derive(Archive, Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DeviceHang {
     /// How long it has been at a data shard or an update, milliseconds.

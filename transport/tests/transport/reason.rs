@@ -16,7 +16,7 @@ use everstep_transport::protocol::{
 
 const HANG: DeviceHang = DeviceHang { spent_ms: 31_000, usual_ms: 2_000 };
 const HANGS: &str =
-    "its device has computed one data shard for 31.0s, which takes 2.0s there as a rule";
+    "its device has been at one data shard or update for 31.0s, which takes 2.0s there as a rule";
 
 fn name(name: &str) -> NodeName {
     NodeName::parse(name).expect("a valid name")

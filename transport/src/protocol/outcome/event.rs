@@ -172,7 +172,7 @@ pub enum EventKind {
     /// No device of the run gets on, so no other worker could take the place of one. The event
     /// comes once, until a device has gone on.
     Standstill {
-        /// Which worker's device has computed one data shard, and for how long.
+        /// Which worker's device has been at one data shard or update, and for how long.
         #[serde(serialize_with = "as_words")]
         reason: StandstillReason,
     },
