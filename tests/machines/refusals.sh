@@ -9,9 +9,8 @@
 # Packets still come from the workers, or come again soon: no link is closed for a refusal, no worker is lost but for its
 # silence on a busy machine, nothing is rolled back, and the run ends with the hash of one worker alone.
 # Needs Linux, root, iproute2, iptables and python3; leaves nothing behind.
-# usage: refusals.sh [EVERSTEP], a program of a debug build, whose steps can be slowed; default: target/debug/everstep
+# usage: refusals.sh [EVERSTEP], the program; default: target/release/everstep
 set -euo pipefail
-build=debug
 . "$(dirname "$0")/common.sh"
 needs ip iptables python3
 
@@ -33,7 +32,6 @@ unharmed() {
 }
 
 tell "a coordinator and three workers"
-slow_steps 40
 begin coordinator 1 "$everstep" coordinator --dir "$out/1" --listen 10.78.0.1:7070 \
     --http 127.0.0.1:7080 --bootstrap
 until_true 60 "the coordinator leads" ask coordinator status
@@ -48,13 +46,13 @@ done
 cat >"$out/run.toml" <<TOML
 [run]
 name = "refusals"
-steps = 4000
+steps = 2400
 start_workers = 3
 [model]
 layers = 2
 heads = 2
-width = 16
-context = 16
+width = 64
+context = 64
 [batch]
 data_shards = 8
 micro_batch = 2
@@ -146,7 +144,6 @@ for i in "${workers[@]}"; do
 done
 
 tell "the end"
-full_speed
 until_true 900 "the run is complete" complete
 disturbed=$(hash_of_run)
 undisturbed=$(hash_alone "$out/run.toml")
