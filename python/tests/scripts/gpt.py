@@ -90,11 +90,12 @@ def main() -> None:
     for x, y in run:
         with torch.autocast("cpu", torch.bfloat16, enabled=flags.bf16):
             loss = F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+        run.backward(loss)
+        # Between its turns a script may take its time.
         while flags.gate and run.step >= 20 and not Path(flags.gate).exists():
             time.sleep(0.01)
         if flags.slow and run.step >= 20:
             time.sleep(0.05)
-        run.backward(loss)
     if flags.save:
         run.save(flags.save)
     capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
