@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 where autocast does")
     parser.add_argument("--save")
     parser.add_argument("--gate", help="at step 20, wait for this file")
-    parser.add_argument("--slow", action="store_true", help="after step 20, take time for each turn")
+    parser.add_argument("--slow", help="from step 20 on, take 0.2 s for each turn until there is this file")
     flags = parser.parse_args()
     torch.manual_seed(flags.seed)
     model = GPT(layers=2, width=32, heads=2, dropout=flags.dropout)
@@ -94,8 +94,8 @@ def main() -> None:
         # Between its turns a script may take its time.
         while flags.gate and run.step >= 20 and not Path(flags.gate).exists():
             time.sleep(0.01)
-        if flags.slow and run.step >= 20:
-            time.sleep(0.05)
+        if flags.slow and run.step >= 20 and not Path(flags.slow).exists():
+            time.sleep(0.2)
     if flags.save:
         run.save(flags.save)
     capability, threads = torch.backends.cpu.get_cpu_capability(), torch.get_num_threads()
