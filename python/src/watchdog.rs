@@ -37,31 +37,42 @@ pub struct Watchdog {
     /// A pass that takes no longer does not hang.
     at_least: Duration,
     /// The longest of each so far. None before the first.
-    longest: [Option<Duration>; 4],
+    reading: Option<Duration>,
+    computing: Option<Duration>,
+    evaluating: Option<Duration>,
 }
 
 impl Watchdog {
     /// A watchdog that has seen nothing. A pass of up to `at_least` never hangs.
     pub fn new(at_least: Duration) -> Self {
-        Self { at_least, longest: [None; 4] }
+        Self { at_least, reading: None, computing: None, evaluating: None }
     }
 
     /// How long this may take now.
     pub fn limit(&self, activity: Activity) -> Duration {
-        let Some(longest) = self.longest[activity as usize] else {
-            return self.at_least.saturating_mul(MAX_FIRST_RATIO);
+        let (longest, ratio) = match activity {
+            Activity::Reading => (self.reading, MAX_DATA_RATIO),
+            Activity::Computing => (self.computing, 1),
+            Activity::Evaluating => (self.evaluating, MAX_DATA_RATIO),
+            Activity::BetweenTurns => (None, MAX_FIRST_RATIO),
         };
-        let ratio = match activity {
-            Activity::Computing => 1,
-            Activity::Reading | Activity::Evaluating => MAX_DATA_RATIO,
-            Activity::BetweenTurns => MAX_FIRST_RATIO,
-        };
-        longest.saturating_mul(MAX_RATIO).max(self.at_least.saturating_mul(ratio))
+        match longest {
+            Some(longest) => {
+                longest.saturating_mul(MAX_RATIO).max(self.at_least.saturating_mul(ratio))
+            }
+            None => self.at_least.saturating_mul(MAX_FIRST_RATIO),
+        }
     }
 
     /// This took so long.
     pub fn ended(&mut self, activity: Activity, took: Duration) {
-        let longest = &mut self.longest[activity as usize];
+        let longest = match activity {
+            Activity::Reading => &mut self.reading,
+            Activity::Computing => &mut self.computing,
+            Activity::Evaluating => &mut self.evaluating,
+            // Each time has the same limit.
+            Activity::BetweenTurns => return,
+        };
         *longest = Some(longest.unwrap_or_default().max(took));
     }
 }
