@@ -143,14 +143,13 @@ class Batches:
         """Returns the micro-batch at a place. Leaves the random generators in no defined state."""
         if self._batches is None:
             return self._collate([self._keyed[row] for row in self._rows(*place)])
-        self._plan.want(place)
         while True:
+            # Asks again for what an interrupted loop has lost.
+            self._plan.want(place)
             found, batch = next(self._batches)
             self._plan.came(found)
             if found == place:
                 return batch
-            # An interrupted loop may have lost it.
-            self._plan.want(place)
 
 
 class Plan:

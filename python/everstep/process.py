@@ -18,8 +18,8 @@ import torch
 NICE = 5
 #: What a machine lacks, by the numbers of the system's errors.
 LACKS = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-#: What PyTorch says where memory is short, for which it has no class of exceptions: its allocator,
-#: and a loader whose process the system has killed.
+#: What PyTorch says where memory is short, for which it has no class of exceptions: words of its
+#: allocator, of a loading process that the system has killed, and of shared memory.
 SHORT_OF_MEMORY = ("DefaultCPUAllocator:", "is killed by signal: Killed", "out of shared memory")
 
 _has_failed = False
