@@ -164,7 +164,12 @@ impl While {
             kill_process(scene.newest().1, signal).expect("it lives");
         };
         match self {
-            Self::Beginning | Self::Ending | Self::Breaking | Self::Saving => {}
+            Self::Beginning | Self::Ending | Self::Breaking => {}
+            // A coordinator that starts again may find the last checkpoint listed. So that it
+            // lists another one, steps stay slow.
+            Self::Saving => {
+                scene.until(|scene| points.iter().all(|point| scene.has_met(point))).await;
+            }
             Self::Joining => scene.add(""),
             Self::LosingLearner => scene.add("feed.receive"),
             Self::Losing | Self::GoingBack => signal(scene, Signal::KILL),
