@@ -76,6 +76,7 @@ pub(crate) fn work(
         grace: flags.grace.map(Duration::from_secs),
         metadata,
         overlap: !flags.no_overlap,
+        shares_memory: !flags.no_shared_memory,
     };
     match daemon::run(options, registry, ready) {
         Ok(CleanExit::Dismissed) => Ok(()),

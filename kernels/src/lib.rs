@@ -25,4 +25,5 @@ pub mod precision;
 pub mod random;
 pub mod reduce;
 pub mod schedule;
+pub mod shared_memory;
 pub(crate) mod sync;

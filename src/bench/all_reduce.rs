@@ -36,7 +36,8 @@ struct Stages {
 pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
     let folder = scratch::folder()?;
     let wait = flags.wait;
-    let options = ClusterOptions { wait, ..ClusterOptions::new(flags.workers) };
+    let shares_memory = !flags.network;
+    let options = ClusterOptions { wait, shares_memory, ..ClusterOptions::new(flags.workers) };
     let (report, lines, stages) = if flags.stages {
         let (report, lines, workers) = train_traced(folder.path(), &spec(flags), options)?;
         let stages = Stages::of(&workers, &lines);
@@ -53,7 +54,8 @@ pub(super) fn run(flags: &AllReduceFlags) -> Result<(), Failure> {
     let cpu = cpu_seconds_per_gb(&report);
     if flags.json {
         let mut result = json!({
-            "workers": flags.workers, "mb": flags.mb, "iterations": seconds.len(),
+            "workers": flags.workers, "mb": flags.mb, "network": flags.network,
+            "iterations": seconds.len(),
             "median_ms": median_ms, "p99_ms": p99_ms, "gib_per_s": gib_per_s,
             "cpu_seconds_per_gb": cpu,
         });
@@ -101,9 +103,9 @@ impl Stages {
 
 /// The smallest possible run.
 pub(super) fn smallest_run() -> RunSpec {
-    let (stages, json) = (false, false);
+    let (stages, network, json) = (false, false, false);
     let wait = Duration::from_secs(1);
-    spec(&AllReduceFlags { workers: 1, mb: 1, iterations: 1, stages, wait, json })
+    spec(&AllReduceFlags { workers: 1, mb: 1, iterations: 1, stages, network, wait, json })
 }
 
 /// A run with the vector as its gradient, one data shard a worker and one owner a shard.

@@ -47,6 +47,10 @@ pub struct AllReduceFlags {
     /// Print also the time of the exchange in a step. The traces for this cost some time themselves
     #[arg(long, env = "EVERSTEP_STAGES", value_parser = BoolishValueParser::new())]
     pub stages: bool,
+    /// Send everything over QUIC, as between hosts. Else the workers, which are all of this host,
+    /// share memory
+    #[arg(long, env = "EVERSTEP_NETWORK", value_parser = BoolishValueParser::new())]
+    pub network: bool,
     /// How long to wait for workers that have not registered yet. After that time the exit code is
     /// 3
     #[arg(long, value_name = "TIME", env = "EVERSTEP_WAIT", default_value = "10m",

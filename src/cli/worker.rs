@@ -95,6 +95,9 @@ pub struct WorkerFlags {
     /// Compute first and send afterwards: measures what sending meanwhile saves.
     #[arg(long, hide = true)]
     pub no_overlap: bool,
+    /// Reach workers of this host over the network, too: measures what shared memory saves.
+    #[arg(long, hide = true)]
+    pub no_shared_memory: bool,
     /// The flags of its file and its log.
     #[command(flatten)]
     pub daemon: DaemonFlags,

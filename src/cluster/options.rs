@@ -34,6 +34,8 @@ pub struct ClusterOptions {
     pub devices: Devices,
     /// Overlap communication with compute. A benchmark turns it off to measure what it saves.
     pub overlap: bool,
+    /// Exchange tensors through shared memory. A benchmark turns it off to measure the network.
+    pub shares_memory: bool,
     /// Have every worker write a trace of its stages.
     pub trace: bool,
     /// Keep all lines and events in memory, for a program that looks at the whole history of a
@@ -150,6 +152,7 @@ impl ClusterOptions {
             device: DeviceChoice::default(),
             devices: Devices::default(),
             overlap: true,
+            shares_memory: true,
             trace: false,
             keeps_history: false,
             program: None,

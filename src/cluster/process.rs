@@ -121,6 +121,8 @@ pub struct WorkerStart<'a> {
     pub device: DeviceChoice,
     /// Overlap communication with compute.
     pub overlap: bool,
+    /// Exchange tensors with workers of this host through shared memory.
+    pub shares_memory: bool,
     /// Write a trace of its stages.
     pub trace: bool,
     /// The settings of all daemons.
@@ -219,6 +221,9 @@ impl Process {
         command.arg("--device").arg(worker.device.to_string());
         if !worker.overlap {
             command.arg("--no-overlap");
+        }
+        if !worker.shares_memory {
+            command.arg("--no-shared-memory");
         }
         if worker.trace {
             command.arg("--trace").arg(directory.trace(worker.number)?);

@@ -46,6 +46,7 @@ struct WorkerSettings {
     /// The numbers of the devices of this machine among which the choice falls.
     indices: Vec<usize>,
     overlap: bool,
+    shares_memory: bool,
     trace: bool,
     respawn: bool,
 }
@@ -75,11 +76,19 @@ impl Workers {
         daemons: Daemons,
         options: &ClusterOptions,
     ) -> Self {
-        let ClusterOptions { overlap, trace, respawn, .. } = *options;
+        let ClusterOptions { overlap, shares_memory, trace, respawn, .. } = *options;
         let device = options.device.clone();
         let indices = options.devices.usable(&device);
-        let settings =
-            WorkerSettings { daemons, coordinators, device, indices, overlap, trace, respawn };
+        let settings = WorkerSettings {
+            daemons,
+            coordinators,
+            device,
+            indices,
+            overlap,
+            shares_memory,
+            trace,
+            respawn,
+        };
         let (living, starting, gone, due) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let (earlier, started, respawned, young_deaths) = (0, 0, 0, 0);
         let script = options.script.as_ref();
@@ -167,6 +176,7 @@ impl Workers {
                 .device
                 .of_worker(self.started as usize - 1, &self.settings.indices),
             overlap: self.settings.overlap,
+            shares_memory: self.settings.shares_memory,
             trace: self.settings.trace,
             daemons: &self.settings.daemons,
             environment,

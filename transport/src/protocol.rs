@@ -29,7 +29,7 @@ pub use checkpoint::{
     CheckpointId, CheckpointSpec, CheckpointView, ListedCheckpoint, ManifestToWrite, OnFailure,
     RunOrigin, SavedPart, Verification, WorkerPart, WrittenManifest,
 };
-pub use chunk::{Chunk, ChunkKind, Encoding};
+pub use chunk::{Chunk, ChunkKind, Encoding, MemoryPlace};
 pub use cluster::{
     ClusterKeys, CoordinatorView, HistoryEntry, HistoryEvent, Lineage, OperatorCommand, RequestId,
     Secret,

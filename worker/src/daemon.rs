@@ -23,6 +23,7 @@ mod peers;
 mod predecessors;
 mod preemption;
 mod reader;
+mod shared_memory;
 mod store_thread;
 mod telemetry;
 mod traffic;
@@ -85,6 +86,9 @@ pub struct WorkerOptions {
     pub metadata: Option<MetadataService>,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
+    /// Exchange tensors with workers of this host through shared memory. Off only to measure what
+    /// that saves.
+    pub shares_memory: bool,
 }
 
 /// The worker's name and address, once it listens.
@@ -193,7 +197,7 @@ async fn work(
     tracing::info!(%name, %address, "admitted");
 
     let predecessors = options.kept_in.as_deref().map(Predecessors::find).unwrap_or_default();
-    let WorkerOptions { zone, dir, device, overlap, grace, metadata, .. } = options;
+    let WorkerOptions { zone, dir, device, overlap, shares_memory, grace, metadata, .. } = options;
     let (incarnation, machine, prefetch, lacked) = (0, machine::id(), PREFETCH, None);
     let context = BuildContext {
         incarnation,
@@ -211,7 +215,8 @@ async fn work(
     let pool = Pool::new(POOL_BYTES);
     let device_host = DeviceHost::new(registry, context, pool, cluster).kept_in(own);
     let (known, coordinators) = watch::channel(Vec::new());
-    let shell = Shell { endpoint: endpoint.clone(), device_host, known, began, ended };
+    let shell =
+        Shell { endpoint: endpoint.clone(), device_host, known, began, ended, shares_memory };
     let places = options.coordinators;
     let dial_context =
         DialContext { endpoint: endpoint.clone(), places, known: coordinators, token };

@@ -79,6 +79,7 @@ impl Scene {
             grace,
             metadata: None,
             overlap: true,
+            shares_memory: true,
         };
         let worker = thread::spawn(|| run(options, Arc::new(registry), |_| {}));
         let dir = tempfile::tempdir().unwrap();

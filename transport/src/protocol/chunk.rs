@@ -90,6 +90,24 @@ pub struct Chunk {
     pub digest: u64,
 }
 
+/// Where a body lies that does not follow its header: in memory that the sender shares with the
+/// receiver. Both are processes of one host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryPlace {
+    /// The sender's number for the memory.
+    pub segment: u32,
+    /// The offset of the first byte.
+    pub at: u64,
+    /// xxh3 of the bytes.
+    pub digest: u64,
+}
+
+/// Bytes of a place on the wire. It follows the header.
+pub const PLACE_BYTES: usize = 20;
+
+/// The bit of the kind by which a header says that a place follows, not a body.
+const IN_MEMORY: u32 = 1 << 31;
+
 /// Bytes of a header on the wire.
 pub const HEADER_BYTES: usize = size_of::<ArchivedHeader>();
 /// Most elements in the body of a tensor chunk: the largest parameter shard.
@@ -153,10 +171,23 @@ impl Chunk {
 
     /// The header as bytes for the wire.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        self.encode_kind(self.kind as u32)
+    }
+
+    /// The header of a body that lies in memory, with its place, as bytes for the wire.
+    pub fn encode_with_place(&self, place: &MemoryPlace) -> [u8; HEADER_BYTES + PLACE_BYTES] {
+        let mut bytes = [0; HEADER_BYTES + PLACE_BYTES];
+        let (header, rest) = bytes.split_at_mut(HEADER_BYTES);
+        header.copy_from_slice(&self.encode_kind(self.kind as u32 | IN_MEMORY));
+        rest.copy_from_slice(&place.encode());
+        bytes
+    }
+
+    fn encode_kind(&self, kind: u32) -> [u8; HEADER_BYTES] {
         let header = Header {
             generation: self.generation.0,
             step: self.step.0,
-            kind: self.kind as u32,
+            kind,
             shard: self.shard.0,
             level: self.level,
             index: self.index,
@@ -168,18 +199,21 @@ impl Chunk {
         bytes.as_slice().try_into().expect("an archived header is its own size")
     }
 
-    /// Reads and validates a header. Never allocates.
-    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Self, ChunkError> {
+    /// Reads and validates a header. Also returns whether a [`MemoryPlace`] follows in place of the
+    /// body. Never allocates.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<(Self, bool), ChunkError> {
         let mut aligned = Aligned([0; HEADER_BYTES]);
         aligned.0.copy_from_slice(bytes);
         let header = rkyv::access::<ArchivedHeader, rkyv::rancor::Error>(&aligned.0)
             .expect("any bytes are a header of primitives");
-        let (kind, encoding) = (header.kind.to_native(), header.encoding.to_native());
+        let (stated, encoding) = (header.kind.to_native(), header.encoding.to_native());
+        let (kind, is_in_memory) = (stated & !IN_MEMORY, stated & IN_MEMORY != 0);
         let chunk = Self {
             kind: *ChunkKind::ALL
                 .iter()
                 .find(|known| **known as u32 == kind)
-                .ok_or(ChunkError::Kind(kind))?,
+                .filter(|known| !is_in_memory || **known != ChunkKind::Message)
+                .ok_or(ChunkError::Kind(stated))?,
             generation: Generation(header.generation.to_native()),
             step: Step(header.step.to_native()),
             shard: Shard(header.shard.to_native()),
@@ -192,7 +226,7 @@ impl Chunk {
                 .ok_or(ChunkError::Encoding(encoding))?,
             digest: header.digest.to_native(),
         };
-        chunk.check()
+        Ok((chunk.check()?, is_in_memory))
     }
 
     fn check(self) -> Result<Self, ChunkError> {
@@ -210,6 +244,26 @@ impl Chunk {
             () if self.level > 32 => Err(ChunkError::Level(self.level)),
             () => Ok(self),
         }
+    }
+}
+
+impl MemoryPlace {
+    fn encode(&self) -> [u8; PLACE_BYTES] {
+        let mut bytes = [0; PLACE_BYTES];
+        bytes[..4].copy_from_slice(&self.segment.to_le_bytes());
+        bytes[4..12].copy_from_slice(&self.at.to_le_bytes());
+        bytes[12..].copy_from_slice(&self.digest.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a place. Any bytes are some place: the receiver looks whether it has the memory.
+    pub fn decode(bytes: &[u8; PLACE_BYTES]) -> Self {
+        let [segment, low, high, first, last] = std::array::from_fn(|word| {
+            let word = bytes[4 * word..].first_chunk().expect("a place is five words");
+            u32::from_le_bytes(*word)
+        });
+        let wide = |low: u32, high: u32| u64::from(low) | u64::from(high) << 32;
+        Self { segment, at: wide(low, high), digest: wide(first, last) }
     }
 }
 

@@ -1,7 +1,8 @@
 //! Bulk streams: chunks, each a header and a body, to the end of the stream.
 //!
 //! Bodies are not copied on the way out, and copied once on the way in. A receiver that does not
-//! read holds its sender back, on this stream only.
+//! read holds its sender back, on this stream only. In place of a body, a stream may say in which
+//! memory it lies. This module does not know that memory.
 
 use std::collections::VecDeque;
 
@@ -10,8 +11,8 @@ use quinn::{RecvStream, SendStream};
 
 use super::error::{ABANDONED, LinkError};
 use super::wire::Wire;
-use crate::protocol::Chunk;
-use crate::protocol::chunk::HEADER_BYTES;
+use crate::protocol::chunk::{HEADER_BYTES, PLACE_BYTES};
+use crate::protocol::{Chunk, MemoryPlace};
 
 /// Pieces taken from the connection at a time. Each taking locks it once. A stream may hold this
 /// many packets before its reader asks for them.
@@ -47,6 +48,17 @@ impl BulkSender {
         written.map_err(|error| self.wire.write_failure(error))
     }
 
+    /// Sends the header of a chunk whose body lies in memory that the peer can read. Not
+    /// cancel-safe.
+    ///
+    /// # Errors
+    /// As [`BulkSender::send`].
+    pub async fn announce(&mut self, chunk: &Chunk, place: &MemoryPlace) -> Result<(), LinkError> {
+        let head = Bytes::copy_from_slice(&chunk.encode_with_place(place));
+        let written = self.stream.write_chunk(head).await;
+        written.map_err(|error| self.wire.write_failure(error))
+    }
+
     /// Ends the stream: the receiver sees a clean end after the last chunk.
     ///
     /// # Errors
@@ -75,13 +87,17 @@ pub struct BulkReceiver {
     wire: Wire,
     stream: RecvStream,
     pieces: VecDeque<Bytes>,
-    header: [u8; HEADER_BYTES],
+    /// A header, and the place that may follow it.
+    head: [u8; HEADER_BYTES + PLACE_BYTES],
     filled: usize,
+    /// Where the body of the last header lies, if it does not follow.
+    place: Option<MemoryPlace>,
 }
 
 impl BulkReceiver {
     pub(super) fn new(wire: Wire, stream: RecvStream) -> Self {
-        Self { wire, stream, pieces: VecDeque::new(), header: [0; HEADER_BYTES], filled: 0 }
+        let (pieces, head) = (VecDeque::new(), [0; HEADER_BYTES + PLACE_BYTES]);
+        Self { wire, stream, pieces, head, filled: 0, place: None }
     }
 
     /// The next chunk's header, validated. `None` at the clean end of the stream. The caller must
@@ -91,19 +107,45 @@ impl BulkReceiver {
     /// [`LinkError::Abandoned`] if the sender gave the stream up. [`LinkError::Refused`] for bytes
     /// that are no header, which also closes the link. Otherwise the link has ended.
     pub async fn header(&mut self) -> Result<Option<Chunk>, LinkError> {
-        while self.filled < HEADER_BYTES {
-            match self.piece(HEADER_BYTES - self.filled).await? {
+        if !self.fill(HEADER_BYTES).await? {
+            return Ok(None);
+        }
+        let header = self.head.first_chunk().expect("a head begins with a header");
+        let (chunk, is_in_memory) =
+            Chunk::decode(header).map_err(|error| self.wire.refuse(error.to_string()))?;
+        self.place = None;
+        if is_in_memory {
+            self.fill(HEADER_BYTES + PLACE_BYTES).await?;
+            let place = self.head.last_chunk().expect("a head ends with a place");
+            self.place = Some(MemoryPlace::decode(place));
+        }
+        self.filled = 0;
+        Ok(Some(chunk))
+    }
+
+    /// Where the body of the last header lies. `None` if it follows on the stream.
+    pub fn place(&self) -> Option<MemoryPlace> {
+        self.place
+    }
+
+    /// Refuses the place of the last header, which is none. This closes the link.
+    pub fn refuse_place(&self, what: &str) -> LinkError {
+        self.wire.refuse(what)
+    }
+
+    /// Reads on until the head has so many bytes. False at the clean end of the stream.
+    async fn fill(&mut self, bytes: usize) -> Result<bool, LinkError> {
+        while self.filled < bytes {
+            match self.piece(bytes - self.filled).await? {
                 Some(piece) => {
-                    self.header[self.filled..][..piece.len()].copy_from_slice(&piece);
+                    self.head[self.filled..][..piece.len()].copy_from_slice(&piece);
                     self.filled += piece.len();
                 }
-                None if self.filled == 0 => return Ok(None),
+                None if self.filled == 0 => return Ok(false),
                 None => return Err(self.wire.refuse("a stream that ends within a header")),
             }
         }
-        self.filled = 0;
-        let chunk = Chunk::decode(&self.header);
-        chunk.map(Some).map_err(|error| self.wire.refuse(error.to_string()))
+        Ok(true)
     }
 
     /// Reads the body that belongs to the last header. Not cancel-safe.
@@ -115,6 +157,9 @@ impl BulkReceiver {
     /// If the length of `into` is not that in the header.
     pub async fn body(&mut self, chunk: &Chunk, mut into: &mut [u8]) -> Result<(), LinkError> {
         assert_eq!(into.len(), chunk.body_bytes(), "a buffer as long as the header says");
+        if self.place.is_some() {
+            return Err(self.wire.refuse("a body in memory that is not shared here"));
+        }
         while !into.is_empty() {
             let piece = self.within_body(into.len()).await?;
             let (filled, rest) = into.split_at_mut(piece.len());
@@ -129,7 +174,7 @@ impl BulkReceiver {
     /// # Errors
     /// As [`BulkReceiver::header`].
     pub async fn skip(&mut self, chunk: &Chunk) -> Result<(), LinkError> {
-        let mut left = chunk.body_bytes();
+        let mut left = if self.place.is_some() { 0 } else { chunk.body_bytes() };
         while left > 0 {
             left -= self.within_body(left).await?.len();
         }

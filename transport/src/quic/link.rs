@@ -1,7 +1,7 @@
 //! A link between two nodes that have proved their identities to each other.
 
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,6 +90,29 @@ impl Link {
     /// The peer's present address and port.
     pub fn remote_address(&self) -> SocketAddr {
         self.inner.wire.connection.remote_address()
+    }
+
+    /// Whether this side has dialled.
+    pub fn is_dialled(&self) -> bool {
+        self.inner.wire.connection.side().is_client()
+    }
+
+    /// Whether the peer's address is one of this host, or of this container. A system that lets
+    /// sockets have addresses of other hosts may say so of another host.
+    pub fn is_within_host(&self) -> bool {
+        UdpSocket::bind((self.remote_address().ip(), 0)).is_ok()
+    }
+
+    /// A secret that only the two sides of this connection know. Each purpose has another one.
+    ///
+    /// # Panics
+    /// Never: the handshake is over, and 64 bytes are not too many.
+    pub fn secret(&self, purpose: &str) -> [u8; 64] {
+        let mut secret = [0; 64];
+        let (connection, label) = (&self.inner.wire.connection, b"EXPORTER-everstep");
+        let exported = connection.export_keying_material(&mut secret, label, purpose.as_bytes());
+        exported.expect("a connection after its handshake exports 64 bytes");
+        secret
     }
 
     /// Queues a message and never waits. Messages arrive in the order of the queue.

@@ -75,7 +75,7 @@ proptest! {
         for (place, number) in bytes.chunks_exact_mut(4).zip(places) {
             place.copy_from_slice(&number.to_le_bytes());
         }
-        let Ok(chunk) = Chunk::decode(&bytes) else { return Ok(()) };
+        let Ok((chunk, _)) = Chunk::decode(&bytes) else { return Ok(()) };
         prop_assert_eq!(chunk.encode(), bytes);
         let width = [4, 2, 1][encoding as usize - 1];
         prop_assert_eq!(chunk.body_bytes() as u128, u128::from(count) * width);

@@ -7,8 +7,8 @@ use everstep_transport::protocol::chunk::{
 };
 use everstep_transport::protocol::codec::{DecodeError, decode, encode};
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, DataShard, Encoding, Generation, Message, OperatorCommand, Rank, Record,
-    RequestId, Rounding, RunSpec, Shard, Step, Term, exemplars,
+    Chunk, ChunkKind, DataShard, Encoding, Generation, MemoryPlace, Message, OperatorCommand, Rank,
+    Record, RequestId, Rounding, RunSpec, Shard, Step, Term, exemplars,
 };
 use proptest::prelude::*;
 
@@ -105,12 +105,30 @@ proptest! {
 
     #[test]
     fn a_header_arrives_as_it_was_sent(chunk in chunks()) {
-        prop_assert_eq!(Chunk::decode(&chunk.encode()), Ok(chunk));
+        prop_assert_eq!(Chunk::decode(&chunk.encode()), Ok((chunk, false)));
+    }
+
+    #[test]
+    fn a_header_arrives_with_the_place_of_its_body(
+        chunk in chunks(),
+        (segment, at, digest) in any::<(u32, u64, u64)>(),
+    ) {
+        let place = MemoryPlace { segment, at, digest };
+        let bytes = chunk.encode_with_place(&place);
+        let header = bytes.first_chunk().expect("it begins with a header");
+        match chunk.kind {
+            ChunkKind::Message => {
+                let error = ChunkError::Kind(ChunkKind::Message as u32 | 1 << 31);
+                prop_assert_eq!(Chunk::decode(header), Err(error));
+            }
+            _ => prop_assert_eq!(Chunk::decode(header), Ok((chunk, true))),
+        }
+        prop_assert_eq!(MemoryPlace::decode(bytes.last_chunk().expect("a place")), place);
     }
 
     #[test]
     fn garbage_for_a_header_is_an_error_or_a_header(bytes in any::<[u8; HEADER_BYTES]>()) {
-        if let Ok(chunk) = Chunk::decode(&bytes) {
+        if let Ok((chunk, _)) = Chunk::decode(&bytes) {
             prop_assert!(chunk.count > 0 && chunk.body_bytes() <= MAX_MESSAGE_CHUNK as usize);
         }
     }

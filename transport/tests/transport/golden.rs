@@ -4,12 +4,12 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::version::PROTOCOL_VERSIONS;
-use everstep_transport::protocol::{Message, codec, exemplars};
+use everstep_transport::protocol::{MemoryPlace, Message, codec, exemplars};
 
 /// Writes the golden file anew instead of comparing with it.
 const WRITE: &str = "EVERSTEP_WRITE_GOLDEN";
 
-/// Each message of the examples and the header of a chunk, with their bytes in hexadecimal.
+/// Each message of the examples and the headers of chunks, with their bytes in hexadecimal.
 fn lines() -> String {
     let hex = |bytes: &[u8]| {
         bytes.iter().fold(String::new(), |mut hex, byte| {
@@ -20,7 +20,10 @@ fn lines() -> String {
     let messages = exemplars::all().into_iter();
     let messages =
         messages.map(|message| format!("{} {}\n", message.name(), hex(&codec::encode(&message))));
-    messages.chain([format!("chunk {}\n", hex(&exemplars::chunk().encode()))]).collect()
+    let chunk = exemplars::chunk();
+    let place = MemoryPlace { segment: 8, at: 1 << 40 | 9, digest: 1 << 56 | 10 };
+    let chunks = [hex(&chunk.encode()), hex(&chunk.encode_with_place(&place))];
+    messages.chain(chunks.map(|bytes| format!("chunk {bytes}\n"))).collect()
 }
 
 fn golden_file(version: u16) -> PathBuf {

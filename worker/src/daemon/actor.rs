@@ -46,6 +46,8 @@ pub struct Shell {
     pub began: Instant,
     /// Incarnations of workers that have ended, as this worker's directory proves.
     pub ended: Vec<u64>,
+    /// Whether tensors go through shared memory where that is possible.
+    pub shares_memory: bool,
 }
 
 /// The core with its surroundings, as an actix actor.
@@ -87,6 +89,7 @@ impl WorkerActor {
             changed: watched,
             pool: shell.device_host.pool.clone(),
             traffic: traffic.clone(),
+            shares_memory: shell.shares_memory,
         };
         let peers = Peers::new(shell.endpoint.clone(), reader_context, own.recipient());
         Self {

@@ -6,6 +6,9 @@
 //! lanes do not queue a feed that it does not take in time, and it asks again later. They queue all
 //! of a step or nothing. When the lanes are dropped, queued items are forgotten, and streams under
 //! way are reset.
+//!
+//! The tensors that each step has go through memory that both ends share, where there is such
+//! memory.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,6 +18,7 @@ use everstep_transport::quic::{BulkSender, Link, LinkError};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinSet;
 
+use super::shared_memory::{LaneMemory, SharedMemory};
 use super::traffic::Traffic;
 use super::wire_item::WireItem;
 use crate::step::event::Lane;
@@ -66,7 +70,7 @@ pub struct Lanes {
     fed: Arc<FeedBacklog>,
     queues: BTreeMap<Lane, UnboundedSender<QueuedItem>>,
     /// The receiving ends of the queues, until there is a link.
-    unsent: Vec<UnboundedReceiver<QueuedItem>>,
+    unsent: Vec<(Lane, UnboundedReceiver<QueuedItem>)>,
     tasks: JoinSet<()>,
 }
 
@@ -77,7 +81,7 @@ impl Lanes {
             .into_iter()
             .map(|lane| {
                 let (sender, receiver) = unbounded_channel();
-                ((lane, sender), receiver)
+                ((lane, sender), (lane, receiver))
             })
             .unzip();
         Self { generation, fed: Arc::default(), queues, unsent, tasks: JoinSet::new() }
@@ -88,13 +92,14 @@ impl Lanes {
         self.generation
     }
 
-    /// Sends queued and later items over this link.
-    pub fn start(&mut self, link: &Link, traffic: &Arc<Traffic>) {
-        for queue in self.unsent.drain(..) {
+    /// Sends queued and later items over this link, and through its memory.
+    pub fn start(&mut self, link: &Link, memory: &SharedMemory, traffic: &Arc<Traffic>) {
+        for (lane, queue) in self.unsent.drain(..) {
             let (link, traffic) = (link.clone(), traffic.clone());
-            let (generation, fed) = (self.generation, self.fed.clone());
+            let memory = if uses_memory(lane) { memory.clone() } else { SharedMemory::none() };
+            let sending = Sending { generation: self.generation, fed: self.fed.clone(), traffic };
             self.tasks.spawn(async move {
-                if let Err(error) = run(&link, (queue, &fed), generation, &traffic).await {
+                if let Err(error) = sending.run(&link, LaneMemory::new(memory), queue).await {
                     link.close(&format!("a lane ended: {error}"));
                 }
             });
@@ -119,37 +124,74 @@ impl Lanes {
     }
 }
 
-/// Sends what is queued, in order. Each step has a stream of its own.
-async fn run(
-    link: &Link,
-    (mut queue, fed): (UnboundedReceiver<QueuedItem>, &FeedBacklog),
+/// Whether the tensors of a lane go through shared memory: those that each step has. Those of other
+/// lanes are sent once in a while, and memory for them would lie idle.
+fn uses_memory(lane: Lane) -> bool {
+    match lane {
+        Lane::Partials | Lane::Reduced | Lane::Parameters => true,
+        Lane::CatchUp | Lane::Masters | Lane::Resumed | Lane::States => false,
+    }
+}
+
+/// The task of one lane.
+struct Sending {
     generation: Generation,
-    traffic: &Traffic,
-) -> Result<(), LinkError> {
-    let mut open = None;
-    while let Some(QueuedItem { step, item, is_fed }) = queue.recv().await {
-        let stream = match open.take() {
-            Some((of, stream)) if of == step => stream,
-            before => {
-                if let Some((_, stream)) = before {
-                    BulkSender::finish(stream)?;
+    fed: Arc<FeedBacklog>,
+    traffic: Arc<Traffic>,
+}
+
+impl Sending {
+    /// Sends what is queued, in order. Each step has a stream of its own.
+    async fn run(
+        &self,
+        link: &Link,
+        mut memory: LaneMemory,
+        mut queue: UnboundedReceiver<QueuedItem>,
+    ) -> Result<(), LinkError> {
+        let mut open = None;
+        while let Some(QueuedItem { step, item, is_fed }) = queue.recv().await {
+            let stream = match open.take() {
+                Some((of, stream)) if of == step => stream,
+                before => {
+                    if let Some((_, stream)) = before {
+                        BulkSender::finish(stream)?;
+                    }
+                    link.bulk().await?
                 }
-                link.bulk().await?
+            };
+            let (_, stream) = open.insert((step, stream));
+            let bytes = item.tensor_bytes();
+            self.send(stream, &mut memory, step, item).await?;
+            if is_fed {
+                self.fed.sent(step, bytes);
             }
-        };
-        let (_, stream) = open.insert((step, stream));
-        let bytes = item.tensor_bytes();
+        }
+        Ok(())
+    }
+
+    async fn send(
+        &self,
+        stream: &mut BulkSender,
+        memory: &mut LaneMemory,
+        step: Step,
+        item: WireItem,
+    ) -> Result<(), LinkError> {
         let (chunk, body) = match item {
-            WireItem::Message(body) => (Chunk::message(generation, step, body.len()), body),
-            WireItem::Tensor { chunk, body } => (chunk, body),
+            WireItem::Message(body) => (Chunk::message(self.generation, step, body.len()), body),
+            WireItem::Tensor { chunk, body } => match memory.put(&body).await {
+                None => (chunk, body),
+                Some(place) => {
+                    drop(body); // whatever computes may use its memory again
+                    stream.announce(&chunk, &place).await?;
+                    self.traffic.add_sent(chunk.body_bytes());
+                    return Ok(());
+                }
+            },
         };
         stream.send(&chunk, body).await?;
-        if is_fed {
-            fed.sent(step, bytes);
-        }
-        traffic.add_sent(chunk.body_bytes());
+        self.traffic.add_sent(chunk.body_bytes());
+        Ok(())
     }
-    Ok(())
 }
 
 #[cfg(test)]

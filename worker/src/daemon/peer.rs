@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use super::event::PeerLink;
 use super::lane::Lanes;
 use super::reader::{self, ReaderContext};
+use super::shared_memory::SharedMemory;
 use super::wire_item::WireItem;
 use crate::step::event::Lane;
 
@@ -46,12 +47,13 @@ pub struct Peer {
     call: JoinSet<()>,
 }
 
-/// A link with its reading tasks.
+/// A link with its tasks.
 struct Attached {
     link: Link,
     number: u64,
-    /// The reading tasks. They end when this is dropped.
-    _readers: JoinSet<()>,
+    memory: SharedMemory,
+    /// The tasks that read, and that share memory. They end when this is dropped.
+    _tasks: JoinSet<()>,
 }
 
 impl Peer {
@@ -79,7 +81,9 @@ impl Peer {
         self.is_used = false;
         self.link.take_if(|attached| attached.link.ended().is_some());
         match &self.link {
-            Some(attached) => self.lanes.start(&attached.link, &reader_context.traffic),
+            Some(Attached { link, memory, .. }) => {
+                self.lanes.start(link, memory, &reader_context.traffic);
+            }
             None => self.awaited = Some(Instant::now()),
         }
     }
@@ -103,12 +107,17 @@ impl Peer {
             before.link.close("a newer link takes its place");
             self.lanes = Lanes::new(self.lanes.generation());
         }
-        self.lanes.start(&link, &reader_context.traffic);
+        let mut tasks = JoinSet::new();
+        let memory = match reader_context.shares_memory {
+            true => SharedMemory::begin(&link, &mut tasks),
+            false => SharedMemory::none(),
+        };
+        self.lanes.start(&link, &memory, &reader_context.traffic);
         for message in mem::take(&mut self.unsaid) {
             let _ = link.send(message); // an error means a lost link, which its reader reports
         }
-        let _readers = reader::listen(&link, from, reader_context);
-        self.link = Some(Attached { link, number: from.number, _readers });
+        reader::listen(&link, (from, &memory), reader_context, &mut tasks);
+        self.link = Some(Attached { link, number: from.number, memory, _tasks: tasks });
         replaced.is_some() && self.is_used
     }
 
@@ -170,7 +179,13 @@ impl Peer {
         self.awaited.take_if(|since| now.duration_since(*since) >= PEER_LINK_TIMEOUT).is_some()
     }
 
-    /// Its link, without the reading tasks, for a worker that is no longer a peer.
+    /// Whether tensors to it go through memory.
+    #[cfg(test)]
+    pub fn shares_memory(&self) -> bool {
+        self.link.as_ref().is_some_and(|attached| attached.memory.is_shared())
+    }
+
+    /// Its link, without its tasks, for a worker that is no longer a peer.
     pub fn into_link(self) -> Option<Link> {
         self.link.map(|attached| attached.link)
     }

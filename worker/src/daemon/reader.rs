@@ -16,6 +16,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::event::{AdmitChunk, PeerInput, PeerLink};
+use super::shared_memory::{MemoryReadError, SharedMemory};
 use super::traffic::Traffic;
 use crate::step::event::{Admission, Input};
 
@@ -32,20 +33,28 @@ pub struct ReaderContext {
     pub pool: Pool,
     /// Counts the received bytes.
     pub traffic: Arc<Traffic>,
+    /// Whether tensors go through shared memory where that is possible.
+    pub shares_memory: bool,
 }
 
-/// Starts to listen. When the set is dropped, the tasks end, and no more input comes of this link.
-pub fn listen(link: &Link, from: PeerLink, reader_context: &ReaderContext) -> JoinSet<()> {
-    let reader = Reader { link: link.clone(), from, reader_context: reader_context.clone() };
-    let mut tasks = JoinSet::new();
+/// Starts to listen. When the tasks end, no more input comes of this link.
+pub fn listen(
+    link: &Link,
+    (from, memory): (PeerLink, &SharedMemory),
+    reader_context: &ReaderContext,
+    tasks: &mut JoinSet<()>,
+) {
+    let (link, memory, reader_context) = (link.clone(), memory.clone(), reader_context.clone());
+    let reader = Reader { link, memory, from, reader_context };
     tasks.spawn(reader.clone().messages());
     tasks.spawn(reader.streams());
-    tasks
 }
 
 #[derive(Clone)]
 struct Reader {
     link: Link,
+    /// The memory in which the other end may put tensors.
+    memory: SharedMemory,
     from: PeerLink,
     reader_context: ReaderContext,
 }
@@ -91,8 +100,7 @@ impl Reader {
                     self.send(Input::Peer { from, message }).await;
                 }
                 Admission::Take => {
-                    let values =
-                        receive_values(&mut stream, &chunk, &self.reader_context.pool).await?;
+                    let values = self.values(&mut stream, &chunk).await?;
                     self.reader_context.traffic.add_received(chunk.body_bytes());
                     self.send(Input::Chunk { from, chunk, values }).await;
                 }
@@ -100,6 +108,9 @@ impl Reader {
                 Admission::Wait | Admission::Drop => {
                     tracing::debug!(worker = %from, ?chunk, "a chunk outside the plan");
                     self.send(Input::Refused).await;
+                    if let Some(place) = stream.place() {
+                        self.memory.release(&place);
+                    }
                     stream.skip(&chunk).await?;
                 }
             }
@@ -129,20 +140,35 @@ impl Reader {
         // An error means that the actor has ended, and the process with it.
         let _ = self.reader_context.inputs.send(PeerInput { from: self.from, input }).await;
     }
-}
 
-async fn receive_values(
-    stream: &mut BulkReceiver,
-    chunk: &Chunk,
-    pool: &Pool,
-) -> Result<Buffer, LinkError> {
-    let mut values = pool.take(chunk.count as usize);
-    if chunk.encoding == Encoding::Bf16 {
-        let mut bytes = vec![0; chunk.body_bytes()];
-        stream.body(chunk, &mut bytes).await?;
-        reduce::decode_bf16(&bytes, &mut values);
-    } else {
-        stream.body(chunk, values.as_bytes_mut()).await?;
+    async fn values(&self, stream: &mut BulkReceiver, chunk: &Chunk) -> Result<Buffer, LinkError> {
+        let mut values = self.reader_context.pool.take(chunk.count as usize);
+        if chunk.encoding == Encoding::Bf16 {
+            let mut bytes = vec![0; chunk.body_bytes()];
+            self.body(stream, chunk, &mut bytes).await?;
+            reduce::decode_bf16(&bytes, &mut values);
+        } else {
+            self.body(stream, chunk, values.as_bytes_mut()).await?;
+        }
+        Ok(values)
     }
-    Ok(values)
+
+    /// Reads the body of a chunk, wherever it is.
+    async fn body(
+        &self,
+        stream: &mut BulkReceiver,
+        chunk: &Chunk,
+        into: &mut [u8],
+    ) -> Result<(), LinkError> {
+        let Some(place) = stream.place() else {
+            return stream.body(chunk, into).await;
+        };
+        self.memory.read(&place, into).await.map_err(|error| match error {
+            MemoryReadError::Closed => LinkError::Abandoned,
+            MemoryReadError::Apart => stream.refuse_place("a tensor in memory that is not shared"),
+            MemoryReadError::Damaged => {
+                stream.refuse_place("a tensor in memory with other bytes than it announced")
+            }
+        })
+    }
 }

@@ -1,6 +1,7 @@
 //! Peers over real links on loopback, through generations.
 
 use std::net::Ipv4Addr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -59,8 +60,11 @@ impl Shell {
         let words = match input {
             Input::Peer { from, message } => format!("{from} said {}", message.name()),
             Input::PeerLost { from, reason } => format!("{from} lost: {reason}"),
-            Input::Chunk { from, chunk, .. } => {
-                format!("{from} sent {:?} of {}", chunk.kind, chunk.generation)
+            Input::Chunk { from, chunk, values } => {
+                let (kind, generation, first) = (chunk.kind, chunk.generation, values[0]);
+                let same = values.iter().all(|value| *value == first);
+                assert!(same && values.len() == chunk.count as usize, "{chunk:?}");
+                format!("{from} sent {kind:?} of {generation}: {first}")
             }
             other => format!("{other:?}"),
         };
@@ -131,6 +135,7 @@ impl World {
                 changed: watched,
                 pool: Pool::new(0),
                 traffic: Arc::<Traffic>::default(),
+                shares_memory: true,
             };
             Shell { peers: Peers::new(endpoint, reader_context, own.recipient()), heard, admission }
         });
@@ -172,20 +177,41 @@ impl Worker {
     }
 
     async fn stream(&self, to: &Worker, generation: u64) {
+        self.stream_of(to, generation, vec![1.0]).await;
+    }
+
+    async fn stream_of(&self, to: &Worker, generation: u64, values: Vec<f32>) {
         let (to, step) = (to.id, Step(3));
         self.act(move |peers| {
             let chunk = Chunk {
                 kind: ChunkKind::Partial,
                 encoding: Encoding::F32,
                 shard: Shard(1),
-                ..Chunk::message(Generation(generation), step, 1)
+                ..Chunk::message(Generation(generation), step, values.len())
             };
-            let values = Shared::new(Buffer::detached(vec![1.0]));
+            let values = Shared::new(Buffer::detached(values));
             assert!(peers.peer(to).is_some(), "a peer");
             peers.stream(to, Lane::Partials, step, StreamItem::Tensor { chunk, values });
             vec![]
         })
         .await;
+    }
+
+    async fn until_it_shares_memory_with(&self, other: &Worker) {
+        let (id, shares) = (other.id, Arc::<AtomicBool>::default());
+        let sharing = async {
+            while !shares.load(Ordering::Relaxed) {
+                let told = shares.clone();
+                let look = move |peers: &mut Peers| {
+                    let is_so = peers.peer(id).is_some_and(|peer| peer.shares_memory());
+                    told.store(is_so, Ordering::Relaxed);
+                    vec![]
+                };
+                self.act(look).await;
+                sleep(Duration::from_millis(5)).await;
+            }
+        };
+        timeout(PEERS_TEST_TIMEOUT, sharing).await.expect("both are of one host");
     }
 
     /// Waits until the core has heard an input that begins so, and forgets the inputs before it.
@@ -283,6 +309,37 @@ async fn a_new_generation_gives_up_streams_and_the_link_lives_on() {
 }
 
 #[actix::test]
+async fn i25_tensors_of_members_on_one_host_go_through_memory_in_each_generation() {
+    let world = World::new();
+    let (one, two) = (world.worker(1), world.worker(2));
+    for number in 1..4 {
+        enter_all(number, &[&one, &two]).await;
+        for (from, to) in [(&one, &two), (&two, &one)] {
+            from.until_it_shares_memory_with(to).await;
+            // More than the memory has room for at once.
+            for value in 0..20 {
+                from.stream_of(to, number, vec![value as f32; 100_000]).await;
+            }
+            for value in 0..20 {
+                to.hears(&format!("{} sent Partial of {number}: {value}", from.id)).await;
+            }
+        }
+    }
+    // A tensor that nobody wants holds up no other.
+    *two.admission.lock().unwrap() = Admission::Drop;
+    for _ in 0..20 {
+        one.stream_of(&two, 3, vec![7.0; 100_000]).await;
+    }
+    for _ in 0..20 {
+        two.hears("Refused").await;
+    }
+    *two.admission.lock().unwrap() = Admission::Take;
+    one.stream_of(&two, 3, vec![8.0; 100_000]).await;
+    two.hears("1 sent Partial of 3: 8").await;
+    [&one, &two].into_iter().for_each(Worker::has_heard_nothing);
+}
+
+#[actix::test]
 async fn what_waits_for_a_link_is_sent_in_its_generation_and_dropped_after_it() {
     let world = World::new();
     let (one, two) = (world.worker(1), world.worker(2));
@@ -304,7 +361,7 @@ async fn what_waits_for_a_link_is_sent_in_its_generation_and_dropped_after_it() 
     sleep(Duration::from_millis(300)).await; // what was to be dropped would follow by then
     let mut heard = two.heard.lock().unwrap().clone();
     heard.sort();
-    assert_eq!(heard, ["1 said fetch_record", "1 sent Partial of 2"]);
+    assert_eq!(heard, ["1 said fetch_record", "1 sent Partial of 2: 1"]);
 }
 
 #[actix::test]
