@@ -10,7 +10,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::ptr::{self, NonNull};
 
@@ -22,7 +22,6 @@ use self::other as system;
 /// Memory that this process writes and others read.
 #[derive(Debug)]
 pub struct Segment {
-    file: OwnedFd,
     start: NonNull<u8>,
     bytes: usize,
 }
@@ -31,23 +30,19 @@ pub struct Segment {
 unsafe impl Send for Segment {}
 
 impl Segment {
-    /// A segment of `bytes` bytes. The system gives it memory where it is first written.
+    /// A segment of `bytes` bytes, and its descriptor for readers. All of its memory is there at
+    /// once: a process without memory would get a signal at a write, which nobody could handle.
     ///
     /// # Errors
     /// Those of the system, which may have no memory, or forbid such files.
-    pub fn create(bytes: usize) -> io::Result<Self> {
+    pub fn create(bytes: usize) -> io::Result<(Self, OwnedFd)> {
         let (file, start) = system::create(bytes)?;
-        Ok(Self { file, start, bytes })
+        Ok((Self { start, bytes }, file))
     }
 
     /// Its size.
     pub fn bytes(&self) -> usize {
         self.bytes
-    }
-
-    /// The descriptor for readers.
-    pub fn descriptor(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
     }
 
     /// Writes these bytes from offset `at` on.
@@ -122,7 +117,7 @@ mod linux {
     use std::os::fd::OwnedFd;
     use std::ptr::{self, NonNull};
 
-    use rustix::fs::{MemfdFlags, SealFlags};
+    use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
     use rustix::mm::{Advice, MapFlags, ProtFlags};
 
     /// What nobody can undo: the size stays, and only the creator's mapping writes.
@@ -135,13 +130,13 @@ mod linux {
     pub(super) fn create(bytes: usize) -> io::Result<(OwnedFd, NonNull<u8>)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = rustix::fs::memfd_create("everstep", flags)?;
-        rustix::fs::ftruncate(&file, bytes as u64)?;
+        rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes as u64)?;
         let (anywhere, access) = (ptr::null_mut(), ProtFlags::READ | ProtFlags::WRITE);
         // SAFETY: the system chooses an address where nothing is mapped.
         let start =
             unsafe { rustix::mm::mmap(anywhere, bytes, access, MapFlags::SHARED, &file, 0)? };
-        // A process that is forked from this one would keep the memory alive. If the system does
-        // not know the advice, it may.
+        // The mapping of a process that is forked from this one would keep the memory alive. If the
+        // system does not know the advice, it may.
         // SAFETY: the range is that of the mapping, and the advice changes nothing here.
         let _ = unsafe { rustix::mm::madvise(start, bytes, Advice::LinuxDontFork) };
         let start = NonNull::new(start.cast()).expect("a mapping is never at the address 0");
@@ -201,18 +196,14 @@ mod tests {
 
     use super::*;
 
-    fn segment() -> Segment {
+    fn segment() -> (Segment, OwnedFd) {
         Segment::create(1 << 16).expect("memory")
-    }
-
-    fn descriptor(segment: &Segment) -> OwnedFd {
-        segment.descriptor().try_clone_to_owned().expect("a descriptor")
     }
 
     #[test]
     fn a_reader_sees_what_the_creator_writes_even_after_its_end() {
-        let mut segment = segment();
-        let reader = ForeignSegment::new(descriptor(&segment)).expect("a segment");
+        let (mut segment, file) = segment();
+        let reader = ForeignSegment::new(file).expect("a segment");
         assert_eq!(reader.bytes(), 1 << 16);
         segment.write(100, b"three words here");
         let mut read = [0; 16];
@@ -225,8 +216,8 @@ mod tests {
 
     #[test]
     fn what_lies_outside_is_not_read() {
-        let segment = segment();
-        let reader = ForeignSegment::new(descriptor(&segment)).expect("a segment");
+        let (_segment, file) = segment();
+        let reader = ForeignSegment::new(file).expect("a segment");
         for at in [(1 << 16) - 15, 1 << 16, u64::MAX] {
             assert!(reader.read(at, &mut [0; 16]).is_err(), "{at}");
         }
@@ -235,13 +226,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "16 bytes at 65521 of 65536")]
     fn nothing_is_written_outside() {
-        segment().write((1 << 16) - 15, &[0; 16]);
+        segment().0.write((1 << 16) - 15, &[0; 16]);
     }
 
     #[test]
     fn nobody_else_writes_or_changes_the_size() {
-        let segment = segment();
-        let mut file = File::from(descriptor(&segment));
+        let (_segment, file) = segment();
+        let mut file = File::from(file);
         assert!(file.set_len(1).is_err());
         assert!(file.set_len(1 << 20).is_err());
         assert!(file.write(&[1]).is_err());

@@ -318,7 +318,7 @@ impl Handler<PeerConnected> for WorkerActor {
     type Result = ();
 
     fn handle(&mut self, PeerConnected(link): PeerConnected, context: &mut Self::Context) {
-        if let Some(input) = self.peers.admit(link) {
+        if let Some(input) = self.peers.admit(link.into()) {
             self.on_input(input, context);
         }
     }

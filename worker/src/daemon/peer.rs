@@ -47,13 +47,49 @@ pub struct Peer {
     call: JoinSet<()>,
 }
 
-/// A link with its tasks.
+/// A link, and the memory that its ends share. Both outlive generations, also one in which the
+/// worker at the other end is no peer.
+pub struct PeerConnection {
+    /// The link.
+    pub link: Link,
+    /// None until the worker is a peer for the first time.
+    memory: Option<ConnectionMemory>,
+}
+
+/// The memory, and the task that shares it. The task ends when this is dropped.
+struct ConnectionMemory {
+    shared: SharedMemory,
+    _task: JoinSet<()>,
+}
+
+impl From<Link> for PeerConnection {
+    fn from(link: Link) -> Self {
+        Self { link, memory: None }
+    }
+}
+
+impl PeerConnection {
+    /// The memory, from now on. None of it is shared unless `shares_memory`.
+    fn memory(&mut self, shares_memory: bool) -> SharedMemory {
+        let link = &self.link;
+        let memory = self.memory.get_or_insert_with(|| {
+            let mut task = JoinSet::new();
+            let shared = match shares_memory {
+                true => SharedMemory::begin(link, &mut task),
+                false => SharedMemory::none(),
+            };
+            ConnectionMemory { shared, _task: task }
+        });
+        memory.shared.clone()
+    }
+}
+
+/// A connection with its reading tasks.
 struct Attached {
-    link: Link,
+    connection: PeerConnection,
     number: u64,
-    memory: SharedMemory,
-    /// The tasks that read, and that share memory. They end when this is dropped.
-    _tasks: JoinSet<()>,
+    /// The reading tasks. They end when this is dropped.
+    _readers: JoinSet<()>,
 }
 
 impl Peer {
@@ -79,10 +115,11 @@ impl Peer {
         self.lanes = Lanes::new(generation);
         self.is_member = true;
         self.is_used = false;
-        self.link.take_if(|attached| attached.link.ended().is_some());
-        match &self.link {
-            Some(Attached { link, memory, .. }) => {
-                self.lanes.start(link, memory, &reader_context.traffic);
+        self.link.take_if(|attached| attached.connection.link.ended().is_some());
+        match &mut self.link {
+            Some(Attached { connection, .. }) => {
+                let memory = connection.memory(reader_context.shares_memory);
+                self.lanes.start(&connection.link, &memory, &reader_context.traffic);
             }
             None => self.awaited = Some(Instant::now()),
         }
@@ -99,25 +136,27 @@ impl Peer {
 
     /// A link is up. True if it replaces a link that carried anything in this generation. Its
     /// dialler had lost the old link, and it is unknown what arrived.
-    pub fn attach(&mut self, link: Link, from: PeerLink, reader_context: &ReaderContext) -> bool {
+    pub fn attach(
+        &mut self,
+        mut connection: PeerConnection,
+        from: PeerLink,
+        reader_context: &ReaderContext,
+    ) -> bool {
         self.call.abort_all();
         self.awaited = None;
         let replaced = self.link.take();
         if let Some(before) = &replaced {
-            before.link.close("a newer link takes its place");
+            before.connection.link.close("a newer link takes its place");
             self.lanes = Lanes::new(self.lanes.generation());
         }
-        let mut tasks = JoinSet::new();
-        let memory = match reader_context.shares_memory {
-            true => SharedMemory::begin(&link, &mut tasks),
-            false => SharedMemory::none(),
-        };
-        self.lanes.start(&link, &memory, &reader_context.traffic);
+        let memory = connection.memory(reader_context.shares_memory);
+        let link = &connection.link;
+        self.lanes.start(link, &memory, &reader_context.traffic);
         for message in mem::take(&mut self.unsaid) {
             let _ = link.send(message); // an error means a lost link, which its reader reports
         }
-        reader::listen(&link, (from, &memory), reader_context, &mut tasks);
-        self.link = Some(Attached { link, number: from.number, memory, _tasks: tasks });
+        let _readers = reader::listen(link, (from, &memory), reader_context);
+        self.link = Some(Attached { connection, number: from.number, _readers });
         replaced.is_some() && self.is_used
     }
 
@@ -126,7 +165,7 @@ impl Peer {
         self.is_used = true;
         match &self.link {
             None => self.unsaid.push(message),
-            Some(Attached { link, .. }) => {
+            Some(Attached { connection: PeerConnection { link, .. }, .. }) => {
                 // A message that cannot be sent ends the link, and so the generation: no worker
                 // waits in vain.
                 if let Err(error) = link.send(message) {
@@ -182,12 +221,13 @@ impl Peer {
     /// Whether tensors to it go through memory.
     #[cfg(test)]
     pub fn shares_memory(&self) -> bool {
-        self.link.as_ref().is_some_and(|attached| attached.memory.is_shared())
+        let memory = self.link.as_ref().and_then(|attached| attached.connection.memory.as_ref());
+        memory.is_some_and(|memory| memory.shared.is_shared())
     }
 
-    /// Its link, without its tasks, for a worker that is no longer a peer.
-    pub fn into_link(self) -> Option<Link> {
-        self.link.map(|attached| attached.link)
+    /// Its connection, without the reading tasks, for a worker that is no longer a peer.
+    pub fn into_connection(self) -> Option<PeerConnection> {
+        self.link.map(|attached| attached.connection)
     }
 }
 

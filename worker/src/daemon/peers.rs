@@ -16,7 +16,7 @@ use everstep_transport::protocol::{Generation, NodeName, Record, Step, WorkerId}
 use everstep_transport::quic::{Endpoint, Link};
 
 use super::event::{PeerConnected, PeerInput, PeerLink};
-use super::peer::{PEER_LINK_TIMEOUT, Peer};
+use super::peer::{PEER_LINK_TIMEOUT, Peer, PeerConnection};
 use super::reader::ReaderContext;
 use super::wire_item::Encoder;
 use crate::step::event::{Input, Lane, StreamItem};
@@ -41,7 +41,7 @@ pub struct Peers {
 }
 
 struct PendingLink {
-    link: Link,
+    connection: PeerConnection,
     /// Generations that have begun since the link came.
     waited: u32,
 }
@@ -80,8 +80,8 @@ impl Peers {
             self.known.insert(member.worker, peer);
         }
         self.pending.iter_mut().for_each(|pending_link| pending_link.waited += 1);
-        let left = before.into_values().filter_map(Peer::into_link);
-        self.pending.extend(left.map(|link| PendingLink { link, waited: 0 }));
+        let left = before.into_values().filter_map(Peer::into_connection);
+        self.pending.extend(left.map(|connection| PendingLink { connection, waited: 0 }));
         self.connect()
     }
 
@@ -97,18 +97,19 @@ impl Peers {
     }
 
     /// A link is up. Returns an input for the core, if there is one.
-    pub fn admit(&mut self, link: Link) -> Option<Input> {
+    pub fn admit(&mut self, connection: PeerConnection) -> Option<Input> {
+        let link = &connection.link;
         let identity = link.identity();
         let of_name = |(_, peer): &(&WorkerId, &mut Peer)| peer.name == identity.name;
         if identity.role != Role::Worker {
-            return Some(refuse(&link, "only workers call workers"));
+            return Some(refuse(link, "only workers call workers"));
         }
         let Some((worker, peer)) = self.known.iter_mut().find(of_name) else {
-            return self.wait(link);
+            return self.wait(connection);
         };
         self.links += 1;
         let (worker, number) = (*worker, self.links);
-        let cut = peer.attach(link, PeerLink { worker, number }, &self.reader_context);
+        let cut = peer.attach(connection, PeerLink { worker, number }, &self.reader_context);
         let reason = "it has connected anew".into();
         cut.then_some(Input::PeerLost { from: worker, reason })
     }
@@ -149,9 +150,10 @@ impl Peers {
 
     /// Closes all links to other workers, and states this reason to them.
     pub fn clear(&mut self, reason: &str) {
-        let links = std::mem::take(&mut self.known).into_values().filter_map(Peer::into_link);
-        let pending = self.pending.drain(..).map(|pending_link| pending_link.link);
-        links.chain(pending).for_each(|link| link.close(reason));
+        let known = std::mem::take(&mut self.known).into_values();
+        let pending = self.pending.drain(..).map(|pending_link| pending_link.connection);
+        let connections = known.filter_map(Peer::into_connection).chain(pending);
+        connections.for_each(|connection| connection.link.close(reason));
     }
 
     /// Gives every peer the link that waits for it. Dials the other peers that are older than this
@@ -159,17 +161,18 @@ impl Peers {
     fn connect(&mut self) -> Vec<Input> {
         let waiting = std::mem::take(&mut self.pending);
         let mut told = Vec::new();
-        for PendingLink { link, waited } in waiting {
+        for PendingLink { connection, waited } in waiting {
+            let link = &connection.link;
             let is_peer = self.known.values().any(|peer| peer.name == link.identity().name);
             if link.ended().is_some() {
                 continue;
             }
             if is_peer {
-                told.extend(self.admit(link));
+                told.extend(self.admit(connection));
             } else if waited < MAX_PENDING_GENERATIONS {
-                self.pending.push(PendingLink { link, waited });
+                self.pending.push(PendingLink { connection, waited });
             } else {
-                told.push(refuse(&link, "this node is not a member of the generation"));
+                told.push(refuse(link, "this node is not a member of the generation"));
             }
         }
         for (worker, peer) in &mut self.known {
@@ -181,14 +184,17 @@ impl Peers {
         told
     }
 
-    fn wait(&mut self, link: Link) -> Option<Input> {
-        self.pending.retain(|pending_link| {
-            pending_link.link.ended().is_none() && pending_link.link.identity() != link.identity()
-        });
+    fn wait(&mut self, connection: PeerConnection) -> Option<Input> {
+        let link = &connection.link;
+        self.pending.retain(
+            |PendingLink { connection: PeerConnection { link: other, .. }, .. }| {
+                other.ended().is_none() && other.identity() != link.identity()
+            },
+        );
         if self.pending.len() == MAX_PENDING_LINKS {
-            return Some(refuse(&link, "too many nodes wait to become members"));
+            return Some(refuse(link, "too many nodes wait to become members"));
         }
-        self.pending.push(PendingLink { link, waited: 0 });
+        self.pending.push(PendingLink { connection, waited: 0 });
         None
     }
 }

@@ -37,17 +37,18 @@ pub struct ReaderContext {
     pub shares_memory: bool,
 }
 
-/// Starts to listen. When the tasks end, no more input comes of this link.
+/// Starts to listen. When the set is dropped, the tasks end, and no more input comes of this link.
 pub fn listen(
     link: &Link,
     (from, memory): (PeerLink, &SharedMemory),
     reader_context: &ReaderContext,
-    tasks: &mut JoinSet<()>,
-) {
+) -> JoinSet<()> {
     let (link, memory, reader_context) = (link.clone(), memory.clone(), reader_context.clone());
     let reader = Reader { link, memory, from, reader_context };
+    let mut tasks = JoinSet::new();
     tasks.spawn(reader.clone().messages());
     tasks.spawn(reader.streams());
+    tasks
 }
 
 #[derive(Clone)]
@@ -163,9 +164,11 @@ impl Reader {
         let Some(place) = stream.place() else {
             return stream.body(chunk, into).await;
         };
-        self.memory.read(&place, into).await.map_err(|error| match error {
+        self.memory.read(&place, into).map_err(|error| match error {
             MemoryReadError::Closed => LinkError::Abandoned,
-            MemoryReadError::Apart => stream.refuse_place("a tensor in memory that is not shared"),
+            MemoryReadError::Unknown => {
+                stream.refuse_place("a tensor in memory that it does not share")
+            }
             MemoryReadError::Damaged => {
                 stream.refuse_place("a tensor in memory with other bytes than it announced")
             }

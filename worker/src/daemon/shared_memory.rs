@@ -3,15 +3,16 @@
 //! A lane that has such memory copies a tensor into a segment of its own, and its stream carries
 //! the place in lieu of the bytes. The other end copies the tensor out, compares its digest, and
 //! says that it is done with the range. Order, admission, generations and the identity of the
-//! sender are those of the link. A range is used again only once the reader has said so; a lane
-//! waits for that as it waits for a link that is full. A lane that ends closes its segments, and
-//! nothing that was announced in them is of use any more.
+//! sender are those of the link. A segment is in use once the other end has said that it has it,
+//! and a range is used again once the other end has said so. A lane waits for a range as it waits
+//! for a link that is full. A lane that ends closes its segments, and nothing that was announced
+//! in them is of use any more.
 //!
-//! Where the ends do not meet (other hosts, containers or users), the link carries all bytes.
+//! The two ends meet once in the life of their link. Where they do not (other hosts, other users,
+//! namespaces apart), the link carries all bytes.
 
 mod lane_memory;
 mod notice;
-mod ring;
 #[cfg(target_os = "linux")]
 mod session;
 #[cfg(target_os = "linux")]
@@ -31,13 +32,15 @@ use twox_hash::XxHash3_64;
 
 pub use self::lane_memory::LaneMemory;
 use self::notice::MemoryNotice;
-use self::ring::Ring;
+use crate::memory_ring::MemoryRing;
 
 /// The most bytes of the segments that one end of a link has open. What finds no room goes over
 /// the link.
 const LINK_BYTES: usize = 24 << 20;
 /// The most segments of the other end at once. An honest one has a few for each lane.
 const MAX_FOREIGN_SEGMENTS: usize = 64;
+/// The most notices that wait. An honest other end has fewer ranges for this one to release.
+const MAX_NOTICES: usize = 8 << 10;
 
 /// The shared memory of one link. Clones are the same.
 #[derive(Clone, Debug)]
@@ -51,36 +54,30 @@ struct Inner {
     /// Says that the state has changed.
     changed: watch::Sender<()>,
     /// What the other end is to hear.
-    notices: mpsc::UnboundedSender<MemoryNotice>,
-}
-
-/// How far the two ends are.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Standing {
-    /// They share no memory, and will not.
-    #[default]
-    Apart,
-    /// They look for each other. The other end may have found this one already.
-    Meeting,
-    /// They share memory.
-    Sharing,
+    notices: mpsc::Sender<MemoryNotice>,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    standing: Standing,
-    /// How often the two ends have met. What was open before is of no use after that.
-    met: u64,
-    /// The ranges of own segments that the other end has not read yet.
-    rings: BTreeMap<u32, Ring>,
+    /// Whether the two ends have met, and both are there.
+    is_shared: bool,
+    own: BTreeMap<u32, OwnSegment>,
     own_bytes: usize,
-    /// Whether the system has refused memory for an own segment.
-    is_refused: bool,
+    /// The number of the next own segment.
+    own_next: u32,
     /// The segments of the other end.
     foreign: BTreeMap<u32, Arc<ForeignSegment>>,
-    /// The number of the next segment of each end, at least.
-    own_next: u32,
+    /// The number of its next segment.
     foreign_next: u32,
+}
+
+/// What this end knows of a segment of its own.
+#[derive(Debug)]
+struct OwnSegment {
+    /// The ranges that the other end has not read yet.
+    ring: MemoryRing,
+    /// Whether the other end has the segment. None until it has said so.
+    is_taken: Option<bool>,
 }
 
 /// Why a tensor cannot be read from memory.
@@ -88,8 +85,8 @@ struct State {
 pub enum MemoryReadError {
     /// The sender has closed the segment: nothing in it is of use any more.
     Closed,
-    /// The two ends share no memory.
-    Apart,
+    /// The sender has never had such a segment.
+    Unknown,
     /// The bytes are not those that the sender announced.
     Damaged,
 }
@@ -102,7 +99,6 @@ impl SharedMemory {
         // Other systems have no files in memory that can be sealed.
         #[cfg(target_os = "linux")]
         if link.is_within_host() {
-            shared.change(|state| state.standing = Standing::Meeting);
             tasks.spawn(session::run(link.clone(), shared.clone(), notices));
         }
         #[cfg(not(target_os = "linux"))]
@@ -115,24 +111,23 @@ impl SharedMemory {
         Self::new().0
     }
 
-    fn new() -> (Self, mpsc::UnboundedReceiver<MemoryNotice>) {
-        let (notices, unsent) = mpsc::unbounded_channel();
+    fn new() -> (Self, mpsc::Receiver<MemoryNotice>) {
+        let (notices, unsent) = mpsc::channel(MAX_NOTICES);
         let (state, changed) = (Mutex::default(), watch::Sender::default());
         (Self { inner: Arc::new(Inner { state, changed, notices }) }, unsent)
     }
 
     /// Whether the two ends share memory now.
-    #[cfg(test)]
     pub fn is_shared(&self) -> bool {
-        self.state().standing == Standing::Sharing
+        self.state().is_shared
     }
 
     /// Reads what the other end has announced, and tells it that this is done.
     ///
     /// # Errors
     /// [`MemoryReadError`].
-    pub async fn read(&self, place: &MemoryPlace, into: &mut [u8]) -> Result<(), MemoryReadError> {
-        let segment = self.foreign(place.segment).await?;
+    pub fn read(&self, place: &MemoryPlace, into: &mut [u8]) -> Result<(), MemoryReadError> {
+        let segment = self.foreign(place.segment)?;
         let read = segment.read(place.at, into);
         self.release(place);
         match read {
@@ -144,27 +139,18 @@ impl SharedMemory {
     /// Tells the other end that nobody here wants what it has announced.
     pub fn release(&self, place: &MemoryPlace) {
         let MemoryPlace { segment, at, .. } = *place;
-        self.notify(MemoryNotice::Release { segment, at });
+        if self.foreign(segment).is_ok() {
+            self.notify(MemoryNotice::Release { segment, at });
+        }
     }
 
-    /// A segment of the other end. Waits until its descriptor is here, which has another way than
-    /// the announcement.
-    async fn foreign(&self, number: u32) -> Result<Arc<ForeignSegment>, MemoryReadError> {
-        let mut changed = self.inner.changed.subscribe();
-        loop {
-            {
-                let state = self.state();
-                if let Some(segment) = state.foreign.get(&number) {
-                    return Ok(segment.clone());
-                }
-                if number < state.foreign_next {
-                    return Err(MemoryReadError::Closed);
-                }
-                if state.standing == Standing::Apart {
-                    return Err(MemoryReadError::Apart);
-                }
-            }
-            let _ = changed.changed().await; // `self` holds the sender
+    /// A segment of the other end, which announces nothing in it before it is here.
+    fn foreign(&self, number: u32) -> Result<Arc<ForeignSegment>, MemoryReadError> {
+        let state = self.state();
+        match state.foreign.get(&number) {
+            Some(segment) => Ok(segment.clone()),
+            None if number < state.foreign_next => Err(MemoryReadError::Closed),
+            None => Err(MemoryReadError::Unknown),
         }
     }
 
@@ -180,47 +166,53 @@ impl SharedMemory {
         changed
     }
 
+    /// Tells the other end something. If it does not listen, nothing is shared any more.
     fn notify(&self, notice: MemoryNotice) {
-        let _ = self.inner.notices.send(notice); // an error means that the other end is gone
+        if self.inner.notices.try_send(notice).is_err() {
+            self.change(|state| state.is_shared = false);
+        }
     }
 
     /// The other end says this.
     fn hear(&self, notice: MemoryNotice) -> io::Result<()> {
-        self.change(|state| match notice {
-            MemoryNotice::Open { segment, file } => state.open_foreign(segment, file),
-            MemoryNotice::Close { segment } => {
-                state.foreign.remove(&segment);
-                Ok(())
+        match notice {
+            MemoryNotice::Open { segment, file } => {
+                let is_taken = self.change(|state| state.open_foreign(segment, file))?;
+                self.notify(MemoryNotice::Opened { segment, is_taken });
             }
-            MemoryNotice::Release { segment, at } => {
-                let ring = state.rings.get_mut(&segment);
-                let at = usize::try_from(at).unwrap_or(usize::MAX);
-                match ring.is_none_or(|ring| ring.release(at)) {
-                    true => Ok(()), // a segment that is closed here has no ranges left
-                    false => Err(io::Error::other("it releases what it did not hold")),
+            MemoryNotice::Opened { segment, is_taken } => self.change(|state| {
+                if let Some(own) = state.own.get_mut(&segment) {
+                    own.is_taken = Some(is_taken);
                 }
+            }),
+            MemoryNotice::Close { segment } => {
+                self.change(|state| state.foreign.remove(&segment));
             }
-        })
+            MemoryNotice::Release { segment, at } => self.change(|state| {
+                // A segment that is closed here has no ranges left.
+                let Some(own) = state.own.get_mut(&segment) else { return Ok(()) };
+                match own.ring.release(usize::try_from(at).unwrap_or(usize::MAX)) {
+                    true => Ok(()),
+                    false => Err(io::Error::other("it releases what it does not hold")),
+                }
+            })?,
+        }
+        Ok(())
     }
 }
 
 impl State {
-    /// The two ends have met. The other end knows no segment that was opened before, and wants no
-    /// range of its own back.
-    fn meet(&mut self) {
-        self.standing = Standing::Sharing;
-        self.met += 1;
-        self.foreign.clear();
-    }
-
-    fn open_foreign(&mut self, number: u32, file: OwnedFd) -> io::Result<()> {
-        if number < self.foreign_next || self.foreign.len() == MAX_FOREIGN_SEGMENTS {
+    /// The other end has opened a segment. Returns whether it is here: this process may have no
+    /// free descriptor.
+    fn open_foreign(&mut self, number: u32, file: Option<OwnedFd>) -> io::Result<bool> {
+        if number != self.foreign_next || self.foreign.len() == MAX_FOREIGN_SEGMENTS {
             return Err(io::Error::other("it opens segments that it may not open"));
         }
+        self.foreign_next += 1;
+        let Some(file) = file else { return Ok(false) };
         let segment = ForeignSegment::new(file).map_err(io::Error::other)?;
-        self.foreign_next = number.saturating_add(1);
         self.foreign.insert(number, Arc::new(segment));
-        Ok(())
+        Ok(true)
     }
 }
 

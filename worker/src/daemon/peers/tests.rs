@@ -94,7 +94,7 @@ impl Handler<PeerConnected> for Shell {
     type Result = ();
 
     fn handle(&mut self, PeerConnected(link): PeerConnected, _: &mut Self::Context) {
-        let told = self.peers.admit(link);
+        let told = self.peers.admit(link.into());
         told.iter().for_each(|input| self.note(input));
     }
 }
@@ -339,6 +339,30 @@ async fn i25_tensors_of_members_on_one_host_go_through_memory_in_each_generation
     [&one, &two].into_iter().for_each(Worker::has_heard_nothing);
 }
 
+/// Its link is kept, and the memory with it.
+#[actix::test]
+async fn a_worker_that_is_no_member_for_a_generation_shares_memory_again() {
+    let world = World::new();
+    let (one, two) = (world.worker(1), world.worker(2));
+    for number in [1, 3, 5] {
+        enter_all(number, &[&one, &two]).await;
+        for (from, to) in [(&one, &two), (&two, &one)] {
+            from.until_it_shares_memory_with(to).await;
+            for value in 0..5 {
+                from.stream_of(to, number, vec![value as f32; 100_000]).await;
+            }
+            for value in 0..5 {
+                to.hears(&format!("{} sent Partial of {number}: {value}", from.id)).await;
+            }
+        }
+        one.enter(&record(number + 1, &[&one])).await;
+        if number == 3 {
+            two.enter(&record(number + 1, &[&one])).await;
+        }
+    }
+    [&one, &two].into_iter().for_each(Worker::has_heard_nothing);
+}
+
 #[actix::test]
 async fn what_waits_for_a_link_is_sent_in_its_generation_and_dropped_after_it() {
     let world = World::new();
@@ -398,8 +422,8 @@ async fn a_joiner_that_was_lost_calls_again_and_is_fed_on_its_new_link() {
     let id = one.id;
     joiner
         .act(move |peers| {
-            let link = peers.known.remove(&id).and_then(Peer::into_link);
-            link.expect("there was one").close("cut");
+            let link = peers.known.remove(&id).and_then(Peer::into_connection);
+            link.expect("there was one").link.close("cut");
             vec![]
         })
         .await;

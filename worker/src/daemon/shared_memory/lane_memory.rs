@@ -1,12 +1,14 @@
 //! The memory of one lane: segments into which it copies tensors for the other end.
 
+use std::io;
+
 use everstep_kernels::shared_memory::Segment;
 use everstep_transport::protocol::MemoryPlace;
 use twox_hash::XxHash3_64;
 
 use super::notice::MemoryNotice;
-use super::ring::Ring;
-use super::{LINK_BYTES, SharedMemory, Standing};
+use super::{LINK_BYTES, OwnSegment, SharedMemory};
+use crate::memory_ring::MemoryRing;
 
 /// A body of fewer bytes goes over the link, which is as fast then.
 const MIN_BYTES: usize = 16 << 10;
@@ -19,120 +21,121 @@ const MIN_SEGMENT_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct LaneMemory {
     shared: SharedMemory,
-    /// The meeting of the two ends after which the segments were opened.
-    met: u64,
-    /// The segments, with their numbers. The last one is in use. What is left to read in the
-    /// others was too small for later tensors.
+    /// The segments, with their numbers. The last one is in use. The others, which are too small
+    /// for the lane's tensors, have something left to read.
     segments: Vec<(u32, Segment)>,
+    /// Whether this system, or the other end, has refused a segment.
+    is_refused: bool,
 }
 
 impl LaneMemory {
     /// No segment yet, for the lane of a link with this memory.
     pub fn new(shared: SharedMemory) -> Self {
-        Self { shared, met: 0, segments: Vec::new() }
+        Self { shared, segments: Vec::new(), is_refused: false }
     }
 
     /// Copies a body into memory that the other end reads, and returns the place. Waits until
     /// there is room. None if the body has to go over the link.
     pub async fn put(&mut self, body: &[u8]) -> Option<MemoryPlace> {
-        let met = self.shared.meeting().filter(|_| body.len() >= MIN_BYTES)?;
-        if std::mem::replace(&mut self.met, met) != met {
-            self.close_all();
+        if self.is_refused || body.len() < MIN_BYTES || !self.shared.is_shared() {
+            return None;
         }
         self.close_read();
         if self.segments.last().is_none_or(|(_, segment)| segment.bytes() < TENSORS * body.len()) {
-            self.open(body.len())?;
+            self.open(body.len());
         }
         let (number, segment) = self.segments.last_mut()?;
-        let at = self.shared.room((met, *number), body.len()).await?;
+        match self.shared.state().own.get(number)?.is_taken {
+            Some(true) if TENSORS * body.len() <= segment.bytes() => {}
+            Some(false) => {
+                self.is_refused = true;
+                return None;
+            }
+            _ => return None,
+        }
+        let at = self.shared.room(*number, body.len()).await?;
         segment.write(at, body);
         let digest = XxHash3_64::oneshot(body);
         Some(MemoryPlace { segment: *number, at: at as u64, digest })
     }
 
-    /// Opens a segment for bodies of this size. None if the link has no more memory, or the system.
-    fn open(&mut self, body: usize) -> Option<()> {
+    /// Opens a segment for bodies of this size, if the link and the system have memory for it.
+    fn open(&mut self, body: usize) {
         let bytes = MIN_SEGMENT_BYTES.max(TENSORS * body.next_multiple_of(4096));
-        let created = |segment: &Segment| segment.descriptor().try_clone_to_owned();
-        let opened = self.shared.change(|state| {
-            if state.own_bytes + bytes > LINK_BYTES {
-                return Ok(None);
-            }
-            let segment = Segment::create(bytes)?;
-            let (number, file) = (state.own_next, created(&segment)?);
-            state.own_bytes += bytes;
-            state.own_next += 1;
-            state.rings.insert(number, Ring::new(bytes));
-            // Under the lock, so that the numbers arrive in order.
-            self.shared.notify(MemoryNotice::Open { segment: number, file });
-            Ok::<_, std::io::Error>(Some((number, segment)))
-        });
-        match opened {
-            Ok(segment) => self.segments.push(segment?),
+        match self.shared.open(bytes) {
+            Ok(segment) => self.segments.extend(segment),
             Err(error) => {
                 tracing::warn!(%error, "no memory to share: tensors go over the network");
-                self.shared.change(|state| state.is_refused = true);
-                return None;
+                self.is_refused = true;
             }
         }
-        Some(())
     }
 
     /// Closes all segments but the last that the other end has read.
     fn close_read(&mut self) {
         let last = self.segments.len().saturating_sub(1);
         let before = self.segments.drain(..last);
-        let (read, unread): (Vec<_>, Vec<_>) = before.partition(|(number, _)| {
-            self.shared.state().rings.get(number).is_none_or(Ring::is_free)
-        });
+        let (read, unread): (Vec<_>, Vec<_>) =
+            before.partition(|(number, _)| self.shared.is_read(*number));
         self.segments.splice(..0, unread);
-        read.iter().for_each(|segment| self.close(segment));
-    }
-
-    fn close_all(&mut self) {
-        let segments = std::mem::take(&mut self.segments);
-        segments.iter().for_each(|segment| self.close(segment));
-    }
-
-    fn close(&self, (number, segment): &(u32, Segment)) {
-        self.shared.change(|state| {
-            state.rings.remove(number);
-            state.own_bytes -= segment.bytes();
-        });
-        self.shared.notify(MemoryNotice::Close { segment: *number });
+        read.iter().for_each(|(number, segment)| self.shared.close(*number, segment));
     }
 }
 
 impl Drop for LaneMemory {
     fn drop(&mut self) {
-        self.close_all();
+        self.segments.iter().for_each(|(number, segment)| self.shared.close(*number, segment));
     }
 }
 
 impl SharedMemory {
-    /// The meeting since which the two ends share memory. None if they share none that this end
-    /// could write.
-    fn meeting(&self) -> Option<u64> {
-        let state = self.state();
-        let may_put = state.standing == Standing::Sharing && !state.is_refused;
-        may_put.then_some(state.met)
+    /// Opens an own segment. None if the link may have no more memory.
+    fn open(&self, bytes: usize) -> io::Result<Option<(u32, Segment)>> {
+        self.change(|state| {
+            if state.own_bytes + bytes > LINK_BYTES {
+                return Ok(None);
+            }
+            let (segment, file) = Segment::create(bytes)?;
+            let number = state.own_next;
+            let own = OwnSegment { ring: MemoryRing::new(bytes), is_taken: None };
+            state.own.insert(number, own);
+            state.own_bytes += bytes;
+            state.own_next += 1;
+            // Under the lock, so that the numbers arrive in order.
+            let open = MemoryNotice::Open { segment: number, file: Some(file) };
+            state.is_shared &= self.inner.notices.try_send(open).is_ok();
+            Ok(Some((number, segment)))
+        })
     }
 
-    /// Waits for a range of an own segment that was opened after this meeting. None if it ends.
-    async fn room(&self, (met, number): (u64, u32), bytes: usize) -> Option<usize> {
+    /// Waits for a range of an own segment. None if nothing is shared any more.
+    async fn room(&self, number: u32, bytes: usize) -> Option<usize> {
         let mut changed = self.inner.changed.subscribe();
         loop {
             {
                 let mut state = self.state();
-                if state.standing != Standing::Sharing || state.met != met {
-                    return None;
-                }
-                let ring = state.rings.get_mut(&number)?;
-                if let Some(at) = ring.take(bytes) {
+                let own = state.own.get_mut(&number)?;
+                if let Some(at) = own.ring.take(bytes) {
                     return Some(at);
+                }
+                if !state.is_shared {
+                    return None;
                 }
             }
             let _ = changed.changed().await; // `self` holds the sender
         }
+    }
+
+    /// Whether the other end has nothing left to read in an own segment.
+    fn is_read(&self, number: u32) -> bool {
+        self.state().own.get(&number).is_none_or(|own| own.ring.is_free())
+    }
+
+    fn close(&self, number: u32, segment: &Segment) {
+        self.change(|state| {
+            state.own.remove(&number);
+            state.own_bytes -= segment.bytes();
+        });
+        self.notify(MemoryNotice::Close { segment: number });
     }
 }

@@ -12,8 +12,15 @@ pub enum MemoryNotice {
     Open {
         /// The sender's number for it.
         segment: u32,
-        /// Its descriptor.
-        file: OwnedFd,
+        /// Its descriptor. None if the receiver has no free one.
+        file: Option<OwnedFd>,
+    },
+    /// The answer to that.
+    Opened {
+        /// The receiver's number for it.
+        segment: u32,
+        /// Whether the sender has it.
+        is_taken: bool,
     },
     /// Nothing in this segment of the sender is of use any more.
     Close {
@@ -32,12 +39,14 @@ pub enum MemoryNotice {
 const OPEN: u32 = 1;
 const CLOSE: u32 = 2;
 const RELEASE: u32 = 3;
+const OPENED: u32 = 4;
 
 impl MemoryNotice {
     /// The notice as bytes. The descriptor goes beside them.
     pub fn encode(&self) -> [u8; NOTICE_BYTES] {
         let (kind, segment, at) = match self {
             Self::Open { segment, .. } => (OPEN, segment, 0),
+            Self::Opened { segment, is_taken } => (OPENED, segment, u64::from(*is_taken)),
             Self::Close { segment } => (CLOSE, segment, 0),
             Self::Release { segment, at } => (RELEASE, segment, *at),
         };
@@ -55,7 +64,8 @@ impl MemoryNotice {
         let word = |at: usize| u32::from_le_bytes(*bytes[at..].first_chunk().expect("16 bytes"));
         let (segment, at) = (word(4), u64::from_le_bytes(*bytes.last_chunk().expect("16 bytes")));
         match word(0) {
-            OPEN => Some(Self::Open { segment, file: file.take()? }),
+            OPEN => Some(Self::Open { segment, file: file.take() }),
+            OPENED => Some(Self::Opened { segment, is_taken: at == 1 }),
             CLOSE => Some(Self::Close { segment }),
             RELEASE => Some(Self::Release { segment, at }),
             _ => None,

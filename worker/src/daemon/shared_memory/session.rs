@@ -4,40 +4,35 @@ use std::convert::Infallible;
 use std::io;
 
 use everstep_transport::quic::Link;
-use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::sync::mpsc::Receiver;
 
+use super::SharedMemory;
 use super::notice::MemoryNotice;
 use super::socket::MemorySocket;
-use super::{SharedMemory, Standing, State};
 
 /// Notices that are sent together at most.
 const BATCH: usize = 64;
 
-/// Shares memory with the other end of the link. The other end stops if it has no use for the link
-/// now, and begins again.
-pub async fn run(link: Link, shared: SharedMemory, mut notices: UnboundedReceiver<MemoryNotice>) {
-    loop {
-        let socket = match MemorySocket::meet(&link).await {
-            Ok(socket) => socket,
-            Err(error) => {
-                tracing::info!(peer = %link.identity(), %error, "no shared memory");
-                shared.change(|state| state.standing = Standing::Apart);
-                return;
-            }
-        };
-        tracing::debug!(peer = %link.identity(), "shares memory");
-        while notices.try_recv().is_ok() {} // They were for the other end as it was before.
-        shared.change(State::meet);
-        let Err(error) = carry(&socket, &shared, &mut notices).await;
-        shared.change(|state| state.standing = Standing::Meeting);
-        if !is_end(&error) {
-            // What was announced may never be read, so the link cannot go on.
-            link.close(&format!("shared memory: {error}"));
+/// Shares memory with the other end of the link, as long as both are there.
+pub async fn run(link: Link, shared: SharedMemory, mut notices: Receiver<MemoryNotice>) {
+    let socket = match MemorySocket::meet(&link).await {
+        Ok(socket) => socket,
+        Err(error) => {
+            tracing::info!(peer = %link.identity(), %error, "no shared memory");
+            return;
         }
+    };
+    tracing::debug!(peer = %link.identity(), "shares memory");
+    shared.change(|state| state.is_shared = true);
+    let Err(error) = carry(&socket, &shared, &mut notices).await;
+    shared.change(|state| state.is_shared = false);
+    if !is_end(&error) {
+        // The other end is there, and what it has announced may never be read.
+        link.close(&format!("shared memory: {error}"));
     }
 }
 
-/// Whether the other end has closed its socket.
+/// Whether the other end has closed its socket: the end of its link, or of its process.
 fn is_end(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
     [BrokenPipe, ConnectionReset, UnexpectedEof].contains(&error.kind())
@@ -47,7 +42,7 @@ fn is_end(error: &io::Error) -> bool {
 async fn carry(
     socket: &MemorySocket,
     shared: &SharedMemory,
-    notices: &mut UnboundedReceiver<MemoryNotice>,
+    notices: &mut Receiver<MemoryNotice>,
 ) -> io::Result<Infallible> {
     let send = async {
         let mut batch = Vec::new();
@@ -64,5 +59,12 @@ async fn carry(
             }
         }
     };
-    tokio::select! { ended = send => ended, ended = receive => ended }
+    let mut changed = shared.inner.changed.subscribe();
+    let overrun = async {
+        while shared.is_shared() {
+            let _ = changed.changed().await; // `shared` holds the sender
+        }
+        Err(io::Error::other("the other end does not listen"))
+    };
+    tokio::select! { ended = send => ended, ended = receive => ended, ended = overrun => ended }
 }

@@ -22,14 +22,16 @@ use tokio::time::{sleep, timeout};
 
 use super::notice::{MemoryNotice, NOTICE_BYTES};
 
-/// The pauses between attempts to reach the other side. It may not have heard yet that the link is
-/// one between members.
-const CONNECT_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_millis(500)];
+/// The first and the longest pause between attempts to reach the other side. It may not have heard
+/// yet that the link is one between peers, or it may be of another host after all.
+const CONNECT_PAUSES: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(20)];
+/// How long the other side is waited for: longer than its longest pause.
+const LISTEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long a process that has reached the socket may take to prove who it is.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of the proof of each side.
 const PROOF_BYTES: usize = 16;
-/// MemoryNotices in a packet.
+/// Notices in a packet.
 const PACKET_NOTICES: usize = 64;
 
 /// A socket that carries packets between two processes. The runtime has no type for one. It only
@@ -46,7 +48,7 @@ struct Secrets {
 
 impl Secrets {
     fn of(link: &Link) -> io::Result<Self> {
-        let secret = link.secret("shared memory");
+        let secret = link.secret("shared memory 1");
         let part = |at: usize| *secret[PROOF_BYTES * at..].first_chunk().expect("64 bytes");
         let mut name = String::from("everstep-");
         for byte in part(0) as [u8; PROOF_BYTES] {
@@ -58,36 +60,70 @@ impl Secrets {
 }
 
 impl MemorySocket {
-    /// Meets the other side of the link. Waits for it without limit.
+    /// Meets the other side of the link. The side that has dialled looks for the other one, which
+    /// waits for it for [`LISTEN_TIMEOUT`].
     ///
     /// # Errors
-    /// Those of the system. The process at the other end belongs to another user, or has no proof.
+    /// Those of the system, and that nobody has come.
     pub async fn meet(link: &Link) -> io::Result<Self> {
-        let Secrets { name, proofs: [dialled, answered] } = Secrets::of(link)?;
-        if link.is_dialled() {
-            return Self::connect(&name).await?.prove(&dialled, &answered).await;
+        let secrets = Secrets::of(link)?;
+        match link.is_dialled() {
+            true => Self::find(&secrets).await,
+            false => timeout(LISTEN_TIMEOUT, Self::await_other(&secrets)).await?,
         }
-        let listener = Self::listen(&name)?;
+    }
+
+    /// Looks for the other side, more and more rarely.
+    async fn find(secrets: &Secrets) -> io::Result<Self> {
+        let [mut pause, longest] = CONNECT_PAUSES;
         loop {
-            // Any process of the host may have found the name.
-            let proving = listener.accept().await?.prove(&answered, &dialled);
-            match timeout(PROOF_TIMEOUT, proving).await {
-                Ok(Ok(socket)) => return Ok(socket),
+            if let Ok(Ok(socket)) = timeout(PROOF_TIMEOUT, Self::connect(secrets)).await {
+                return Ok(socket);
+            }
+            sleep(pause).await;
+            pause = longest.min(2 * pause);
+        }
+    }
+
+    /// Reaches the other side. This side proves first that it is the process of the link.
+    async fn connect(secrets: &Secrets) -> io::Result<Self> {
+        let socket = socket()?;
+        rustix::net::connect(&socket, &secrets.name)?;
+        let socket = Self::new(socket)?;
+        let [dialled, answered] = &secrets.proofs;
+        socket.send_packet(dialled, None).await?;
+        socket.demand(answered).await?;
+        Ok(socket)
+    }
+
+    /// Waits for the other side. Any process of the host may have found the name, and gets nothing
+    /// without the proof.
+    async fn await_other(secrets: &Secrets) -> io::Result<Self> {
+        let listener = Self::listen(&secrets.name)?;
+        let [dialled, answered] = &secrets.proofs;
+        loop {
+            let socket = listener.accept().await?;
+            match timeout(PROOF_TIMEOUT, socket.demand(dialled)).await {
+                Ok(Ok(())) => {
+                    socket.send_packet(answered, None).await?;
+                    return Ok(socket);
+                }
                 Ok(Err(error)) => tracing::debug!(%error, "a process is not let in"),
                 Err(_) => tracing::debug!("a process proves nothing"),
             }
         }
     }
 
-    async fn connect(name: &SocketAddrUnix) -> io::Result<Self> {
-        let [mut pause, longest] = CONNECT_PAUSES;
-        loop {
-            let socket = socket()?;
-            match rustix::net::connect(&socket, name) {
-                Ok(()) => return Self::new(socket),
-                Err(_) => sleep(pause).await,
-            }
-            pause = longest.min(2 * pause);
+    /// Waits for the proof of the process there.
+    async fn demand(&self, proof: &[u8]) -> io::Result<()> {
+        if socket_peercred(&self.0)?.uid != rustix::process::geteuid() {
+            return Err(io::Error::other("the process there belongs to another user"));
+        }
+        let mut shown = [0; PROOF_BYTES + 1];
+        let (read, _) = self.receive_packet(&mut shown).await?;
+        match shown[..read] == *proof {
+            true => Ok(()),
+            false => Err(io::Error::other("the process there is not that of the link")),
         }
     }
 
@@ -110,31 +146,11 @@ impl MemorySocket {
         Self::new(self.0.async_io(Interest::READABLE, accept).await?)
     }
 
-    /// Shows the other side that this is the process of the link, and demands the same of it.
-    async fn prove(self, own: &[u8], other: &[u8]) -> io::Result<Self> {
-        if socket_peercred(&self.0)?.uid != rustix::process::geteuid() {
-            return Err(io::Error::other("the process there belongs to another user"));
-        }
-        self.send_packet(own, None).await?;
-        let mut proof = [0; PROOF_BYTES + 1];
-        let (read, _) = self.receive_packet(&mut proof).await?;
-        match proof[..read] == *other {
-            true => Ok(self),
-            false => Err(io::Error::other("the process there is not that of the link")),
-        }
-    }
-
-    /// Reaches the socket of this link without its proof.
+    /// Reaches the socket of a link with the proof of another one.
     #[cfg(test)]
-    pub async fn connect_as(link: &Link) -> io::Result<Self> {
-        Self::connect(&Secrets::of(link)?.name).await
-    }
-
-    /// Proves to be the end that has dialled this link.
-    #[cfg(test)]
-    pub async fn prove_as(self, link: &Link) -> io::Result<Self> {
-        let [dialled, answered] = Secrets::of(link)?.proofs;
-        self.prove(&dialled, &answered).await
+    pub async fn intrude(link: &Link, other: &Link) -> io::Result<Self> {
+        let (name, proofs) = (Secrets::of(link)?.name, Secrets::of(other)?.proofs);
+        Self::connect(&Secrets { name, proofs }).await
     }
 
     /// Sends notices, and takes those that it has sent.
@@ -149,8 +165,8 @@ impl MemorySocket {
             let upto = upto.min(PACKET_NOTICES);
             let packet: Vec<u8> = notices[..upto].iter().flat_map(MemoryNotice::encode).collect();
             let file = match &notices[upto - 1] {
-                MemoryNotice::Open { file, .. } => Some(file.as_fd()),
-                MemoryNotice::Close { .. } | MemoryNotice::Release { .. } => None,
+                MemoryNotice::Open { file, .. } => file.as_ref().map(OwnedFd::as_fd),
+                _ => None,
             };
             self.send_packet(&packet, file).await?;
             notices.drain(..upto);

@@ -1,8 +1,10 @@
-//! Which ranges of a segment hold bytes that the reader has not read yet.
+//! Shared memory: which ranges of a segment hold bytes that the reader has not read yet.
 //!
 //! Ranges are handed out in a circle, and come back in any order. No range is handed out again
 //! before the reader has said that it is done with it: there is no other way for memory to be
 //! used again.
+
+#![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 use std::collections::VecDeque;
 
@@ -11,7 +13,7 @@ const ALIGNMENT: usize = 64;
 
 /// The ranges of one segment.
 #[derive(Debug)]
-pub struct Ring {
+pub struct MemoryRing {
     bytes: usize,
     /// The ranges that are handed out, and those between them that have come back: the oldest
     /// first. Each begins where the one before ends, or at the segment's beginning.
@@ -25,7 +27,7 @@ struct LeasedRange {
     is_released: bool,
 }
 
-impl Ring {
+impl MemoryRing {
     /// A segment of `bytes` bytes, all of it free.
     pub fn new(bytes: usize) -> Self {
         Self { bytes, ranges: VecDeque::new() }
@@ -74,7 +76,7 @@ mod tests {
 
     #[test]
     fn ranges_are_handed_out_in_a_circle() {
-        let mut ring = Ring::new(256);
+        let mut ring = MemoryRing::new(256);
         assert_eq!([100, 60, 64].map(|bytes| ring.take(bytes)), [Some(0), Some(128), Some(192)]);
         assert_eq!(ring.take(1), None, "it is full");
         assert!(ring.release(0));
@@ -85,7 +87,7 @@ mod tests {
 
     #[test]
     fn a_range_that_comes_back_early_waits_for_the_older_ones() {
-        let mut ring = Ring::new(128);
+        let mut ring = MemoryRing::new(128);
         assert_eq!([64, 64].map(|bytes| ring.take(bytes)), [Some(0), Some(64)]);
         assert!(ring.release(64));
         assert_eq!(ring.take(64), None, "the oldest is still read");
@@ -95,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_range_comes_back_once() {
-        let mut ring = Ring::new(128);
+        let mut ring = MemoryRing::new(128);
         assert_eq!([64, 64].map(|bytes| ring.take(bytes)), [Some(0), Some(64)]);
         assert!(ring.release(64));
         assert!(!ring.release(64) && !ring.release(32) && !ring.release(usize::MAX));
@@ -103,7 +105,7 @@ mod tests {
 
     #[test]
     fn what_is_larger_than_the_segment_gets_no_range() {
-        assert_eq!(Ring::new(128).take(129), None);
+        assert_eq!(MemoryRing::new(128).take(129), None);
     }
 
     proptest! {
@@ -111,7 +113,7 @@ mod tests {
         fn i25_no_two_ranges_overlap_and_a_reader_of_everything_frees_everything(
             turns in prop::collection::vec((1..400_usize, any::<prop::sample::Index>()), 1..200),
         ) {
-            let mut ring = Ring::new(1024);
+            let mut ring = MemoryRing::new(1024);
             let mut held: Vec<(usize, usize)> = Vec::new();
             for (bytes, which) in turns {
                 match ring.take(bytes) {
