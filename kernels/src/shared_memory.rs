@@ -1,8 +1,8 @@
 //! Memory that processes of one host share: files without a name, which are sealed.
 //!
 //! The process that creates a [`Segment`] writes into it. Another process gets its descriptor,
-//! and reads it as a [`ForeignSegment`]. The kernel lets nobody else write, and nobody at all
-//! change the size. The memory is free once no process holds it, however they end.
+//! and reads it as a [`ForeignSegment`]. The kernel lets no other process write, and no
+//! process change the size. The memory is free once no process holds it, however they end.
 //!
 //! Linux has such files. Elsewhere none can be created.
 //!
@@ -31,7 +31,7 @@ unsafe impl Send for Segment {}
 
 impl Segment {
     /// A segment of `bytes` bytes, and its descriptor for readers. All of its memory is there at
-    /// once: a process without memory would get a signal at a write, which nobody could handle.
+    /// once: a process without memory would get a signal at a write, which has no remedy.
     ///
     /// # Errors
     /// Those of the system, which may have no memory, or forbid such files.
@@ -69,37 +69,23 @@ impl Drop for Segment {
 #[derive(Debug)]
 pub struct ForeignSegment {
     file: File,
-    bytes: u64,
 }
 
-/// A descriptor that is not that of a segment.
+/// A descriptor that is not that of a segment: the size may change, or others may write.
 #[derive(Debug, thiserror::Error)]
-pub enum ForeignSegmentError {
-    /// Its size may change, or others may write.
-    #[error("its memory is not sealed")]
-    Unsealed,
-    /// The system says nothing of it.
-    #[error("its memory cannot be read: {0}")]
-    Unreadable(#[from] io::Error),
-}
+#[error("its memory is not sealed")]
+pub struct UnsealedError;
 
 impl ForeignSegment {
     /// Takes the descriptor that another process has sent.
     ///
     /// # Errors
-    /// [`ForeignSegmentError`]: it is something else.
-    pub fn new(file: OwnedFd) -> Result<Self, ForeignSegmentError> {
-        if !system::is_sealed(&file) {
-            return Err(ForeignSegmentError::Unsealed);
+    /// [`UnsealedError`]: it is something else.
+    pub fn new(file: OwnedFd) -> Result<Self, UnsealedError> {
+        match system::is_sealed(&file) {
+            true => Ok(Self { file: file.into() }),
+            false => Err(UnsealedError),
         }
-        let file = File::from(file);
-        let bytes = file.metadata()?.len();
-        Ok(Self { file, bytes })
-    }
-
-    /// Its size.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
     }
 
     /// Reads the bytes from offset `at` on.
@@ -120,7 +106,7 @@ mod linux {
     use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
     use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-    /// What nobody can undo: the size stays, and only the creator's mapping writes.
+    /// For good, the size stays, and only the creator's mapping writes.
     const SEALS: SealFlags = SealFlags::SHRINK
         .union(SealFlags::GROW)
         .union(SealFlags::FUTURE_WRITE)
@@ -157,7 +143,7 @@ mod linux {
         let _ = unsafe { rustix::mm::munmap(start.as_ptr().cast(), bytes) };
     }
 
-    /// Whether nobody can change the size, and only the creator can write.
+    /// Whether no process can change the size, and only the creator can write.
     pub(super) fn is_sealed(file: &OwnedFd) -> bool {
         // Only files in memory have seals at all.
         rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SEALS))
@@ -204,7 +190,6 @@ mod tests {
     fn a_reader_sees_what_the_creator_writes_even_after_its_end() {
         let (mut segment, file) = segment();
         let reader = ForeignSegment::new(file).expect("a segment");
-        assert_eq!(reader.bytes(), 1 << 16);
         segment.write(100, b"three words here");
         let mut read = [0; 16];
         reader.read(100, &mut read).expect("it is there");

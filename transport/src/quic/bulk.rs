@@ -48,8 +48,7 @@ impl BulkSender {
         written.map_err(|error| self.wire.write_failure(error))
     }
 
-    /// Sends the header of a chunk whose body lies in memory that the peer can read. Not
-    /// cancel-safe.
+    /// Sends the header of a chunk with a body in memory that the peer can read. Not cancel-safe.
     ///
     /// # Errors
     /// As [`BulkSender::send`].

@@ -106,7 +106,7 @@ impl SharedMemory {
         shared
     }
 
-    /// Memory that is shared with nobody.
+    /// Memory that no other process shares.
     pub fn none() -> Self {
         Self::new().0
     }
@@ -129,14 +129,14 @@ impl SharedMemory {
     pub fn read(&self, place: &MemoryPlace, into: &mut [u8]) -> Result<(), MemoryReadError> {
         let segment = self.foreign(place.segment)?;
         let read = segment.read(place.at, into);
-        self.release(place);
+        self.notify(MemoryNotice::Release { segment: place.segment, at: place.at });
         match read {
             Ok(()) if XxHash3_64::oneshot(into) == place.digest => Ok(()),
             _ => Err(MemoryReadError::Damaged),
         }
     }
 
-    /// Tells the other end that nobody here wants what it has announced.
+    /// Tells the other end that this one does not want what it has announced.
     pub fn release(&self, place: &MemoryPlace) {
         let MemoryPlace { segment, at, .. } = *place;
         if self.foreign(segment).is_ok() {

@@ -325,7 +325,7 @@ async fn i25_tensors_of_members_on_one_host_go_through_memory_in_each_generation
             }
         }
     }
-    // A tensor that nobody wants holds up no other.
+    // A tensor outside the plan holds up no other.
     *two.admission.lock().unwrap() = Admission::Drop;
     for _ in 0..20 {
         one.stream_of(&two, 3, vec![7.0; 100_000]).await;

@@ -4,7 +4,6 @@
 //! at the other end of the socket is that at the other end of the link. The names of such sockets
 //! belong to a network namespace: containers apart do not find each other.
 
-use std::fmt::Write;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -50,10 +49,7 @@ impl Secrets {
     fn of(link: &Link) -> io::Result<Self> {
         let secret = link.secret("shared memory 1");
         let part = |at: usize| *secret[PROOF_BYTES * at..].first_chunk().expect("64 bytes");
-        let mut name = String::from("everstep-");
-        for byte in part(0) as [u8; PROOF_BYTES] {
-            write!(name, "{byte:02x}").expect("a string takes everything");
-        }
+        let name = format!("everstep-{:032x}", u128::from_be_bytes(part(0)));
         let name = SocketAddrUnix::new_abstract_name(name.as_bytes())?;
         Ok(Self { name, proofs: [part(1), part(2)] })
     }
