@@ -91,7 +91,7 @@ pub enum HttpError {
     File {
         /// The path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// What the system says of it.
         source: io::Error,
     },
     /// The process cannot listen on the address.
@@ -99,7 +99,7 @@ pub enum HttpError {
     Bind {
         /// The address of the options.
         address: SocketAddr,
-        /// The system's error.
+        /// What the system says of it.
         source: io::Error,
     },
 }

@@ -34,7 +34,7 @@ pub enum LogError {
     File {
         /// The path of the file.
         path: PathBuf,
-        /// The system's error.
+        /// What the system says of it.
         source: io::Error,
     },
     /// The process could not read or write the file's rows.

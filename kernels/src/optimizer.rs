@@ -61,7 +61,7 @@ pub trait UpdateRule: fmt::Debug + Send + Sync {
 /// A part of a parameter shard. All slices have the same length.
 #[derive(Debug)]
 pub struct UpdateBlock<'a> {
-    /// The master weights.
+    /// The master weights, in f32.
     pub weights: &'a mut [f32],
     /// The moments of the rule, [`UpdateRule::moments`] of them.
     pub moments: &'a mut [&'a mut [f32]],

@@ -40,7 +40,7 @@ impl Segment {
         Ok((Self { start, bytes }, file))
     }
 
-    /// Its size.
+    /// The bytes that it holds.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -167,7 +167,7 @@ mod other {
     /// Always.
     pub(super) unsafe fn unmap(_: NonNull<u8>, _: usize) {}
 
-    /// No file is.
+    /// This system seals no file.
     pub(super) fn is_sealed(_: &OwnedFd) -> bool {
         false
     }

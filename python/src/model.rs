@@ -41,7 +41,7 @@ pub struct WorkerScript {
     pub held_out: u64,
     /// A digest of the data set.
     pub data: [u8; 32],
-    /// The optimizer.
+    /// How the optimizer changes the weights.
     pub rule: TorchRule,
     /// Whether the process ends if the script hangs.
     pub watched: bool,

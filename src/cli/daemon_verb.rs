@@ -3,7 +3,7 @@
 use clap::error::Error;
 use clap::{ArgMatches, Args, Command, FromArgMatches, Subcommand};
 
-/// A daemon's verb.
+/// What the command line asks of a daemon.
 #[derive(Clone, Debug)]
 pub enum DaemonVerb<Flags, Task> {
     /// Run the daemon.

@@ -16,7 +16,7 @@ pub enum ClusterError {
     File {
         /// The file that the launcher could not use.
         path: PathBuf,
-        /// The cause.
+        /// What the system says of it.
         source: io::Error,
     },
     /// The directory cannot be made or written to.
@@ -24,7 +24,7 @@ pub enum ClusterError {
     Unusable {
         /// The directory, or what should be in it.
         path: PathBuf,
-        /// The cause.
+        /// What the system says of it.
         source: io::Error,
     },
     /// The directory holds a run already.

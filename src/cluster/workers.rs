@@ -70,7 +70,7 @@ const WORKER_RESTART_BACKOFF: Duration = Duration::from_millis(100);
 const WORKER_RESTART_BACKOFF_MAX: Duration = Duration::from_secs(2);
 
 impl Workers {
-    /// No worker yet.
+    /// A launcher that has started no worker yet.
     pub(super) fn new(
         coordinators: Vec<SocketAddr>,
         daemons: Daemons,

@@ -99,7 +99,7 @@ impl StoreWork {
         }
     }
 
-    /// Plants a bug.
+    /// Plants a bug for the simulator to find.
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, plant: Plant) {
         self.plant = Some(plant);

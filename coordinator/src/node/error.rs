@@ -17,7 +17,7 @@ pub enum NodeError {
     Entry {
         /// The entry's index in the log.
         index: u64,
-        /// The decoder's error.
+        /// What the decoder says of it.
         #[source]
         problem: EntryError,
     },

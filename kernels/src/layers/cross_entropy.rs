@@ -10,7 +10,7 @@ pub struct CrossEntropy {
 }
 
 impl CrossEntropy {
-    /// Plans the losses.
+    /// Plans the memory of the losses.
     pub fn new(plan: &mut MemoryPlan, rows: usize) -> Self {
         Self { losses: plan.statistics(rows, 1) }
     }

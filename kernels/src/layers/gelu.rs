@@ -10,7 +10,7 @@ pub struct Gelu {
 }
 
 impl Gelu {
-    /// Plans the output.
+    /// Plans the memory of the output.
     pub fn new(plan: &mut MemoryPlan, width: usize, rows: usize) -> Self {
         Self { y: plan.activation(rows, width) }
     }

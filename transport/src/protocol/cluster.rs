@@ -53,7 +53,7 @@ pub enum OperatorCommand {
     RevokeToken(TokenId),
     /// Close the links of this worker or operator, and never admit it again under its name.
     Revoke(Identity),
-    /// Remove this coordinator.
+    /// Remove this coordinator from the voters.
     Remove(CoordinatorId),
     /// Let the run go back to this step, and train again from there.
     Rollback {

@@ -78,7 +78,7 @@ pub struct ModelSpec {
     pub kind: String,
     /// Blocks (gpt) or hidden layers (mlp).
     pub layers: u32,
-    /// Attention heads (gpt).
+    /// Attention heads of each block (gpt).
     pub heads: u32,
     /// Width of the residual stream (gpt) or of the hidden layers (mlp).
     pub width: u32,
@@ -223,9 +223,9 @@ fn is_zero(number: &u64) -> bool {
 )]
 #[serde(rename_all = "snake_case")]
 pub enum TokenType {
-    /// 16 bits.
+    /// Tokens of 16 bits.
     U16,
-    /// 32 bits.
+    /// Tokens of 32 bits.
     U32,
 }
 

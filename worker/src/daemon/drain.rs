@@ -22,7 +22,7 @@ use crate::step::event::Input;
 
 /// What may tell the worker to leave.
 pub struct LeaveOrders {
-    /// SIGTERM.
+    /// Each SIGTERM that arrives.
     pub terminations: Signal,
     /// The longest wait after SIGTERM. None means no limit.
     pub grace: Option<Duration>,

@@ -50,7 +50,7 @@ pub struct Peer {
 /// A link, and the memory that its ends share. Both outlive generations, also one in which the
 /// worker at the other end is no peer.
 pub struct PeerConnection {
-    /// The link.
+    /// The link to the peer, over which messages go.
     pub link: Link,
     /// None until the worker is a peer for the first time.
     memory: Option<ConnectionMemory>,

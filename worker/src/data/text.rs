@@ -80,7 +80,7 @@ pub enum TextError {
     Unreadable {
         /// The file or directory.
         path: PathBuf,
-        /// The system's error.
+        /// What the system says of it.
         source: io::Error,
     },
     /// A directory or a list has no files.

@@ -62,7 +62,7 @@ pub enum EventKind {
         /// The id of the new leader.
         coordinator: CoordinatorId,
     },
-    /// A generation began.
+    /// A generation began: these members train from now on.
     Generation {
         /// The number of the new generation.
         generation: Generation,

@@ -67,7 +67,7 @@ pub enum OptionError {
     Type {
         /// The name of the option.
         name: String,
-        /// Its value.
+        /// The value that it has.
         found: String,
         /// The values that would do.
         wanted: &'static str,
