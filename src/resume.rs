@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use self::source::ResumeSource;
 pub(crate) use self::source::store_of;
-pub(crate) use self::stored::{ClaimedRun, check_stored, read_run, read_stored};
+pub(crate) use self::stored::{ClaimedRun, check_stored, read_run, read_stored, use_data};
 use crate::cli::ResumeFlags;
 use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Earlier, Report};
 use crate::failure::{Exit, Failure};
@@ -84,7 +84,7 @@ fn complete(dir: &Path, report: &Value) -> Option<String> {
 }
 
 /// Finds errors that every worker would find only after its start.
-fn check(
+pub(crate) fn check(
     from: &Path,
     device: &DeviceChoice,
     run: &RunSpec,

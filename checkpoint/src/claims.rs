@@ -104,6 +104,14 @@ pub fn hold(
     Err(StoreError::refuse(store.place(), why))
 }
 
+/// Looks whether the cluster of this claim could write into a store. Claims nothing.
+///
+/// # Errors
+/// Those of the store. One of another run is refused.
+pub fn look(store: &dyn Store, claim: &Claim) -> Result<(), StoreError> {
+    standing(store, &numbers(&store.list_claims()?), claim).map(drop)
+}
+
 /// How the cluster stands by claims of these numbers. None if it has none yet.
 fn standing(
     store: &dyn Store,
@@ -351,7 +359,10 @@ mod tests {
             let refused = refused.expect_err("it is another run");
             assert_eq!(refused.kind, ErrorKind::Refuse);
             assert!(refused.why.contains("Give each run a folder of its own"), "{refused}");
+            assert_eq!(look(&store, &other), Err(refused));
         }
+        assert_eq!(look(&store, &claim("a")).and_then(|()| look(&store, &claim("b"))), Ok(()));
+        assert_eq!(numbers(&store.list_claims().expect("listed")), [1], "a look claims nothing");
     }
 
     #[test]

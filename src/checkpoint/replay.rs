@@ -27,10 +27,10 @@ use super::source::CheckpointSource;
 use super::{choose_failure, deleted, store_failure};
 use crate::cli::{LocalFlags, StartFlags, VerifyFlags};
 use crate::cluster::{
-    self, Cluster, ClusterError, ClusterOptions, ContinuedHistory, Directory, Progress, Script,
+    self, Cluster, ClusterError, ClusterOptions, ContinuedHistory, Directory, Progress,
 };
 use crate::failure::{Exit, Failure};
-use crate::resume::{check_stored, read_stored};
+use crate::resume::{check, check_stored, read_stored, use_data};
 use crate::{output, scratch, script, train};
 
 /// What a cluster has done, or a run has recorded, after a checkpoint.
@@ -60,10 +60,17 @@ pub(super) fn run(flags: &VerifyFlags, steps: u64, registry: &Registry) -> Resul
     };
     let hashes = later.filter(is_later).filter_map(hash).collect();
     let recorded = TrainedSteps { lines, hashes };
-    let replay = Replay { manifest: &manifest, recorded: &recorded, last };
-    let run = read_stored(&*store, &listing, Some(manifest.step.0))?.run;
+    let mut run = read_stored(&*store, &listing, Some(manifest.step.0))?.run;
     let script = script::of_kept_run(&run, source.run_dir(), &flags.script)?;
-    let replayed = replay.run((&*store, &listing), script, registry)?;
+    use_data(&mut run, flags.data.as_deref())?;
+    // Before the checkpoint is copied.
+    if script.is_none() {
+        check(Path::new(store.place()), &flags.device, &run, registry)?;
+        check_stored(&run, &manifest, registry)?;
+    }
+    let options = ClusterOptions { script, keeps_history: true, ..options(flags, registry) };
+    let replay = Replay { manifest: &manifest, recorded: &recorded, last, run };
+    let replayed = replay.run((&*store, &listing), &options)?;
     conclude(flags, manifest.step, &recorded, &replayed)
 }
 
@@ -123,6 +130,8 @@ struct Replay<'a> {
     recorded: &'a TrainedSteps,
     /// The last step to train and to compare.
     last: Step,
+    /// The run, with its data where they are now.
+    run: RunSpec,
 }
 
 impl Replay<'_> {
@@ -130,8 +139,7 @@ impl Replay<'_> {
     fn run(
         &self,
         (store, listing): (&dyn Store, &[StoredObject]),
-        script: Option<Script>,
-        registry: &Registry,
+        options: &ClusterOptions,
     ) -> Result<TrainedSteps, Failure> {
         let folder = scratch::folder()?;
         let place = folder.path().join("store");
@@ -141,16 +149,11 @@ impl Replay<'_> {
         })?;
         let copied = DirectoryStore::open(&place).map_err(store_failure)?;
         let found = copied.list().map_err(store_failure)?;
-        let stored = read_stored(&copied, &found, Some(self.manifest.step.0))?;
-        let run = alone(stored.run, &place);
-        if script.is_none() {
-            check_stored(&run, self.manifest, registry)?;
-        }
-        let options = train::options(&flags(), 1, registry);
-        let options = ClusterOptions { script, keeps_history: true, ..options };
+        let origin = read_stored(&copied, &found, Some(self.manifest.step.0))?.origin;
+        let run = alone(self.run.clone(), &place);
         let directory = Directory::claim(&folder.path().join("run"), &run)?;
-        let history = ContinuedHistory { origin: stored.origin, lines: Vec::new() };
-        self.train(directory, (&run, &options), history)
+        let history = ContinuedHistory { origin, lines: Vec::new() };
+        self.train(directory, (&run, options), history)
     }
 
     fn train(
@@ -159,7 +162,7 @@ impl Replay<'_> {
         (run, options): (&RunSpec, &ClusterOptions),
         history: ContinuedHistory,
     ) -> Result<TrainedSteps, Failure> {
-        let Self { manifest: Manifest { step, .. }, recorded, last } = self;
+        let Self { manifest: Manifest { step, .. }, recorded, last, .. } = self;
         let mut progress = ReadProgress::new(format!("replay from step {step}"), last.0 - step.0);
         let trained = cluster::block_on(async {
             let mut cluster = Cluster::start(directory, options).await?;
@@ -179,10 +182,12 @@ impl Replay<'_> {
     }
 }
 
-fn flags() -> LocalFlags {
+/// A cluster of one worker on the device that the user names.
+fn options(flags: &VerifyFlags, registry: &Registry) -> ClusterOptions {
     let wait = Duration::from_secs(600);
     let start = StartFlags { coordinators: 1, wait, ..StartFlags::default() };
-    LocalFlags { start, ..LocalFlags::default() }
+    let local = LocalFlags { start, device: flags.device.clone(), ..LocalFlags::default() };
+    train::options(&local, 1, registry)
 }
 
 /// The run on one worker, with its checkpoints in this place.
@@ -321,7 +326,7 @@ fn conclude(
     Err(Failure::new(Exit::Failed, "the replay differs from what was recorded")
         .at(format!("the checkpoint of step {from}"))
         .because(format!("{} steps differ", differ.len()))
-        .next("compare the devices: another kind of device computes other bits"))
+        .next("compare the devices: another kind of device than the run's (--device) computes other bits"))
 }
 
 #[cfg(test)]

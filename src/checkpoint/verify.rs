@@ -48,8 +48,8 @@ pub(super) fn run(flags: &VerifyFlags) -> Result<(), Failure> {
         .at(store.place())
         .because(format!("the checkpoint of step {} is not as it was written", steps.join(", ")))
         .next(
-            "a run goes on from the newest one that is not damaged, and `checkpoint rm` removes \
-             this one",
+            "a run goes on from the newest one that is not damaged, and `checkpoint rm --step N \
+             --force` removes this one",
         ))
 }
 

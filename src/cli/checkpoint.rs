@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand, ValueEnum};
 use everstep_checkpoint::export::WeightType;
+use everstep_kernels::device::DeviceChoice;
 
 use super::AskFlags;
 
@@ -57,6 +58,13 @@ pub struct VerifyFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_REPLAY",
         value_parser = clap::value_parser!(u64).range(1..))]
     pub replay: Option<u64>,
+    /// With --replay: where the run's data are now, if they have moved. They must be the same
+    #[arg(long, value_name = "PATH", env = "EVERSTEP_DATA")]
+    pub data: Option<String>,
+    /// With --replay: where to compute, as for `everstep train`. Another kind of device than the
+    /// run's computes other bits
+    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
+    pub device: DeviceChoice,
     /// Where the checkpoints are.
     #[command(flatten)]
     pub store: StoreFlags,

@@ -171,14 +171,7 @@ fn pass_over(passed: &PassedOver) {
 
 /// The run as it goes on: it writes to the same store, wherever that is by now.
 fn go_on_here(run: &mut RunSpec, flags: &ResumeFlags, place: &Place) -> Result<(), Failure> {
-    if let Some(data) = &flags.data {
-        run.data.path = config::locate(data).map_err(|problem| {
-            Failure::new(Exit::Usage, "the data cannot be used")
-                .at("--data")
-                .because(format!("it {problem}"))
-                .next("name what the run was trained on")
-        })?;
-    }
+    use_data(run, flags.data.as_deref())?;
     let Some(checkpoint) = &mut run.checkpoint else {
         return Err(Failure::new(Exit::Usage, "the run cannot go on from its store")
             .at(place)
@@ -186,6 +179,18 @@ fn go_on_here(run: &mut RunSpec, flags: &ResumeFlags, place: &Place) -> Result<(
             .next("`everstep checkpoint export` makes weights for a new run of it"));
     };
     checkpoint.path = place.to_string();
+    Ok(())
+}
+
+/// Lets the run use data that have moved, if the user says where they are.
+pub(crate) fn use_data(run: &mut RunSpec, data: Option<&str>) -> Result<(), Failure> {
+    let Some(data) = data else { return Ok(()) };
+    run.data.path = config::locate(data).map_err(|problem| {
+        Failure::new(Exit::Usage, "the data cannot be used")
+            .at("--data")
+            .because(format!("it {problem}"))
+            .next("name what the run was trained on")
+    })?;
     Ok(())
 }
 

@@ -35,6 +35,18 @@ fn a_replay_finds_each_step_that_is_not_as_recorded() {
     let after = fs::read_dir(run.dir.join("checkpoints")).expect("a store").count();
     assert_eq!(after, files, "the store is only read");
 
+    // The data have moved.
+    let text = world.path("text.txt");
+    let moved = world.path("moved.txt");
+    fs::rename(&text, &moved).expect("moved");
+    let verb = ["checkpoint", "verify", "--dir", show(&store), "--replay", "1"];
+    let refused = world.start(&verb).end();
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    assert!(refused.block().contains("name with --data where they are now"), "{refused:?}");
+    let (ended, told_of) = replay(&world, &store, &["--replay", "1", "--data", show(&moved)]);
+    assert_eq!((ended.code, &told_of["steps"]), (Some(0), &1.into()), "{ended:?}");
+    fs::rename(&moved, &text).expect("moved back");
+
     let path = run.dir.join("metrics.jsonl");
     let mut lines: Vec<Value> = run.lines("metrics.jsonl");
     let step = told["checkpoint"].as_u64().expect("a step") + 2;

@@ -257,6 +257,14 @@ impl StoreWork {
         Ok(Attempt::Done(Some(StoreReport::Stored { generation, place })))
     }
 
+    /// Looks whether the store is this run's, or nobody's. Claims nothing.
+    ///
+    /// # Errors
+    /// Those of the store. A store of another run is refused.
+    pub fn look(&self, store: &dyn Store) -> Result<(), StoreError> {
+        self.claim.look(store)
+    }
+
     /// Checks that the cluster may write, and claims the store if it has no claim yet.
     ///
     /// # Errors

@@ -58,7 +58,7 @@ impl StoreThread {
     }
 
     fn run(mut self) {
-        self.store.open_early(&mut self.reports);
+        self.store.open_early(&self.work, &mut self.reports);
         while let Some(job) = self.next() {
             let done = match job {
                 StoreJob::Verify { id } => {

@@ -34,6 +34,11 @@ impl ClusterClaim {
         }
     }
 
+    /// Looks whether the cluster could write, and claims nothing.
+    pub(super) fn look(&self, store: &dyn Store) -> Result<(), StoreError> {
+        claims::look(store, &self.claim)
+    }
+
     /// Lists the store's claims, and claims it if the cluster has no claim there yet.
     pub(super) fn ask(&mut self, store: &dyn Store) -> Result<Permit, StoreError> {
         let listing = store.list_claims()?;

@@ -13,7 +13,7 @@ use everstep_checkpoint::store::{self, Environment, Place, Store, StoreError};
 
 use super::TakeReport;
 use crate::step::event::{StoreJob, StoreReport};
-use crate::store_work::Attempt;
+use crate::store_work::{Attempt, StoreWork};
 
 /// The pause after the first error of the store. Each further pause is twice as long.
 const STORE_BACKOFF: Duration = Duration::from_secs(1);
@@ -98,15 +98,16 @@ impl PersistentStore {
         Self { path: path.into(), jobs, passed: VecDeque::new(), store: None }
     }
 
-    /// Opens the store before the first job, so that a store that cannot be used is told of at
-    /// once. Returns when the store is open, or when there is a job, which tries on.
+    /// Opens the store before the first job, so that a store that cannot be used, or is another
+    /// run's, is told of at once. Returns when the store is open, or when there is a job, which tries on.
     ///
     /// A directory that is not there yet stays so: a part makes it. Where a run goes on, a store
     /// that is not mounted must not look like an empty one.
-    pub(super) fn open_early(&mut self, reports: &mut Reports) {
+    pub(super) fn open_early(&mut self, work: &StoreWork, reports: &mut Reports) {
         let mut pause = STORE_BACKOFF;
         while !self.is_missing_directory() {
-            let Err(error) = self.open().map(drop) else { return reports.tell(None) };
+            let opened = self.open().and_then(|store| work.look(store));
+            let Err(error) = opened else { return reports.tell(None) };
             reports.tell(Some(error.to_string()));
             match self.jobs.recv_timeout(pause) {
                 Ok(job) => return self.passed.push_back(job),

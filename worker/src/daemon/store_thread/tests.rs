@@ -373,8 +373,21 @@ fn a_store_that_cannot_be_used_is_told_of_before_the_first_job() {
     let away = folder.path().join("away");
     let (_jobs, received) = channel();
     let mut store = PersistentStore::new(&away.display().to_string(), received);
-    store.open_early(&mut Reports::new(Box::new(|report| panic!("{report:?}"))));
+    let work = StoreWork::new(facts(&away), &cluster("a"));
+    store.open_early(&work, &mut Reports::new(Box::new(|report| panic!("{report:?}"))));
     assert!(!away.exists(), "a store that is not mounted does not look like an empty one");
+}
+
+#[test]
+fn a_store_of_another_run_is_told_of_before_the_first_job() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let other = CheckpointFacts { run_digest: "another run".into(), ..facts(folder.path()) };
+    let store = DirectoryStore::open(folder.path()).expect("a store");
+    StoreWork::new(other, &cluster("b")).insist(&store).expect("it is nobody's");
+    let StoreReport::Failing(Some(why)) = TestThread::start(folder.path()).next() else {
+        panic!("it says so")
+    };
+    assert!(why.contains("cluster b claims this store for another run"), "{why}");
 }
 
 #[test]
