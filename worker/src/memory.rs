@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 
 use everstep_kernels::models::ModelPlan;
 use everstep_kernels::optimizer::Optimizer;
-use everstep_kernels::reduce::{Tree, TreeNode};
+use everstep_kernels::reduce::{self, Tree, TreeNode};
 use everstep_transport::protocol::RunSpec;
 
+use crate::memory_ring::link_bytes;
 use crate::step::MAX_STATE_BYTES_UNDER_WAY;
 
 /// The memory of one worker of a run, bytes, part by part.
@@ -20,6 +21,7 @@ pub struct WorkerMemory {
     checkpoint: u64,
     joining: u64,
     writing: u64,
+    shared: u64,
 }
 
 /// Bytes of the program, its threads, its connections' windows and its pool of free buffers.
@@ -61,6 +63,8 @@ impl WorkerMemory {
     /// - At the end, the master weights that the model's file has not taken. The worker that writes
     ///   it holds all of them at most, if its disk is slower than the network. Each primary holds
     ///   those of its shards: [`Self::passing`].
+    /// - With each worker of the same host: memory for two shards of each lane, 24 MiB at most. This
+    ///   lasts: [`Self::passing`] has it since most workers may be on other hosts.
     pub fn of_worker(
         run: &RunSpec,
         model: &ModelPlan,
@@ -87,6 +91,8 @@ impl WorkerMemory {
             checkpoint: run.checkpoint.as_ref().map_or(0, |_| share(bytes_per_parameter, 1)),
             joining: share(bytes_per_parameter, owners).min(MAX_STATE_BYTES_UNDER_WAY as u64),
             writing: 4 * parameters,
+            shared: link_bytes(4 * reduce::shard_length(model.layout.count())) as u64
+                * u64::from(workers - 1),
         }
     }
 
@@ -110,13 +116,15 @@ impl WorkerMemory {
     }
 
     /// The passing memory on top, at most, with its occasion: states under way while a worker joins
-    /// or replaces a lost one, states of a second part while the first one is not written yet, and
-    /// the weights that wait for the disk of the worker that writes the model.
-    pub fn passing(&self) -> [(&'static str, u64); 3] {
+    /// or replaces a lost one, states of a second part while the first one is not written yet, the
+    /// weights that wait for the disk of the worker that writes the model, and what workers of one
+    /// host share.
+    pub fn passing(&self) -> [(&'static str, u64); 4] {
         [
             ("while workers join", self.joining),
             ("while parts wait for a store", self.checkpoint),
             ("at the end, to write", self.writing),
+            ("if all are on one host", self.shared),
         ]
     }
 
@@ -231,11 +239,14 @@ mod tests {
             let memory = of_two(&run, &model);
             (parameters, memory.passing().map(|(_, bytes)| bytes))
         };
+        // With the one other worker.
+        let shared = |it: u64| link_bytes(4 * reduce::shard_length(it as usize)) as u64;
         let (parameters, bytes) = passing(64);
-        assert_eq!(bytes, [12 * parameters, 0, 4 * parameters], "all of a small state");
+        assert_eq!(bytes, [12 * parameters, 0, 4 * parameters, shared(parameters)], "all of it");
         let (parameters, bytes) = passing(2_048);
         assert!(12 * parameters > 512 << 20);
-        assert_eq!(bytes, [512 << 20, 0, 4 * parameters], "no more than the window");
+        let expected = [512 << 20, 0, 4 * parameters, shared(parameters)];
+        assert_eq!(bytes, expected, "no more than the window");
     }
 
     #[test]

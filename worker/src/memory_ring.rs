@@ -11,6 +11,31 @@ use std::collections::VecDeque;
 /// The distance of the beginnings of ranges, bytes: that of cache lines.
 const ALIGNMENT: usize = 64;
 
+/// The most bytes of the segments that one end of a link has open. What finds no room goes over
+/// the link.
+pub const LINK_BYTES: usize = 24 << 20;
+/// A body of fewer bytes goes over the link, which is as fast then.
+pub const MIN_BODY_BYTES: usize = 16 << 10;
+/// How many tensors a segment has room for: one that is read while the next is written.
+pub const SEGMENT_TENSORS: usize = 2;
+/// The least bytes of a segment. Many small tensors may wait in it.
+const MIN_SEGMENT_BYTES: usize = 1 << 20;
+/// The lanes that share memory: partial sums, reduced shards and parameters.
+const LANES: usize = 3;
+
+/// The bytes of a segment for bodies of so many bytes.
+pub fn segment_bytes(body: usize) -> usize {
+    MIN_SEGMENT_BYTES.max(SEGMENT_TENSORS * body.next_multiple_of(4096))
+}
+
+/// The most bytes of the segments that one end of a link has open for bodies of so many bytes.
+pub fn link_bytes(body: usize) -> usize {
+    match body {
+        ..MIN_BODY_BYTES => 0,
+        _ => segment_bytes(body) * (LINK_BYTES / segment_bytes(body)).min(LANES),
+    }
+}
+
 /// The ranges of one segment.
 #[derive(Debug)]
 pub struct MemoryRing {
@@ -73,6 +98,14 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+
+    #[test]
+    fn a_link_has_a_segment_for_each_lane_as_far_as_its_bytes_go() {
+        let mib = |bytes: usize| bytes / (1 << 20);
+        assert_eq!([0, MIN_BODY_BYTES - 1].map(link_bytes), [0, 0]);
+        assert_eq!([MIN_BODY_BYTES, 1 << 20, 4 << 20].map(|it| mib(link_bytes(it))), [3, 6, 24]);
+        assert_eq!([6 << 20, 12 << 20, 13 << 20].map(|it| mib(link_bytes(it))), [24, 24, 0]);
+    }
 
     #[test]
     fn ranges_are_handed_out_in_a_circle() {

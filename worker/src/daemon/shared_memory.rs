@@ -9,7 +9,7 @@
 //! in them is of use any more.
 //!
 //! The two ends meet once in the life of their link. Where they do not (other hosts, other users,
-//! namespaces apart), the link carries all bytes.
+//! namespaces apart), the link carries all bytes. So it does once their socket has failed.
 
 mod lane_memory;
 mod notice;
@@ -34,9 +34,6 @@ pub use self::lane_memory::LaneMemory;
 use self::notice::MemoryNotice;
 use crate::memory_ring::MemoryRing;
 
-/// The most bytes of the segments that one end of a link has open. What finds no room goes over
-/// the link.
-const LINK_BYTES: usize = 24 << 20;
 /// The most segments of the other end at once. An honest one has a few for each lane.
 const MAX_FOREIGN_SEGMENTS: usize = 64;
 /// The most notices that wait. An honest other end has fewer ranges for this one to release.
@@ -193,7 +190,7 @@ impl SharedMemory {
                 let Some(own) = state.own.get_mut(&segment) else { return Ok(()) };
                 match own.ring.release(usize::try_from(at).unwrap_or(usize::MAX)) {
                     true => Ok(()),
-                    false => Err(io::Error::other("it releases what it does not hold")),
+                    false => Err(invalid("it releases what it does not hold")),
                 }
             })?,
         }
@@ -206,14 +203,19 @@ impl State {
     /// free descriptor.
     fn open_foreign(&mut self, number: u32, file: Option<OwnedFd>) -> io::Result<bool> {
         if number != self.foreign_next || self.foreign.len() == MAX_FOREIGN_SEGMENTS {
-            return Err(io::Error::other("it opens segments that it may not open"));
+            return Err(invalid("it opens segments that it may not open"));
         }
         self.foreign_next += 1;
         let Some(file) = file else { return Ok(false) };
-        let segment = ForeignSegment::new(file).map_err(io::Error::other)?;
+        let segment = ForeignSegment::new(file).map_err(invalid)?;
         self.foreign.insert(number, Arc::new(segment));
         Ok(true)
     }
+}
+
+/// An error for what no honest process sends.
+fn invalid(why: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why)
 }
 
 #[cfg(all(test, target_os = "linux"))]

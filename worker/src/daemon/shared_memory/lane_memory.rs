@@ -7,15 +7,8 @@ use everstep_transport::protocol::MemoryPlace;
 use twox_hash::XxHash3_64;
 
 use super::notice::MemoryNotice;
-use super::{LINK_BYTES, OwnSegment, SharedMemory};
-use crate::memory_ring::MemoryRing;
-
-/// A body of fewer bytes goes over the link, which is as fast then.
-const MIN_BYTES: usize = 16 << 10;
-/// How many tensors a segment has room for: one that is read while the next is written.
-const TENSORS: usize = 2;
-/// The least bytes of a segment. Many small tensors may wait in it.
-const MIN_SEGMENT_BYTES: usize = 1 << 20;
+use super::{OwnSegment, SharedMemory};
+use crate::memory_ring::{LINK_BYTES, MIN_BODY_BYTES, MemoryRing, SEGMENT_TENSORS, segment_bytes};
 
 /// The memory of one lane, in one generation. Its drop closes the segments.
 #[derive(Debug)]
@@ -37,16 +30,17 @@ impl LaneMemory {
     /// Copies a body into memory that the other end reads, and returns the place. Waits until
     /// there is room. None if the body has to go over the link.
     pub async fn put(&mut self, body: &[u8]) -> Option<MemoryPlace> {
-        if self.is_refused || body.len() < MIN_BYTES || !self.shared.is_shared() {
+        if self.is_refused || body.len() < MIN_BODY_BYTES || !self.shared.is_shared() {
             return None;
         }
         self.close_read();
-        if self.segments.last().is_none_or(|(_, segment)| segment.bytes() < TENSORS * body.len()) {
+        let needed = SEGMENT_TENSORS * body.len();
+        if self.segments.last().is_none_or(|(_, segment)| segment.bytes() < needed) {
             self.open(body.len());
         }
         let (number, segment) = self.segments.last_mut()?;
         match self.shared.state().own.get(number)?.is_taken {
-            Some(true) if TENSORS * body.len() <= segment.bytes() => {}
+            Some(true) if needed <= segment.bytes() => {}
             Some(false) => {
                 self.is_refused = true;
                 return None;
@@ -61,8 +55,7 @@ impl LaneMemory {
 
     /// Opens a segment for bodies of this size, if the link and the system have memory for it.
     fn open(&mut self, body: usize) {
-        let bytes = MIN_SEGMENT_BYTES.max(TENSORS * body.next_multiple_of(4096));
-        match self.shared.open(bytes) {
+        match self.shared.open(segment_bytes(body)) {
             Ok(segment) => self.segments.extend(segment),
             Err(error) => {
                 tracing::warn!(%error, "no memory to share: tensors go over the network");

@@ -26,19 +26,17 @@ pub async fn run(link: Link, shared: SharedMemory, mut notices: Receiver<MemoryN
     shared.change(|state| state.is_shared = true);
     let Err(error) = carry(&socket, &shared, &mut notices).await;
     shared.change(|state| state.is_shared = false);
-    if !is_end(&error) {
-        // The other end is there, and what it has announced may never be read.
+    // No honest process sends invalid data. Any other error costs the memory and not the link: what
+    // was announced can still be read, and what follows goes over the link.
+    if error.kind() == io::ErrorKind::InvalidData {
         link.close(&format!("shared memory: {error}"));
+    } else {
+        tracing::debug!(peer = %link.identity(), %error, "shares no memory any more");
     }
 }
 
-/// Whether the other end has closed its socket: the end of its link, or of its process.
-fn is_end(error: &io::Error) -> bool {
-    use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-    [BrokenPipe, ConnectionReset, UnexpectedEof].contains(&error.kind())
-}
-
-/// Carries notices until the other end is gone.
+/// Carries notices until the other end is gone, this system fails, or the other end sends invalid
+/// data.
 async fn carry(
     socket: &MemorySocket,
     shared: &SharedMemory,

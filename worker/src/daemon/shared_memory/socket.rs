@@ -19,6 +19,7 @@ use tokio::io::Interest;
 use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 
+use super::invalid;
 use super::notice::{MemoryNotice, NOTICE_BYTES};
 
 /// The first and the longest pause between attempts to reach the other side. It may not have heard
@@ -182,7 +183,7 @@ impl MemorySocket {
             packet.map(|notice| MemoryNotice::decode(notice, &mut file)).collect();
         match notices {
             Some(notices) if file.is_none() => Ok(notices),
-            _ => Err(io::Error::other("the other side sends what no honest process sends")),
+            _ => Err(invalid("the other side sends what no honest process sends")),
         }
     }
 
