@@ -22,6 +22,7 @@ mod disk;
 mod endure;
 mod fault;
 mod history_file;
+mod lane_memory;
 mod leadership;
 mod lines;
 mod link;

@@ -57,6 +57,8 @@ pub enum Invariant {
     /// After a planned change no worker sends more than one sum more than its share takes. After a
     /// loss, at most the orphaned blocks more than before.
     I24,
+    /// A tensor that came through shared memory is the one that was announced.
+    I25,
     /// A paused run takes no step while the pause is in force. A checkpoint that was asked for is
     /// listed, or an event says why not.
     I26,

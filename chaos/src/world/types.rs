@@ -78,6 +78,8 @@ pub struct Prepare {
     pub forgets_history: bool,
     /// When true, a coordinator forgets that refusals of a living worker's probes were wrong.
     pub forgets_wrong_refusals: bool,
+    /// When true, a lane writes into shared memory over what its receiver has not read.
+    pub frees_early: bool,
     /// What the file system of the store leaves out.
     pub sync_flaws: SyncFlaws,
     /// When true, every process of a coordinator but its machine's first is of a later build.
@@ -95,6 +97,7 @@ impl Default for Prepare {
             skips_fsync: false,
             forgets_history: false,
             forgets_wrong_refusals: false,
+            frees_early: false,
             sync_flaws: SyncFlaws::default(),
             upgrades: false,
         }

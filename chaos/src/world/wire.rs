@@ -3,19 +3,21 @@
 //! As in the shells, a bulk stream keeps its order, and there is one for each pair of workers,
 //! generation, lane and step. An item's header comes first. Its receiver takes the item, drops
 //! it, or lets it wait and decides again when it has moved on. A worker that enters a generation
-//! gives up its streams of the one before, of which some have arrived already.
+//! gives up its streams of the one before, of which some have arrived already. Between two workers
+//! of one host the bytes of a tensor lie in memory meanwhile (`lane_memory.rs`).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
-use everstep_kernels::buffer::{Buffer, Pool};
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, Step, codec};
 use everstep_worker::step::event::{Admission, Input, Lane, StreamItem};
 
+use super::lane_memory::{LaneId, LaneMemories, Put, TensorPlace};
 use super::types::Event;
 use super::{NodeId, World, over_the_wire};
-use crate::check::{Observation, QueueKind, Violation};
+use crate::check::{Invariant, Observation, QueueKind, Violation};
 use crate::random::mix;
 
 /// A bulk stream between two workers, by their places.
@@ -38,6 +40,11 @@ impl StreamId {
         (NodeId::Worker(self.from), NodeId::Worker(self.to))
     }
 
+    fn lane_id(self) -> LaneId {
+        let Self { link, from, lane, generation, .. } = self;
+        LaneId { link, from, lane, generation }
+    }
+
     /// A number for the trace that stands for the stream.
     pub fn word(self) -> u64 {
         let ends = (self.from as u64) << 32 | (self.to as u64) << 8 | self.lane as u64;
@@ -52,11 +59,30 @@ impl fmt::Display for StreamId {
     }
 }
 
+/// An item on its way.
+#[derive(Debug)]
+struct Travelling {
+    item: StreamItem,
+    body: Body,
+}
+
+/// Where the body of an item is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Body {
+    /// With the sender: there is no room in memory.
+    Unsent,
+    /// On the link.
+    OnLink,
+    /// In memory. The item itself has no values then.
+    InMemory(TensorPlace),
+}
+
 /// All items on their way.
 #[derive(Debug, Default)]
 pub struct Wire {
     /// Items that have not arrived, by stream. No queue is empty.
-    streams: BTreeMap<StreamId, VecDeque<StreamItem>>,
+    streams: BTreeMap<StreamId, VecDeque<Travelling>>,
+    memories: LaneMemories,
     /// How many items are on their way for each pair.
     pending: BTreeMap<(usize, usize), usize>,
     orphans: u64,
@@ -80,17 +106,48 @@ impl Wire {
     /// Queues an item. Returns true if it is the first of its stream.
     fn push(&mut self, stream: StreamId, item: StreamItem) -> bool {
         let queue = self.streams.entry(stream).or_default();
-        queue.push_back(item);
+        queue.push_back(Travelling { item, body: Body::Unsent });
         *self.pending.entry((stream.from, stream.to)).or_default() += 1;
         queue.len() == 1
     }
 
     fn front(&self, stream: StreamId) -> Option<&StreamItem> {
-        self.streams.get(&stream)?.front()
+        self.streams.get(&stream)?.front().map(|first| &first.item)
+    }
+
+    /// Sends the bodies of a stream, as many as there is room for. Returns whether the first one is
+    /// sent. An orphan has no lane, and so no memory.
+    fn send_bodies(&mut self, stream: StreamId, machines: ([NodeId; 2], bool)) -> bool {
+        let Some(queue) = self.streams.get_mut(&stream) else { return false };
+        for Travelling { item, body } in queue.iter_mut().filter(|it| it.body == Body::Unsent) {
+            let StreamItem::Tensor { values, .. } = item else {
+                *body = Body::OnLink;
+                continue;
+            };
+            let put = match stream.orphan {
+                0 => self.memories.put((stream.lane_id(), stream), machines, values),
+                _ => Put::OverLink,
+            };
+            *body = match put {
+                Put::OverLink => Body::OnLink,
+                Put::Full => break,
+                Put::At(place) => {
+                    *values = Shared::new(Buffer::detached(Vec::new()));
+                    Body::InMemory(place)
+                }
+            };
+        }
+        self.is_sent(stream)
+    }
+
+    /// Whether the body of the first item of a stream is sent.
+    fn is_sent(&self, stream: StreamId) -> bool {
+        let first = self.streams.get(&stream).and_then(VecDeque::front);
+        first.is_some_and(|first| first.body != Body::Unsent)
     }
 
     /// Removes the first item of a stream, and says whether another one follows.
-    fn pop(&mut self, stream: StreamId) -> Option<(StreamItem, bool)> {
+    fn pop(&mut self, stream: StreamId) -> Option<(Travelling, bool)> {
         let queue = self.streams.get_mut(&stream)?;
         let item = queue.pop_front()?;
         let more = !queue.is_empty();
@@ -102,14 +159,24 @@ impl Wire {
     }
 
     pub fn retain(&mut self, mut keep: impl FnMut(StreamId) -> bool) {
-        let Self { streams, pending, .. } = self;
+        let lost: BTreeSet<_> =
+            self.streams.keys().copied().filter(|stream| !keep(*stream)).collect();
+        // What has not set out has not arrived either, where a lane gives up anything.
+        let closed: BTreeSet<_> = lost.iter().map(|stream| stream.lane_id()).collect();
+        let Self { streams, pending, memories, .. } = self;
+        let waits = |stream: &StreamId| {
+            let lane = stream.lane_id();
+            closed.contains(&lane) && memories.awaits_room(lane, *stream)
+        };
         streams.retain(|stream, queue| {
-            let kept = keep(*stream);
+            let kept = !lost.contains(stream) && !waits(stream);
             if !kept {
                 *pending.entry((stream.from, stream.to)).or_default() -= queue.len();
             }
             kept
         });
+        let used: BTreeSet<_> = streams.keys().map(|stream| stream.lane_id()).collect();
+        memories.retain(|lane| used.contains(lane));
     }
 }
 
@@ -133,7 +200,8 @@ impl World {
                 continue;
             }
             let stream = self.stream_id((from, to), lane, step, 0);
-            if self.network.wire.push(stream, item) {
+            let is_first = self.network.wire.push(stream, item);
+            if self.send_bodies(stream) && is_first {
                 self.travel(Event::Header(stream), stream);
             }
             let pending = self.network.wire.pending.get(&(from, to)).copied().unwrap_or(0);
@@ -184,8 +252,7 @@ impl World {
     pub(super) fn on_header(&mut self, stream: StreamId) -> Result<(), Violation> {
         let (sender, receiver) = stream.ends();
         if !self.network.links.is_open(receiver, sender) {
-            self.next(stream);
-            return Ok(());
+            return self.next(stream).map(drop);
         }
         let Some(from) = self.workers[stream.to].peers().id_of(stream.from) else {
             return self.leave_at_the_door(receiver, Event::Header(stream));
@@ -202,7 +269,7 @@ impl World {
             }
             Admission::Wait => self.workers[stream.to].wait_with(stream),
             Admission::Drop => {
-                self.next(stream);
+                self.next(stream)?;
                 return self.dropped(stream.to, &chunk, from);
             }
         }
@@ -212,7 +279,7 @@ impl World {
     /// An admitted item has arrived whole.
     pub(super) fn on_body(&mut self, stream: StreamId) -> Result<(), Violation> {
         let from = self.workers[stream.to].peers().id_of(stream.from);
-        let Some((item, from)) = self.next(stream).zip(from) else { return Ok(()) };
+        let Some((item, from)) = self.next(stream)?.zip(from) else { return Ok(()) };
         let input = match item {
             StreamItem::Message(message) => Input::Peer { from, message: over_the_wire(&message) },
             StreamItem::Tensor { mut chunk, values } => {
@@ -242,13 +309,40 @@ impl World {
         });
     }
 
-    /// Removes the first item of a stream. The next one sets out.
-    fn next(&mut self, stream: StreamId) -> Option<StreamItem> {
-        let (item, more) = self.network.wire.pop(stream)?;
-        if more {
+    /// Removes the first item of a stream. The next one sets out, and so do the streams that have
+    /// waited for its place in memory.
+    fn next(&mut self, stream: StreamId) -> Result<Option<StreamItem>, Violation> {
+        let Some((Travelling { mut item, body }, more)) = self.network.wire.pop(stream) else {
+            return Ok(None);
+        };
+        if let (Body::InMemory(place), StreamItem::Tensor { values, .. }) = (body, &mut item) {
+            let (lane, memories) = (stream.lane_id(), &mut self.network.wire.memories);
+            let read = memories.read(lane, place);
+            let waiting = memories.release(lane, place);
+            *values = read.ok_or_else(|| Violation {
+                invariant: Invariant::I25,
+                at: self.now,
+                seen: format!("{stream}: other bytes lie at {place:?}"),
+            })?;
+            for waiting in waiting.into_iter().filter(|waiting| *waiting != stream) {
+                let has_waited = !self.network.wire.is_sent(waiting);
+                if self.send_bodies(waiting) && has_waited {
+                    self.travel(Event::Header(waiting), waiting);
+                }
+            }
+        }
+        if more && self.send_bodies(stream) {
             self.travel(Event::Header(stream), stream);
         }
-        Some(item)
+        Ok(Some(item))
+    }
+
+    /// Sends the bodies of a stream. Returns whether the first one is sent.
+    fn send_bodies(&mut self, stream: StreamId) -> bool {
+        let (from, to) = stream.ends();
+        let machines = [from, to].map(|node| self.workers.machine(node));
+        let frees_early = self.scenario.prepare.frees_early;
+        self.network.wire.send_bodies(stream, (machines, frees_early))
     }
 
     fn travel(&mut self, event: Event, stream: StreamId) {

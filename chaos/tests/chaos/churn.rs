@@ -158,8 +158,6 @@ fn one_after_the_other(prepare: Prepare) -> Vec<Result<Endured, Failure>> {
     moments.map(|ms| four.endure(OF_THREE_COPIES, &schedule(ms)).result).collect()
 }
 
-/// A device that hangs before it has followed into the generation, with nothing to compute, is not
-/// among the hangs that the coordinator notices.
 #[test]
 fn i11_a_hang_of_the_worker_that_inherits_the_data_shard_is_noticed() {
     let [noticed, anew] = [Prepare::default(), measuring_anew()].map(|prepare| {
@@ -209,6 +207,33 @@ fn i11_the_others_go_on_without_a_device_that_hangs_in_an_update() {
         let changes = endured.changes;
         assert_eq!((changes.lost, changes.rollbacks), (1, 0), "worker {worker}: {changes:?}");
         assert!(endured.longest < Duration::from_secs(14), "{worker}: {:?}", endured.longest);
+    }
+}
+
+/// Each of the two has its next data shard, and lacks the parameters that the other one updates.
+#[test]
+fn i11_the_others_go_on_without_two_devices_that_hang_in_the_same_update() {
+    for ms in (3_000..3_400).step_by(40) {
+        let schedule = Schedule(vec![hang_at(ms, 1, 60_000), hang_at(ms, 2, 60_000)]);
+        let endured = four(4, Prepare::default()).endure(OF_THREE_COPIES, &schedule).result;
+        let endured = endured.unwrap_or_else(|failure| panic!("{ms} ms: {failure}"));
+        assert_eq!((endured.changes.lost, endured.changes.rollbacks), (2, 0), "{ms} ms");
+        assert!(endured.longest < Duration::from_secs(14), "{ms} ms: {:?}", endured.longest);
+    }
+}
+
+/// A worker dies while the device of another one hangs in an update. The device of the latter does
+/// not follow into the next generation, in which it has no data shard either.
+#[test]
+fn i11_the_others_go_on_without_a_device_that_hangs_and_does_not_follow() {
+    let crash = Fault::Crash { node: NodeId::Worker(0), restart: None };
+    for worker in 1..4 {
+        let schedule = Schedule(vec![hang_at(3_000, worker, 900_000), at(6_000, crash.clone())]);
+        let cluster = four(2, Prepare::default());
+        let endured = cluster.endure(OF_THREE_COPIES, &schedule).result;
+        let endured = endured.unwrap_or_else(|failure| panic!("worker {worker}: {failure}"));
+        assert_eq!((endured.changes.lost, endured.changes.rollbacks), (2, 0), "worker {worker}");
+        assert!(endured.longest < Duration::from_secs(20), "{worker}: {:?}", endured.longest);
     }
 }
 

@@ -4,7 +4,8 @@
 use std::time::Duration;
 
 use everstep_chaos::check::Invariant::{
-    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19, I21, I22, I26,
+    self, I1, I2, I3, I4, I5, I6, I7, I8, I9, I10, I11, I13, I15, I16, I17, I18, I19, I21, I22,
+    I25, I26,
 };
 use everstep_chaos::fault::{Fault, Rates, Schedule};
 use everstep_chaos::simulate::Simulation;
@@ -71,6 +72,12 @@ fn find_with(simulation: &Simulation, promised: &[Invariant]) -> u64 {
         }
     }
     panic!("not found with {SEEDS} seeds")
+}
+
+#[test]
+fn memory_that_is_written_over_before_it_is_read_is_found() {
+    let prepare = Prepare { frees_early: true, ..Prepare::default() };
+    find(prepare, Rates::default(), &[I25]);
 }
 
 #[test]

@@ -54,7 +54,8 @@ impl fmt::Display for NamedWorker {
 pub struct DeviceHang {
     /// How long it has been at a data shard or an update, milliseconds.
     pub spent_ms: u64,
-    /// How long that takes there as a rule, milliseconds. 0 for the first after a build.
+    /// How long that takes there as a rule, milliseconds. 0 if that is not known: for the first after
+    /// a build, and for a device that begins anew.
     pub usual_ms: u64,
 }
 
@@ -62,7 +63,7 @@ impl fmt::Display for DeviceHang {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [spent, usual] = [self.spent_ms, self.usual_ms].map(Duration::from_millis);
         if usual.is_zero() {
-            return write!(f, "its device has been at its first data shard for {spent:.1?}");
+            return write!(f, "its device has finished nothing for {spent:.1?}");
         }
         write!(
             f,

@@ -79,9 +79,9 @@ impl Gradients {
         self.passes.iter().any(|pass| pass.step == self.step())
     }
 
-    /// Whether the device has no pass, of any step.
-    pub fn is_idle(&self) -> bool {
-        self.passes.is_empty()
+    /// Whether the device may still be at a pass of an earlier step.
+    pub fn has_earlier_pass(&self) -> bool {
+        self.passes.iter().any(|pass| pass.step != self.step())
     }
 
     /// The step under way. None before its computing has begun.

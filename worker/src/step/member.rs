@@ -48,7 +48,7 @@ use super::finish::Finish;
 use super::gradients::Merge;
 use super::plan::MemberPlan;
 use super::progress::DeviceTask;
-use super::replica_state::ReplicaState;
+use super::replica_state::{PendingEntries, ReplicaState};
 use super::setup::Setup;
 use super::vote_tally::Divergence;
 
@@ -287,20 +287,31 @@ impl Member {
         self.advance(now);
     }
 
-    /// Time passes for the device, too. It computes only if it has the parameters of other owners,
-    /// and its own shards of a checkpoint. It makes its own parameters by itself.
+    /// Time passes for the device, too.
     pub(super) fn track_progress(&mut self, now: Time) {
-        let gradients = &self.replica.gradients;
-        let computes = self.all_gather.has_others() && gradients.is_computed();
-        let updates = gradients.is_idle()
-            && !self.all_gather.is_updated()
-            && self.replica.device.entering.is_none();
-        let task = match self.restoring.is_over() {
-            true if computes => Some(DeviceTask::DataShard),
-            true if updates => Some(DeviceTask::Updates),
-            _ => None,
-        };
+        let task = self.device_task();
         self.replica.progress.look(now, task);
+    }
+
+    /// What the device has to do. It computes only if it has the parameters of other owners, and
+    /// its own shards of a checkpoint. It makes its own parameters by itself. A pass of an earlier
+    /// step may still be under way, and has to end before the device goes on. One of this step that
+    /// waits for parameters keeps the device from following into the generation.
+    fn device_task(&self) -> Option<DeviceTask> {
+        let Self { replica, all_gather, restoring, .. } = self;
+        let PendingEntries { entering, void_until } = replica.device;
+        let gradients = &replica.gradients;
+        let computes = gradients.is_computed() && all_gather.has_others();
+        let is_behind = entering.is_some() || !all_gather.is_updated();
+        match entering {
+            _ if !restoring.is_over() => None,
+            _ if computes => Some(DeviceTask::DataShard),
+            _ if !is_behind => None,
+            Some(_) if void_until.is_some() => Some(DeviceTask::Beginning),
+            Some(_) if gradients.is_computed() => None,
+            None if !gradients.has_earlier_pass() => Some(DeviceTask::Updates),
+            _ => Some(DeviceTask::Remainder),
+        }
     }
 
     /// How long the device computes, for a heartbeat.

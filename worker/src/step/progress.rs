@@ -10,9 +10,11 @@
 //! generation builds nothing, so the usual time outlives it: the coordinator finds a sample that
 //! hangs one worker after the other at each of them.
 //!
-//! The device of a member without data shards only updates what its worker owns, and so does any
-//! device after the last step. Then the same is told of the update of a parameter shard. Where
-//! there is a data shard to compute, the updates before it are part of its time.
+//! A device that waits for parameters, or has no data shard, still updates what its worker owns.
+//! Then the same is told of the update of a parameter shard. Where a data shard can be computed,
+//! the updates before it are part of its time. A device that has not followed into the generation,
+//! or may be at a data shard that no longer counts, may take as long as the longer one of the two.
+//! Where a generation begins with another state, the usual time is not known.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -32,6 +34,10 @@ pub(super) enum DeviceTask {
     DataShard,
     /// Update parameter shards, and nothing else.
     Updates,
+    /// End what it did for an earlier step or generation, at most a data shard, and follow.
+    Remainder,
+    /// End that, and begin with the initial state or that of a checkpoint.
+    Beginning,
 }
 
 /// The device's progress since its model was built. At a change of generation the time under way
@@ -75,6 +81,11 @@ impl Usual {
             Self::AtMost(_) => Self::About(took),
             Self::About(usual) => Self::About(took.max((7 * usual + took) / 8)),
         }
+    }
+
+    /// The longer one of the two.
+    fn longer(self, other: Self) -> Self {
+        if self.known() < other.known() { other } else { self }
     }
 
     fn known(self) -> Option<Duration> {
@@ -141,6 +152,8 @@ impl Progress {
         let usual = match self.looked?.0 {
             DeviceTask::DataShard => self.usual_shard,
             DeviceTask::Updates => self.usual_update,
+            DeviceTask::Remainder => self.usual_shard.longer(self.usual_update),
+            DeviceTask::Beginning => Usual::Unknown,
         };
         let ms = |time: Duration| time.as_millis() as u64;
         let usual_ms = usual.known().map_or(0, |usual| ms(usual).max(1));
@@ -285,5 +298,12 @@ mod tests {
         pass(&mut progress, SHARD);
         let told = progress.told().map(|told| (told.under_way_ms, told.usual_ms));
         assert_eq!(told, Some((0, 0)), "no data shard was computed here yet");
+        for (task, usual) in [(DeviceTask::Remainder, 100), (DeviceTask::Beginning, 0)] {
+            for _ in 0..=10 {
+                pass(&mut progress, Some(task));
+            }
+            let told = progress.told().map(|told| (told.under_way_ms, told.usual_ms));
+            assert_eq!(told, Some((1_000, usual)), "{task:?}");
+        }
     }
 }

@@ -63,7 +63,7 @@ fn a_joiner_whose_first_data_shard_never_ends_is_left_out() {
     assert_eq!(world.generation(), Generation(1), "others take 70 s as a rule");
     computes(&mut world, links[2], 700_000, 0);
     assert_eq!((world.generation(), world.members().len()), (Generation(2), 2));
-    let reason = "its device has been at its first data shard for 700.0s";
+    let reason = "its device has finished nothing for 700.0s";
     assert_eq!(lost(&world)[0].1, reason);
 }
 
