@@ -133,6 +133,8 @@ fn generate(
         files.append(&block)?;
         written = last;
     }
+    // A history of days has reached the disk long before a restart.
+    rustix::fs::sync();
     Ok(())
 }
 

@@ -326,7 +326,7 @@ fn conclude(
     Err(Failure::new(Exit::Failed, "the replay differs from what was recorded")
         .at(format!("the checkpoint of step {from}"))
         .because(format!("{} steps differ", differ.len()))
-        .next("compare the devices: another kind of device than the run's (--device) computes other bits"))
+        .next("compare the devices (--device): another kind than the run's computes other bits"))
 }
 
 #[cfg(test)]

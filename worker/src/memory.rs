@@ -63,8 +63,8 @@ impl WorkerMemory {
     /// - At the end, the master weights that the model's file has not taken. The worker that writes
     ///   it holds all of them at most, if its disk is slower than the network. Each primary holds
     ///   those of its shards: [`Self::passing`].
-    /// - With each worker of the same host: memory for two shards of each lane, 24 MiB at most. This
-    ///   lasts: [`Self::passing`] has it since most workers may be on other hosts.
+    /// - With each worker of the same host: memory for two shards of each lane, 24 MiB at most.
+    ///   This lasts: [`Self::passing`] has it since most workers may be on other hosts.
     pub fn of_worker(
         run: &RunSpec,
         model: &ModelPlan,

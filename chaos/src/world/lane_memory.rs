@@ -42,7 +42,7 @@ pub struct TensorPlace {
 /// The end of an attempt to put a tensor into memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
-    /// It lies there.
+    /// The tensor lies at this place.
     At(TensorPlace),
     /// There is no room until the receiver has read something.
     Full,
@@ -53,11 +53,11 @@ pub enum Put {
 /// The memory of all lanes.
 #[derive(Debug, Default)]
 pub struct LaneMemories {
-    lanes: BTreeMap<LaneId, LaneMemory>,
+    lanes: BTreeMap<LaneId, LaneSegment>,
 }
 
 #[derive(Debug)]
-struct LaneMemory {
+struct LaneSegment {
     ring: MemoryRing,
     values: Vec<f32>,
     /// The streams that wait for room, the longest first.
@@ -68,7 +68,7 @@ struct LaneMemory {
 fn is_shared(lane: LaneId, machines: [NodeId; 2]) -> bool {
     let [NodeId::Worker(one), NodeId::Worker(other)] = machines else { return false };
     let is_used = matches!(lane.lane, Lane::Partials | Lane::Reduced | Lane::Parameters);
-    is_used && one % 2 == other % 2 && mix(lane.link ^ mix(lane.generation.0)) % 8 != 0
+    is_used && one % 2 == other % 2 && !mix(lane.link ^ mix(lane.generation.0)).is_multiple_of(8)
 }
 
 impl LaneMemories {
@@ -84,7 +84,7 @@ impl LaneMemories {
             return Put::OverLink;
         }
         let bytes = TENSORS * (WIDTH * values.len()).next_multiple_of(LINE);
-        let memory = self.lanes.entry(lane).or_insert_with(|| LaneMemory::new(bytes));
+        let memory = self.lanes.entry(lane).or_insert_with(|| LaneSegment::new(bytes));
         if WIDTH * memory.values.len() < bytes {
             return Put::OverLink;
         }
@@ -126,7 +126,7 @@ impl LaneMemories {
     }
 }
 
-impl LaneMemory {
+impl LaneSegment {
     /// Memory of so many bytes.
     fn new(bytes: usize) -> Self {
         let (ring, values) = (MemoryRing::new(bytes), vec![0.0; bytes / WIDTH]);

@@ -71,7 +71,7 @@ struct Travelling {
 enum Body {
     /// With the sender: there is no room in memory.
     Unsent,
-    /// On the link.
+    /// Under way on the link.
     OnLink,
     /// In memory. The item itself has no values then.
     InMemory(TensorPlace),

@@ -54,8 +54,8 @@ impl fmt::Display for NamedWorker {
 pub struct DeviceHang {
     /// How long it has been at a data shard or an update, milliseconds.
     pub spent_ms: u64,
-    /// How long that takes there as a rule, milliseconds. 0 if that is not known: for the first after
-    /// a build, and for a device that begins anew.
+    /// How long that takes there as a rule, milliseconds. 0 if that is not known: for the first
+    /// after a build, and for a device that begins anew.
     pub usual_ms: u64,
 }
 

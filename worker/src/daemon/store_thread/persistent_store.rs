@@ -99,7 +99,8 @@ impl PersistentStore {
     }
 
     /// Opens the store before the first job, so that a store that cannot be used, or is another
-    /// run's, is told of at once. Returns when the store is open, or when there is a job, which tries on.
+    /// run's, is told of at once. Returns when the store is open, or when there is a job, which
+    /// tries on.
     ///
     /// A directory that is not there yet stays so: a part makes it. Where a run goes on, a store
     /// that is not mounted must not look like an empty one.
