@@ -29,7 +29,8 @@ use crate::{announce, logging, supervision, worker};
 /// The advice for damaged files of the history.
 const DAMAGE_ADVICE: &str = "a damaged file cannot be mended: if most of the coordinators live, \
                              remove this one and let another join with an empty directory, else \
-                             found a new cluster. A file of another version needs that version";
+                             `everstep coordinator recover` makes a cluster of one that is whole. \
+                             A file of another version needs that version";
 
 /// The advice for an API that every user could read.
 const OPEN_API_ADVICE: &str = "keep --http on 127.0.0.1, or make a token that every request has to \

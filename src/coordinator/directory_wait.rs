@@ -135,7 +135,8 @@ async fn watch((dir, log): (&Path, Option<u64>), deadline: Instant) -> io::Resul
 pub(super) const GONE: &str = "put the directory back as it was, and start it again with the same \
                                --dir and --listen: what it has agreed to is there and nowhere \
                                else. If it is lost for good and most of the coordinators live, \
-                               remove this one and let another join, else found a new cluster";
+                               remove this one and let another join, else `everstep coordinator \
+                               recover` makes a cluster of another one's directory";
 
 /// Whether the directory, or a file that should be in it, is gone.
 pub(super) fn is_gone(error: &(dyn Error + 'static)) -> bool {
