@@ -66,15 +66,17 @@ says '"event":"rollback"' cat "$out/local/events.jsonl" || fail "it did not go b
 
 tell "another cluster goes on from the URL alone"
 from=(--dir s3://bucket/runs/local)
-first=$("$everstep" checkpoint ls "${from[@]}" --json | grep -o '"step": *[0-9]*' | head -1 | grep -o '[0-9]*$')
-"$everstep" resume s3://bucket/runs/local --step "$first" --dir "$out/elsewhere" --report "$out/elsewhere.json" \
+before=$("$everstep" checkpoint ls "${from[@]}" --json | python3 -c '
+import json, sys
+print([it["step"] for it in json.load(sys.stdin) if it["complete"]][-2:][0])')
+"$everstep" resume s3://bucket/runs/local --step "$before" --dir "$out/elsewhere" --report "$out/elsewhere.json" \
     >"$logs/elsewhere.log" 2>&1 || fail "it does not go on"
 says "$wanted" cat "$out/elsewhere.json" || fail "another hash than that of the undisturbed run"
 "$everstep" checkpoint export "$out/weights" "${from[@]}"
 [ -s "$out/weights/model.safetensors" ] || fail "no weights were exported"
-"$everstep" checkpoint rm --step "$first" "${from[@]}"
-if says "\"step\": *$first[,}]" "$everstep" checkpoint ls "${from[@]}" --json; then
-    fail "the checkpoint of step $first is still there"
+"$everstep" checkpoint rm --step "$before" "${from[@]}"
+if says "\"step\": *$before[,}]" "$everstep" checkpoint ls "${from[@]}" --json; then
+    fail "the checkpoint of step $before is still there"
 fi
 sed 's|^steps = .*|steps = 3|; s|^\[model\]|[model]\ninit = "s3://bucket/runs/local"|' "$out/alone.toml" >"$out/tuned.toml"
 "$everstep" train --config "$out/tuned.toml" --dir "$out/tuned" >"$logs/tuned.log" 2>&1 || fail "no run begins with the weights"
