@@ -23,8 +23,9 @@ pub(crate) fn start() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Lets the process open as many files as the system allows it. A link needs none, but a daemon has
-/// connections of HTTP, files of its data, and libraries. A lower limit is no error.
+/// Lets the process open as many files as the system allows it. A link within a host takes some
+/// dozen for the memory that it shares, any other one takes none. A daemon also has connections of
+/// HTTP, files of its data, and libraries. A lower limit is no error.
 pub(crate) fn allow_open_files() {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
