@@ -8,8 +8,10 @@
 
 use std::collections::VecDeque;
 
+use crate::step::event::Lane;
+
 /// The distance of the beginnings of ranges, bytes: that of cache lines.
-const ALIGNMENT: usize = 64;
+pub const ALIGNMENT: usize = 64;
 
 /// The most bytes of the segments that one end of a link has open. What finds no room goes over
 /// the link.
@@ -20,8 +22,6 @@ pub const MIN_BODY_BYTES: usize = 16 << 10;
 pub const SEGMENT_TENSORS: usize = 2;
 /// The least bytes of a segment. Many small tensors may wait in it.
 const MIN_SEGMENT_BYTES: usize = 1 << 20;
-/// The lanes that share memory: partial sums, reduced shards and parameters.
-const LANES: usize = 3;
 
 /// The bytes of a segment for bodies of so many bytes.
 pub fn segment_bytes(body: usize) -> usize {
@@ -30,9 +30,10 @@ pub fn segment_bytes(body: usize) -> usize {
 
 /// The most bytes of the segments that one end of a link has open for bodies of so many bytes.
 pub fn link_bytes(body: usize) -> usize {
+    let lanes = Lane::ALL.into_iter().filter(|lane| lane.is_of_each_step()).count();
     match body {
         ..MIN_BODY_BYTES => 0,
-        _ => segment_bytes(body) * (LINK_BYTES / segment_bytes(body)).min(LANES),
+        _ => segment_bytes(body) * (LINK_BYTES / segment_bytes(body)).min(lanes),
     }
 }
 

@@ -8,17 +8,13 @@ use std::collections::{BTreeMap, VecDeque};
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce;
 use everstep_transport::protocol::Generation;
-use everstep_worker::memory_ring::MemoryRing;
+use everstep_worker::memory_ring::{ALIGNMENT, MemoryRing, SEGMENT_TENSORS};
 use everstep_worker::step::event::Lane;
 
 use super::NodeId;
 use super::wire::StreamId;
 use crate::random::mix;
 
-/// How many tensors the memory of a lane has room for.
-const TENSORS: usize = 2;
-/// The ring hands out whole lines of so many bytes.
-const LINE: usize = 64;
 /// Bytes of an element.
 const WIDTH: usize = size_of::<f32>();
 
@@ -67,8 +63,9 @@ struct LaneSegment {
 /// Whether the tensors of this lane go through memory.
 fn is_shared(lane: LaneId, machines: [NodeId; 2]) -> bool {
     let [NodeId::Worker(one), NodeId::Worker(other)] = machines else { return false };
-    let is_used = matches!(lane.lane, Lane::Partials | Lane::Reduced | Lane::Parameters);
-    is_used && one % 2 == other % 2 && !mix(lane.link ^ mix(lane.generation.0)).is_multiple_of(8)
+    lane.lane.is_of_each_step()
+        && one % 2 == other % 2
+        && !mix(lane.link ^ mix(lane.generation.0)).is_multiple_of(8)
 }
 
 impl LaneMemories {
@@ -83,7 +80,7 @@ impl LaneMemories {
         if !is_shared(lane, machines) {
             return Put::OverLink;
         }
-        let bytes = TENSORS * (WIDTH * values.len()).next_multiple_of(LINE);
+        let bytes = SEGMENT_TENSORS * (WIDTH * values.len()).next_multiple_of(ALIGNMENT);
         let memory = self.lanes.entry(lane).or_insert_with(|| LaneSegment::new(bytes));
         if WIDTH * memory.values.len() < bytes {
             return Put::OverLink;

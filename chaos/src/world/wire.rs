@@ -98,7 +98,7 @@ impl Wire {
 
     /// Counts the elements of a chunk that has arrived.
     fn count(&mut self, lane: Lane, chunk: &Chunk) {
-        if matches!(lane, Lane::Partials | Lane::Reduced | Lane::Parameters) {
+        if lane.is_of_each_step() {
             *self.elements.entry(chunk.step).or_default() += u64::from(chunk.count);
         }
     }

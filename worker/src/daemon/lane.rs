@@ -96,7 +96,9 @@ impl Lanes {
     pub fn start(&mut self, link: &Link, memory: &SharedMemory, traffic: &Arc<Traffic>) {
         for (lane, queue) in self.unsent.drain(..) {
             let (link, traffic) = (link.clone(), traffic.clone());
-            let memory = if uses_memory(lane) { memory.clone() } else { SharedMemory::none() };
+            // Memory for a lane that sends once in a while would lie idle.
+            let shares = lane.is_of_each_step();
+            let memory = if shares { memory.clone() } else { SharedMemory::none() };
             let sending = Sending { generation: self.generation, fed: self.fed.clone(), traffic };
             self.tasks.spawn(async move {
                 if let Err(error) = sending.run(&link, LaneMemory::new(memory), queue).await {
@@ -121,15 +123,6 @@ impl Lanes {
     fn put(&self, lane: Lane, queued: QueuedItem) {
         // An error means that the lane's task ended with its link. The link's reader reports that.
         let _ = self.queues[&lane].send(queued);
-    }
-}
-
-/// Whether the tensors of a lane go through shared memory: those that each step has. Those of other
-/// lanes are sent once in a while, and memory for them would lie idle.
-fn uses_memory(lane: Lane) -> bool {
-    match lane {
-        Lane::Partials | Lane::Reduced | Lane::Parameters => true,
-        Lane::CatchUp | Lane::Masters | Lane::Resumed | Lane::States => false,
     }
 }
 

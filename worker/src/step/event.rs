@@ -189,6 +189,14 @@ impl Lane {
         Self::Resumed,
         Self::States,
     ];
+
+    /// Whether each step has tensors of this lane. Those of the others are sent once in a while.
+    pub fn is_of_each_step(self) -> bool {
+        match self {
+            Self::Partials | Self::Reduced | Self::Parameters => true,
+            Self::CatchUp | Self::Masters | Self::Resumed | Self::States => false,
+        }
+    }
 }
 
 /// An entry of a bulk stream.
