@@ -257,7 +257,7 @@ impl StoreWork {
         Ok(Attempt::Done(Some(StoreReport::Stored { generation, place })))
     }
 
-    /// Looks whether the store is this run's, or nobody's. Claims nothing.
+    /// Looks whether this run may claim the store, or has. Claims nothing.
     ///
     /// # Errors
     /// Those of the store. A store of another run is refused.

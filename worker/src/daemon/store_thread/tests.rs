@@ -383,7 +383,7 @@ fn a_store_of_another_run_is_told_of_before_the_first_job() {
     let folder = tempfile::tempdir().expect("a folder");
     let other = CheckpointFacts { run_digest: "another run".into(), ..facts(folder.path()) };
     let store = DirectoryStore::open(folder.path()).expect("a store");
-    StoreWork::new(other, &cluster("b")).insist(&store).expect("it is nobody's");
+    StoreWork::new(other, &cluster("b")).insist(&store).expect("no run has a claim");
     let StoreReport::Failing(Some(why)) = TestThread::start(folder.path()).next() else {
         panic!("it says so")
     };
