@@ -1,6 +1,7 @@
 //! Stores with damage of every kind, and runs that go on from them: on daemons, in the run's own
 //! directory, and on a new local cluster. All of them take the newest checkpoint that is whole.
 
+use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -132,6 +133,12 @@ fn on_daemons(world: &World, store: &Path, (wanted, whole): (&str, u64)) {
 
     let refused = ask(&["run", "submit", "--from", show(store), "--step", "7"]);
     assert_eq!(refused.code, Some(2), "{refused:?}");
+    let damaged = step_of(complete_checkpoints(store).last().expect("a checkpoint")).to_string();
+    let before = names(store);
+    let refused = ask(&["run", "submit", "--from", show(store), "--step", &damaged]);
+    let block = refused.block();
+    assert!(block.contains(&format!("the checkpoint of step {damaged} is damaged")), "{block}");
+    assert_eq!((refused.code, names(store)), (Some(1), before), "the store is not claimed");
     let submitted = ask(&["run", "submit", "--from", show(store)]);
     assert_eq!(submitted.code, Some(0), "{submitted:?}");
     let told = &submitted.stderr;
@@ -143,4 +150,22 @@ fn on_daemons(world: &World, store: &Path, (wanted, whole): (&str, u64)) {
     let model = store.join("model.safetensors");
     assert!(model.is_file(), "the model is in the store");
     drop(workers);
+
+    fs::rename(store, world.path("elsewhere")).expect("moved");
+    let flags = ["--dir", show(&dir)];
+    let folder = world.path("exported");
+    for verb in [&["export", show(&folder)][..], &["rm", "--step", "1"]] {
+        let refused = world.start(&[&["checkpoint"], verb, &flags].concat()).end();
+        let block = refused.block();
+        assert!(block.contains(show(store)) && block.contains("the workers' machines"), "{block}");
+        assert_eq!(refused.code, Some(2), "{block}");
+    }
+}
+
+/// The names of what lies in a folder.
+fn names(folder: &Path) -> Vec<OsString> {
+    let entries = fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("one"));
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
+    names.sort();
+    names
 }

@@ -46,6 +46,8 @@ pub enum Plant {
     BelieveGradients,
     /// A member forgets the usual time of its device in every generation.
     MeasureAnew,
+    /// A member does not time the updates of a device that has a data shard to compute after them.
+    IgnoreUpdates,
     /// A worker writes into a store that another cluster has claimed since.
     IgnoreClaim,
     /// A worker says that it has written a manifest, although not all parts are there.

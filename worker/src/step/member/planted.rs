@@ -9,6 +9,7 @@ use everstep_transport::protocol::{Rank, Shard};
 use super::Member;
 use crate::plant::Plant;
 use crate::step::event::Job;
+use crate::step::progress::DeviceTask;
 
 impl Member {
     pub(super) fn has_plant(&self, plant: Plant) -> bool {
@@ -30,6 +31,13 @@ impl Member {
         if self.has_plant(Plant::MeasureAnew) {
             self.replica.progress = Default::default();
         }
+    }
+
+    /// Whether what the device has to do is timed. A bug leaves out what comes before a data shard.
+    pub(super) fn times(&self, task: DeviceTask) -> bool {
+        let is_first = matches!(task, DeviceTask::DataShard)
+            || matches!(task, DeviceTask::Updates) && !self.replica.gradients.is_computed();
+        is_first || !self.has_plant(Plant::IgnoreUpdates)
     }
 
     /// The bug states a wrong digest at times. The true digest is the gradient's.
