@@ -2,14 +2,15 @@
 //! fsync, one atomic change of the directory, fsync of the directory.
 
 use std::io;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::file_system::{FileSystem, LocalFiles, OpenFile};
+use super::file_system::{FileSystem, LocalFiles, OpenFile, PAGE};
 use crate::names::PARTIAL;
 
-/// How many bytes are written at once, where the writer has them in smaller pieces. Each write
-/// costs the file system about as much as some pages.
+/// How many bytes are written at once. Each write costs the file system about as much as some
+/// pages.
 const WRITTEN_AT_ONCE: usize = 1 << 20;
 
 /// The points between which a process may end. A hook of the file is called at each.
@@ -70,7 +71,7 @@ impl DurableFiles {
         let partial = PathBuf::from(partial);
         let file = self.files.create(&partial)?;
         let (within, path) = (self.clone(), path.into());
-        let (written, waiting, is_removed) = (0, Vec::new(), true);
+        let (written, waiting, is_removed) = (0, WaitingBytes::default(), true);
         let mut begun = PartialFile { within, file, written, waiting, partial, path, is_removed };
         begun.pass(Stage::Created)?;
         if bytes > 0 {
@@ -80,14 +81,45 @@ impl DurableFiles {
     }
 }
 
+/// Bytes that are not written yet, at most [`WRITTEN_AT_ONCE`]. They lie as far behind the begin of
+/// a page as in the file, so that the disk can take whole pages as they are.
+#[derive(Default)]
+struct WaitingBytes {
+    memory: Vec<u8>,
+    range: Range<usize>,
+}
+
+impl WaitingBytes {
+    /// Takes the next bytes, which lie at `offset` of the file if none wait. Returns those without
+    /// room: then the others end with a page.
+    fn take<'a>(&mut self, bytes: &'a [u8], offset: u64) -> &'a [u8] {
+        if self.memory.is_empty() {
+            self.memory = vec![0; WRITTEN_AT_ONCE + PAGE];
+        }
+        let page = self.memory.as_ptr().align_offset(PAGE);
+        if self.range.is_empty() {
+            let start = page + (offset % PAGE as u64) as usize;
+            self.range = start..start;
+        }
+        let room = page + WRITTEN_AT_ONCE - self.range.end;
+        let (now, later) = bytes.split_at(bytes.len().min(room));
+        self.memory[self.range.end..][..now.len()].copy_from_slice(now);
+        self.range.end += now.len();
+        later
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.memory[self.range.clone()]
+    }
+}
+
 /// A file under way.
 pub struct PartialFile {
     within: DurableFiles,
     file: Box<dyn OpenFile>,
     /// Where the next bytes go, those that wait first.
     written: u64,
-    /// Bytes that are not written yet: fewer than [`WRITTEN_AT_ONCE`].
-    waiting: Vec<u8>,
+    waiting: WaitingBytes,
     partial: PathBuf,
     path: PathBuf,
     /// Whether dropping removes the partial file.
@@ -100,7 +132,8 @@ impl PartialFile {
     /// # Panics
     /// When there are bytes already: they would go elsewhere, or be written over.
     pub fn skip(&mut self, bytes: u64) {
-        assert!(self.written == 0 && self.waiting.is_empty(), "room is left before the first byte");
+        let is_empty = self.written == 0 && self.waiting.bytes().is_empty();
+        assert!(is_empty, "room is left before the first byte");
         self.written = bytes;
     }
 
@@ -109,25 +142,19 @@ impl PartialFile {
     /// # Errors
     /// Errors of the file system.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        if self.waiting.len() + bytes.len() < WRITTEN_AT_ONCE {
-            self.waiting.extend_from_slice(bytes);
-            return Ok(());
+        let mut left = self.waiting.take(bytes, self.written);
+        while !left.is_empty() {
+            self.write_waiting()?;
+            left = self.waiting.take(left, self.written);
         }
-        self.write_waiting()?;
-        self.append(bytes)
-    }
-
-    fn write_waiting(&mut self) -> io::Result<()> {
-        let mut waiting = std::mem::take(&mut self.waiting);
-        self.append(&waiting)?;
-        waiting.clear();
-        self.waiting = waiting;
         Ok(())
     }
 
-    fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
+    fn write_waiting(&mut self) -> io::Result<()> {
+        let bytes = self.waiting.bytes();
         self.file.write_all_at(bytes, self.written)?;
         self.written += bytes.len() as u64;
+        self.waiting.range = 0..0;
         Ok(())
     }
 

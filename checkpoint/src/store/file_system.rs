@@ -5,12 +5,21 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{CWD, FallocateFlags, OFlags, RenameFlags, fallocate, renameat_with};
+use rustix::fs::{
+    CWD, FallocateFlags, OFlags, RenameFlags, fallocate, fcntl_getfl, fcntl_setfl, renameat_with,
+};
 use rustix::io::Errno;
+
+/// Disks take pages from memory as they are: so many bytes at a multiple of this, both in the file
+/// and in memory. All other bytes are copied into memory of the system first.
+pub const PAGE: usize = 4096;
+/// Fewer bytes are faster with the copy.
+const MIN_DIRECT_BYTES: usize = 64 << 10;
 
 /// Names, folders and files. A name is durable once its folder is synced, and what a file contains
 /// once the file is.
@@ -169,7 +178,14 @@ impl OpenFile for File {
     }
 
     fn write_all_at(&mut self, bytes: &[u8], offset: u64) -> io::Result<()> {
-        FileExt::write_all_at(self, bytes, offset)
+        let Range { start, end } = pages(bytes, offset);
+        let is_direct =
+            start < end && write_direct(self, &bytes[start..end], offset + start as u64)?;
+        if !is_direct {
+            return FileExt::write_all_at(self, bytes, offset);
+        }
+        FileExt::write_all_at(self, &bytes[..start], offset)?;
+        FileExt::write_all_at(self, &bytes[end..], offset + end as u64)
     }
 
     fn reserve(&mut self, bytes: u64) -> io::Result<()> {
@@ -184,6 +200,32 @@ impl OpenFile for File {
     }
 }
 
+/// Which of the bytes are whole pages, both in memory and at this offset of a file. Empty if they
+/// are too few.
+fn pages(bytes: &[u8], offset: u64) -> Range<usize> {
+    let before = offset as usize % PAGE;
+    let start = (PAGE - before) % PAGE;
+    let end = ((before + bytes.len()) / PAGE * PAGE).saturating_sub(before);
+    let is_aligned = (bytes.as_ptr() as usize + start).is_multiple_of(PAGE);
+    if is_aligned && end.saturating_sub(start) >= MIN_DIRECT_BYTES { start..end } else { 0..0 }
+}
+
+/// Writes pages without a copy in memory of the system. Copying them takes longer than computing
+/// their digests. Returns false, and has perhaps written some of them, if the file system cannot do
+/// that.
+fn write_direct(file: &File, pages: &[u8], offset: u64) -> io::Result<bool> {
+    let flags = fcntl_getfl(file)?;
+    if fcntl_setfl(file, flags | OFlags::DIRECT).is_err() {
+        return Ok(false);
+    }
+    let written = FileExt::write_all_at(file, pages, offset);
+    fcntl_setfl(file, flags)?;
+    match written {
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
+        written => written.map(|()| true),
+    }
+}
+
 fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
@@ -194,5 +236,46 @@ fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
              another one for checkpoints",
         )),
         Err(error) => Err(error.into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Bytes whose memory begins at a page and `shift` further.
+    fn bytes(memory: &mut Vec<u8>, shift: usize, count: usize) -> &[u8] {
+        *memory = (0..count + 2 * PAGE).map(|at| (at % 251) as u8).collect();
+        let start = memory.as_ptr().align_offset(PAGE) + shift;
+        &memory[start..start + count]
+    }
+
+    #[test]
+    fn whole_pages_are_those_of_memory_and_file() {
+        let mut memory = Vec::new();
+        let mut of = |shift, count, offset| pages(bytes(&mut memory, shift, count), offset);
+        let many = 100 * PAGE;
+        assert_eq!(of(0, many, 0), 0..many);
+        assert_eq!(of(10, many, 10), PAGE - 10..many - 10);
+        assert_eq!(of(10, many + 12, 3 * PAGE as u64 + 10), PAGE - 10..many - 10);
+        assert_eq!(of(10, many, 0), 0..0, "memory and file differ");
+        assert_eq!(of(10, PAGE, 10), 0..0, "too few");
+    }
+
+    #[test]
+    fn bytes_of_any_place_and_length_are_written() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("file");
+        for (shift, count, offset) in
+            [(0, 300_000, 0), (7, 300_000, 7), (7, 300_000, 8), (4_095, 299_009, 4_095), (0, 5, 9)]
+        {
+            let mut memory = Vec::new();
+            let bytes = bytes(&mut memory, shift, count);
+            let mut file = LocalFiles.create(&path).expect("a file");
+            file.write_all_at(bytes, offset).expect("written");
+            let read = fs::read(&path).expect("a file");
+            assert_eq!(read[offset as usize..], *bytes, "{shift} {count} {offset}");
+            fs::remove_file(&path).expect("removed");
+        }
     }
 }
