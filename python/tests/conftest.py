@@ -21,7 +21,7 @@ else:
     HAS_TORCH = True
 
 SCRIPTS = Path(__file__).parent / "scripts"
-# All scripts but the examples begin without parts of PyTorch that they do not use.
+# All scripts but the examples begin without the compiler of PyTorch.
 os.environ["PYTHONPATH"] = str(Path(__file__).parent / "site")
 #: How long a launch of these small runs may take, seconds: machines of CI may be busy.
 LAUNCH_TIMEOUT = 300
