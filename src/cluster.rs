@@ -48,6 +48,7 @@ pub use error::ClusterError;
 pub(crate) use error::resume_command;
 pub use launch::launch;
 pub(crate) use naming::Naming;
+pub(crate) use options::threads_of_worker;
 pub use options::{ClusterOptions, InstructionSet, Program, Script};
 pub use progress::Progress;
 pub use recent::Recent;

@@ -9,6 +9,8 @@ use everstep_worker::free_memory::free_bytes;
 use everstep_worker::memory::WorkerMemory;
 use everstep_worker::registry::Registry;
 
+use crate::cli::LocalFlags;
+use crate::cluster::threads_of_worker;
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::output;
@@ -16,7 +18,7 @@ use crate::output;
 /// Prints parameters, shards and memory.
 pub(crate) fn run(
     resolved: &Resolved,
-    device: &DeviceChoice,
+    local: &LocalFlags,
     registry: &Registry,
 ) -> Result<(), Failure> {
     let run = &resolved.run;
@@ -31,7 +33,9 @@ pub(crate) fn run(
     let parameters = model.layout.count();
     let tensors = model.layout.tensors().len();
     let optimizer = registry.build_optimizer(run).map_err(|error| failed(&error))?;
-    let memory = WorkerMemory::of_worker(run, &model, &optimizer, resolved.workers);
+    let threads = threads_of_worker(local.threads, resolved.workers);
+    let memory =
+        WorkerMemory::of_worker(run, &model, &optimizer, (resolved.workers, threads as usize));
     let mut lines = vec![
         format!("run             {}", output::plain(&run.name)),
         format!("model           {} ({tensors} tensors)", output::plain(&run.model.kind)),
@@ -52,7 +56,7 @@ pub(crate) fn run(
         format!("memory          of each of {} workers, without the data:", resolved.workers),
     ];
     let precision = builtin::precision(run);
-    let provider = provider(registry, device, precision);
+    let provider = provider(registry, &local.device, precision);
     let on_gpu = match (provider, model.sizes) {
         (Some(provider), Some(sizes)) => provider.memory(sizes, precision),
         _ => Vec::new(),

@@ -9,7 +9,6 @@
 use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use clap::Parser;
 
@@ -103,7 +102,7 @@ fn run_verb(registry: Registry, arguments: Vec<OsString>) -> ExitCode {
             return if error.use_stderr() { Exit::Usage.into() } else { ExitCode::SUCCESS };
         }
     };
-    let registry = Arc::new(bench::register(registry));
+    let registry = bench::register(registry);
     match dispatch(cli.verb, registry) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
@@ -113,7 +112,7 @@ fn run_verb(registry: Registry, arguments: Vec<OsString>) -> ExitCode {
     }
 }
 
-fn dispatch(verb: Verb, registry: Arc<Registry>) -> Result<(), Failure> {
+fn dispatch(verb: Verb, registry: Registry) -> Result<(), Failure> {
     match verb {
         Verb::Train(flags) => train::run(&flags, &registry),
         Verb::Launch(flags) => launch::run(&flags, &registry),

@@ -55,7 +55,7 @@ fn threads(run: &RunSpec) -> u32 {
 
 /// Becomes the script of `flags`, as a worker with these flags.
 pub(crate) fn run(flags: &WorkerFlags) -> Result<(), Failure> {
-    let script = of(flags.script.clone(), flags.threads, flags.isa);
+    let script = of(flags.script.clone(), flags.threads.unwrap_or(1), flags.isa);
     let mut command = Command::new(&script.interpreter);
     command.args(&script.command).envs(script.environment());
     command.env("EVERSTEP_COORDINATORS", flags.coordinators.join(","));

@@ -35,7 +35,7 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
     let text = RunText::find(&resolved)?;
     if flags.dry_run {
         check_dry_run(flags, &resolved, registry)?;
-        let estimate = |resolved: &Resolved| dry_run::run(resolved, &flags.local.device, registry);
+        let estimate = |resolved: &Resolved| dry_run::run(resolved, &flags.local, registry);
         return with_listed_text(&resolved, &text, estimate);
     }
     with_listed_text(&resolved, &text, |resolved| check_model_and_data(resolved, registry))?;
@@ -252,6 +252,7 @@ pub(crate) fn options(flags: &LocalFlags, workers: u32, registry: &Registry) -> 
         trace: flags.traces,
         device: flags.device.clone(),
         devices: registry.devices().clone(),
+        threads: flags.threads,
         ..start_options(&flags.start, workers)
     }
 }

@@ -15,6 +15,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use everstep_transport::quic::HostPort;
@@ -29,13 +30,19 @@ pub(crate) use add::run as add;
 pub(crate) use list::run as list;
 pub(crate) use meant::{meant, unknown};
 
-pub(crate) fn run(flags: WorkerFlags, registry: Arc<Registry>) -> Result<(), Failure> {
+pub(crate) fn run(flags: WorkerFlags, mut registry: Registry) -> Result<(), Failure> {
     if !flags.script.is_empty() {
         return script::run(&flags);
     }
-    work(flags, registry, |ready| {
+    registry.set_threads(flags.threads.map_or_else(cores, |threads| threads as usize));
+    work(flags, Arc::new(registry), |ready| {
         announce(&serde_json::json!({ "name": ready.name, "address": ready.address }));
     })
+}
+
+/// The cores that this process may use.
+pub(crate) fn cores() -> usize {
+    available_parallelism().map_or(1, usize::from)
 }
 
 /// Works until the run is over. Calls `ready` once the worker listens.

@@ -1,5 +1,7 @@
-//! Forward and backward of the GPTs of the design, on one thread: prints tokens per second.
+//! Forward and backward of the GPTs of the design, on one thread and on all cores: prints tokens per
+//! second.
 
+use std::thread::available_parallelism;
 use std::time::Instant;
 
 use everstep_kernels::backend::Cpu;
@@ -13,19 +15,22 @@ fn main() {
             let vocabulary = 256;
             let config =
                 GptConfig { vocabulary, layers, heads, width, context, micro_batch, recompute };
-            let rate = tokens_per_second(config);
+            let what = format!("gpt {layers} x {width}, {micro_batch} sequences of {context}");
             let how = if recompute { ", blocks computed again" } else { "" };
-            println!(
-                "gpt {layers} x {width}, {micro_batch} sequences of {context}{how}: \
-                 {rate:.0} tokens/s"
-            );
+            let cores = available_parallelism().map_or(1, usize::from);
+            for threads in (1..=cores).filter(|threads| [1, cores].contains(threads)) {
+                let rate = tokens_per_second(config, threads);
+                let on = if threads > 1 { format!(", {threads} threads") } else { String::new() };
+                println!("{what}{how}{on}: {rate:.0} tokens/s");
+            }
         }
     }
 }
 
 /// The best of several passes: other programs on the machine only slow them down.
-fn tokens_per_second(config: GptConfig) -> f64 {
-    let mut gpt = OnBackend::<Gpt>::new(config, Cpu::new).expect("a valid configuration");
+fn tokens_per_second(config: GptConfig, threads: usize) -> f64 {
+    let mut gpt = OnBackend::<Gpt>::new(config, |sizes| Cpu::on_threads(sizes, threads))
+        .expect("a valid configuration");
     let mut parameters = vec![0.0; gpt.layout().count()];
     gpt.layout().init(1, 0..parameters.len(), &mut parameters);
     gpt.load(0, &parameters);

@@ -151,6 +151,8 @@ pub enum OpenError {
 pub struct Devices {
     providers: Vec<Arc<dyn DeviceProvider>>,
     left_out: Vec<LeftOut>,
+    /// The threads with which the CPU computes.
+    threads: usize,
 }
 
 /// A kind of device that the program was built without.
@@ -183,6 +185,7 @@ impl Default for Devices {
                     reason: "this program was built without CUDA (the feature `cuda`)",
                 },
             ],
+            threads: 1,
         }
     }
 }
@@ -193,6 +196,17 @@ impl Devices {
         self.providers.retain(|known| known.kind() != provider.kind());
         self.left_out.retain(|left_out| left_out.kind != provider.kind());
         self.providers.push(provider);
+    }
+
+    /// Sets the number of threads with which the CPU computes a model, at least one. The bits do not
+    /// depend on it.
+    pub fn set_threads(&mut self, threads: usize) {
+        self.threads = threads.max(1);
+    }
+
+    /// The number of threads with which the CPU computes a model.
+    pub fn threads(&self) -> usize {
+        self.threads
     }
 
     /// Why the program lacks kinds of devices that it could have, in words for the user.
@@ -282,24 +296,34 @@ impl ChosenDevice<'_> {
         M::Config: Clone,
     {
         let Some(provider) = self.devices.provider(self.choice)? else {
-            return on_cpu::<M>(precision, config);
+            return self.on_cpu::<M>(precision, config);
         };
         match self.choice {
             DeviceChoice::Kind(_, index) => {
                 on_device::<M>(provider, index.unwrap_or(0), precision, config)
             }
-            DeviceChoice::Cpu => on_cpu::<M>(precision, config),
+            DeviceChoice::Cpu => self.on_cpu::<M>(precision, config),
             DeviceChoice::Auto(index) => {
                 match on_device::<M>(provider, index.unwrap_or(0), precision, config.clone()) {
                     Err(OpenError::Device(reason)) => {
                         let kind = provider.kind();
                         warn!(kind, reason, "the device cannot be used: computing on the CPU");
-                        on_cpu::<M>(precision, config)
+                        self.on_cpu::<M>(precision, config)
                     }
                     opened => opened,
                 }
             }
         }
+    }
+
+    fn on_cpu<M: Model + 'static>(
+        self,
+        precision: Precision,
+        config: M::Config,
+    ) -> Result<Box<dyn Compute>, OpenError> {
+        on_cpu_in(precision)?;
+        let open = |sizes| Cpu::on_threads(sizes, self.devices.threads);
+        Ok(Box::new(OnBackend::<M>::new(config, open)?))
     }
 }
 
@@ -324,14 +348,6 @@ fn on_device<M: Model + 'static>(
         Err(ModelConfigError::Device(error)) => Err(OpenError::Device(error.to_string())),
         Err(error) => Err(OpenError::Model(error)),
     }
-}
-
-fn on_cpu<M: Model + 'static>(
-    precision: Precision,
-    config: M::Config,
-) -> Result<Box<dyn Compute>, OpenError> {
-    on_cpu_in(precision)?;
-    Ok(Box::new(OnBackend::<M>::new(config, Cpu::new)?))
 }
 
 fn on_cpu_in(precision: Precision) -> Result<(), OpenError> {
@@ -414,7 +430,7 @@ mod tests {
 
     #[test]
     fn a_kind_of_ones_own_is_chosen_by_its_name_and_by_auto() {
-        let mut devices = Devices { providers: Vec::new(), left_out: Vec::new() };
+        let mut devices = Devices { providers: Vec::new(), left_out: Vec::new(), threads: 1 };
         devices.add(Arc::new(Twin { is_usable: true }));
         let twin = Ok(Some("Twin".to_string()));
         for choice in ["twin", "twin:0", "auto", "auto:0"] {
@@ -429,7 +445,7 @@ mod tests {
 
     #[test]
     fn what_the_program_does_not_have_is_refused_with_what_it_has() {
-        let mut devices = Devices { providers: Vec::new(), left_out: Vec::new() };
+        let mut devices = Devices { providers: Vec::new(), left_out: Vec::new(), threads: 1 };
         devices.add(Arc::new(Twin { is_usable: false }));
         devices.add(Arc::new(Twin { is_usable: false }));
         let refused = opened(&devices, "npu").expect_err("there is none");

@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use crate::backend::{Backend, DeviceError, Indices, Sizes, View};
+use crate::backend::{Backend, Cpu, DeviceError, Indices, Sizes, View};
 use crate::compute::Compute;
 use crate::layers::MemoryPlan;
 use crate::layout::Layout;
@@ -79,12 +79,18 @@ pub struct ModelPlan {
     pub layout: Layout,
     /// The sizes of the arenas, if the model has any.
     pub sizes: Option<Sizes>,
-    /// Bytes for parameters, gradient and activations on the CPU.
+    /// Bytes for parameters, gradient and activations on the CPU, with one thread.
     pub device_bytes: usize,
 }
 
 impl ModelPlan {
-    /// The plan of a model that is already built.
+    /// Bytes for parameters, gradient and activations on the CPU, with so many threads.
+    pub fn bytes_on(&self, threads: usize) -> usize {
+        let of_thread = self.sizes.map_or(0, Cpu::bytes_of_thread);
+        self.device_bytes + (threads - 1) * of_thread
+    }
+
+    /// The plan of a model that is already built, and computes with one thread.
     pub fn of(compute: &dyn Compute) -> Self {
         let (sizes, device_bytes) = (compute.report().sizes, compute.device_bytes());
         Self { layout: compute.layout().clone(), sizes, device_bytes }

@@ -107,6 +107,36 @@ fn distance(found: &[f32], expected: &[f32]) -> f64 {
     (error / norm).sqrt()
 }
 
+/// Every operation of these models is large enough to be cut. With more threads than a model has
+/// heads or columns of a kind, some are cut into fewer pieces.
+#[test]
+fn the_bits_do_not_depend_on_the_number_of_threads() {
+    let gpt = GptConfig { heads: 5, width: 320, context: 70, micro_batch: 7, ..BYTE_GPT };
+    let mlp = MlpConfig { vocabulary: 256, layers: 2, width: 330, context: 3, micro_batch: 450 };
+    for recompute in [false, true] {
+        let gpt = GptConfig { recompute, ..gpt };
+        assert_threads_agree::<Gpt>(gpt, &gpt_batch(&gpt));
+    }
+    assert_threads_agree::<Mlp>(mlp, &mlp_batch(&mlp));
+}
+
+fn assert_threads_agree<M: Model>(config: M::Config, batch: &Batch)
+where
+    M::Config: Clone,
+{
+    let on = |threads| {
+        let mut model =
+            initialised::<M, _>(config.clone(), move |sizes| Cpu::on_threads(sizes, threads));
+        let (loss, gradient) = gradient_of(&mut model, batch, WHOLE);
+        let bits: Vec<u32> = gradient.iter().map(|value| value.to_bits()).collect();
+        (loss.to_bits(), loss_of(&mut model, batch).to_bits(), bits)
+    };
+    let alone = on(1);
+    for threads in 2..=4 {
+        assert!(on(threads) == alone, "{threads} threads");
+    }
+}
+
 /// Compares the gradient with central differences, one parameter at a time, to 2e-6. The errors are
 /// the gradient's rounding to f32 and the third derivative times a sixth of the squared step.
 fn check_against_differences(model: &mut dyn Compute, batch: &Batch) {

@@ -43,6 +43,11 @@ pub struct LocalFlags {
     /// auto (a GPU if there is one)
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
+    /// Threads with which each worker computes [default: as many as there are cores for it]. The
+    /// bits do not depend on their number. A script keeps to the number with which its run began
+    #[arg(long, value_name = "K", env = "EVERSTEP_THREADS",
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: Option<u32>,
     /// Write the begin and the duration of each stage of each step, worker by worker, to
     /// DIR/traces, for Perfetto (ui.perfetto.dev) or chrome://tracing
     #[arg(long, env = "EVERSTEP_TRACES", value_parser = BoolishValueParser::new())]

@@ -81,10 +81,12 @@ pub struct WorkerFlags {
     /// (ui.perfetto.dev) or chrome://tracing
     #[arg(long, value_name = "FILE", env = "EVERSTEP_TRACE")]
     pub trace: Option<PathBuf>,
-    /// Compute threads of a script. All workers of its run have the same number
-    #[arg(long, value_name = "K", env = "EVERSTEP_THREADS", default_value_t = 1,
+    /// Threads to compute with [default: one for each core, and 1 for a script]. The bits of a
+    /// script depend on their number, so all workers of its run have the same. Those of other
+    /// models do not
+    #[arg(long, value_name = "K", env = "EVERSTEP_THREADS",
         value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub threads: u32,
+    pub threads: Option<u32>,
     /// Instructions to which the mathematics libraries of a script keep: unlike CPUs get the same
     /// bits then, more slowly [default: the newest of each CPU]
     #[arg(long, value_name = "ISA", env = "EVERSTEP_ISA")]

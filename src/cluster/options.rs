@@ -4,6 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::sync::OnceLock;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use everstep_kernels::device::{DeviceChoice, Devices};
@@ -32,6 +33,8 @@ pub struct ClusterOptions {
     /// The devices of the program, to give each worker one of its own. Those that every program has
     /// by default.
     pub devices: Devices,
+    /// The threads with which each worker computes. None: as many as there are cores for it.
+    pub threads: Option<u32>,
     /// Overlap communication with compute. A benchmark turns it off to measure what it saves.
     pub overlap: bool,
     /// Exchange tensors through shared memory. A benchmark turns it off to measure the network.
@@ -82,6 +85,12 @@ pub struct Script {
 pub enum InstructionSet {
     /// AVX2, of x86-64 CPUs since 2013
     Avx2,
+}
+
+/// The threads with which each of so many workers computes here, if so many are asked for.
+pub(crate) fn threads_of_worker(asked: Option<u32>, workers: u32) -> u32 {
+    let share = || available_parallelism().map_or(1, |cores| cores.get() as u32) / workers.max(1);
+    asked.unwrap_or_else(share).max(1)
 }
 
 /// The program of this process, if it is not simply the process's executable.
@@ -141,6 +150,11 @@ impl InstructionSet {
 }
 
 impl ClusterOptions {
+    /// The threads with which each worker computes.
+    pub fn threads_of_worker(&self) -> u32 {
+        threads_of_worker(self.threads, self.workers)
+    }
+
     /// `workers` workers, one coordinator, ten minutes for others to join, and no successors.
     pub fn new(workers: u32) -> Self {
         Self {
@@ -151,6 +165,7 @@ impl ClusterOptions {
             by_hand: false,
             device: DeviceChoice::default(),
             devices: Devices::default(),
+            threads: None,
             overlap: true,
             shares_memory: true,
             trace: false,

@@ -119,6 +119,8 @@ pub struct WorkerStart<'a> {
     pub coordinators: &'a [SocketAddr],
     /// The device on which it computes.
     pub device: DeviceChoice,
+    /// The threads with which it computes, unless it is a script.
+    pub threads: u32,
     /// Overlap communication with compute.
     pub overlap: bool,
     /// Exchange tensors with workers of this host through shared memory.
@@ -219,6 +221,7 @@ impl Process {
         command.arg("--join").arg(token_at(&directory.path().join("join.token")));
         command.arg("--dir").arg(directory.path());
         command.arg("--device").arg(worker.device.to_string());
+        command.arg("--threads").arg(worker.threads.to_string());
         if !worker.overlap {
             command.arg("--no-overlap");
         }

@@ -45,6 +45,7 @@ struct WorkerSettings {
     device: DeviceChoice,
     /// The numbers of the devices of this machine among which the choice falls.
     indices: Vec<usize>,
+    threads: u32,
     overlap: bool,
     shares_memory: bool,
     trace: bool,
@@ -84,6 +85,7 @@ impl Workers {
             coordinators,
             device,
             indices,
+            threads: options.threads_of_worker(),
             overlap,
             shares_memory,
             trace,
@@ -175,6 +177,7 @@ impl Workers {
                 .settings
                 .device
                 .of_worker(self.started as usize - 1, &self.settings.indices),
+            threads: self.settings.threads,
             overlap: self.settings.overlap,
             shares_memory: self.settings.shares_memory,
             trace: self.settings.trace,

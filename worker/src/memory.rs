@@ -69,7 +69,7 @@ impl WorkerMemory {
         run: &RunSpec,
         model: &ModelPlan,
         optimizer: &Optimizer,
-        workers: u32,
+        (workers, threads): (u32, usize),
     ) -> Self {
         let parameters = model.layout.count() as u64;
         let owners = u64::from(run.copies.min(workers));
@@ -83,7 +83,7 @@ impl WorkerMemory {
             coming => coming.div_ceil(2),
         };
         Self {
-            device: model.device_bytes as u64,
+            device: model.bytes_on(threads) as u64,
             pinned: 0,
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,
@@ -175,7 +175,7 @@ mod tests {
 
     fn of_two(run: &RunSpec, model: &ModelPlan) -> WorkerMemory {
         let optimizer = builtin::registry().build_optimizer(run).expect("a valid optimizer");
-        WorkerMemory::of_worker(run, model, &optimizer, 2)
+        WorkerMemory::of_worker(run, model, &optimizer, (2, 1))
     }
 
     #[test]

@@ -269,6 +269,11 @@ impl Registry {
         build(run)
     }
 
+    /// Sets the number of threads with which the CPU computes a model. The bits do not depend on it.
+    pub fn set_threads(&mut self, threads: usize) {
+        self.devices.set_threads(threads);
+    }
+
     /// Builds the run's model.
     pub fn build_model(
         &self,

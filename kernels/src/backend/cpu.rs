@@ -1,4 +1,4 @@
-//! The CPU: f32 on one thread, the same bits on every machine of one architecture.
+//! The CPU: f32 on any number of threads, the same bits on every machine of one architecture.
 //!
 //! Products add in the same order at every vector width: ours with AVX-512, and those of
 //! `matrixmultiply` (with fused multiply-add, which x86-64 machines have had since 2013). All else
@@ -14,7 +14,8 @@ use std::ops::Range;
 
 use super::memory::Memory;
 use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Sizes, View};
-use gemm::{Gemm, Grid};
+use gemm::{Gemm, Grid, Target};
+use threads::Threads;
 
 mod attention;
 mod cross_entropy;
@@ -23,28 +24,52 @@ mod gemm;
 mod layer_norm;
 mod math;
 mod rows;
+mod threads;
+
+/// Elements of a cache line.
+const LINE: usize = 16;
+/// How long an element takes that has an exponential, beside one that has not.
+const EXPONENTIAL: usize = 8;
 
 /// The f32 backend of the host.
 pub struct Cpu {
     memory: Memory<f32>,
-    gemm: Gemm,
-    /// Two blocks of attention's scores.
-    scores: Vec<f32>,
+    threads: Threads,
+    /// Memory for each thread.
+    scratch: Vec<Scratch>,
     /// Requested ranges of the gradient, which lie here all the time.
     fetches: VecDeque<Range<usize>>,
 }
 
+/// What a thread needs to compute, beside the arenas.
+struct Scratch {
+    gemm: Gemm,
+    /// Two blocks of attention's scores.
+    scores: Vec<f32>,
+}
+
 impl Cpu {
-    /// Allocates the arenas, zeroed.
+    /// Allocates the arenas, zeroed, and computes on the caller's thread.
     pub fn new(sizes: Sizes) -> Self {
-        let scores = vec![0.0; scores(sizes)];
-        let (memory, fetches) = (Memory::new(sizes), VecDeque::new());
-        Self { memory, gemm: Gemm::new(), scores, fetches }
+        Self::on_threads(sizes, 1)
     }
 
-    /// The bytes that a backend of these sizes holds, without making one.
+    /// As [`Cpu::new`], and starts so many threads to compute, if there are more than one.
+    pub fn on_threads(sizes: Sizes, threads: usize) -> Self {
+        let threads = Threads::new(threads);
+        let scratch = || Scratch { gemm: Gemm::new(), scores: vec![0.0; scores(sizes)] };
+        let scratch = (0..threads.count()).map(|_| scratch()).collect();
+        Self { memory: Memory::new(sizes), threads, scratch, fetches: VecDeque::new() }
+    }
+
+    /// The bytes that a backend of these sizes holds on one thread, without making one.
     pub fn bytes_of(sizes: Sizes) -> usize {
-        Memory::<f32>::bytes_of(sizes) + Gemm::new().bytes() + size_of::<f32>() * scores(sizes)
+        Memory::<f32>::bytes_of(sizes) + Self::bytes_of_thread(sizes)
+    }
+
+    /// The bytes of these that are for a thread, and that each further one takes.
+    pub fn bytes_of_thread(sizes: Sizes) -> usize {
+        Gemm::new().bytes() + size_of::<f32>() * scores(sizes)
     }
 
     fn product(&mut self, a: View, b: View, c: View, accumulate: bool) {
@@ -54,7 +79,19 @@ impl Cpu {
         };
         let upright = |view: View| View { transposed: false, ..view };
         let [left, right, sums] = self.memory.split([upright(a), upright(b), c]);
-        self.gemm.multiply((left, grid(a)), (right, grid(b)), (sums, grid(c)), accumulate);
+        let gemms = self.scratch.iter_mut().map(|scratch| &mut scratch.gemm);
+        let sums = Target::new(sums, grid(c));
+        gemm::multiply(&self.threads, gemms, (left, grid(a)), (right, grid(b)), sums, accumulate);
+    }
+
+    /// Does something for each element of `x` and `y`, which takes `cost` times as long as a sum.
+    fn elementwise(&mut self, [x, y]: [View; 2], cost: usize, work: fn(&[f32], &mut [f32])) {
+        assert_eq!(x.len(), y.len(), "elementwise");
+        let [x, y] = self.memory.split([x, y]);
+        let pieces = self.threads.cut(x.len(), LINE, x.len() * cost);
+        let x = pieces.iter().map(|piece| &x[piece.clone()]);
+        let parts = x.zip(threads::rows(y, 1, &pieces)).collect();
+        self.threads.each(parts, |(x, y)| work(x, y));
     }
 }
 
@@ -91,7 +128,9 @@ impl Backend for Cpu {
     }
 
     fn zero(&mut self, to: View) {
-        self.memory.change(to).fill(0.0);
+        let to = self.memory.change(to);
+        let pieces = self.threads.cut(to.len(), LINE, to.len());
+        self.threads.each(threads::rows(to, 1, &pieces), |to| to.fill(0.0));
     }
 
     fn matmul(&mut self, a: View, b: View, c: View) {
@@ -103,24 +142,28 @@ impl Backend for Cpu {
     }
 
     fn add(&mut self, x: View, y: View) {
-        let [x, y] = self.memory.split([x, y]);
-        rows::add(x, y);
+        self.elementwise([x, y], 1, rows::add);
     }
 
     fn add_bias(&mut self, bias: View, y: View) {
         assert_eq!(bias.len(), y.columns(), "one bias for each column");
+        let (count, work) = (y.rows(), y.len());
         let [bias, y] = self.memory.split([bias, y]);
-        for row in y.chunks_exact_mut(bias.len()) {
-            rows::add(bias, row);
-        }
+        let pieces = self.threads.cut(count, 1, work);
+        self.threads.each(threads::rows(y, bias.len(), &pieces), |y| {
+            y.chunks_exact_mut(bias.len()).for_each(|row| rows::add(bias, row));
+        });
     }
 
     fn bias_backward(&mut self, dy: View, d_bias: View) {
         assert_eq!(d_bias.len(), dy.columns(), "one bias for each column");
         let [dy, d_bias] = self.memory.split([dy, d_bias]);
-        for row in dy.chunks_exact(d_bias.len()) {
-            rows::add(row, d_bias);
-        }
+        let width = d_bias.len();
+        let columns = self.threads.cut(width, LINE, dy.len());
+        let parts = threads::rows(d_bias, 1, &columns).into_iter().zip(columns).collect();
+        self.threads.each(parts, |(d_bias, columns)| {
+            dy.chunks_exact(width).for_each(|row| rows::add(&row[columns.clone()], d_bias));
+        });
     }
 
     fn embedding(&mut self, tokens: Indices, table: View, y: View) {
@@ -137,8 +180,15 @@ impl Backend for Cpu {
 
     fn layer_norm(&mut self, norm: Norm) {
         let Norm { x, weight, bias, y, statistics } = norm;
+        let (count, width) = (x.rows(), x.columns());
         let [x, weight, bias, y, statistics] = self.memory.split([x, weight, bias, y, statistics]);
-        layer_norm::forward(x, weight, bias, y, statistics);
+        let pieces = self.threads.cut(count, 1, x.len());
+        let of_rows = pieces.iter().map(|rows| &x[rows.start * width..rows.end * width]);
+        let written =
+            threads::rows(y, width, &pieces).into_iter().zip(threads::rows(statistics, 2, &pieces));
+        self.threads.each(of_rows.zip(written).collect(), |(x, (y, statistics))| {
+            layer_norm::forward(x, weight, bias, y, statistics);
+        });
     }
 
     fn layer_norm_backward(&mut self, norm: Norm, dy: View, dx: View) {
@@ -146,15 +196,26 @@ impl Backend for Cpu {
         let [x, weight, statistics, dy, dx, d_weight, d_bias] =
             self.memory.split([x, weight, statistics, dy, dx, weight.gradient(), bias.gradient()]);
         let input = layer_norm::Input { x, weight, statistics };
-        layer_norm::backward(input, dy, dx, d_weight, d_bias);
+        let width = weight.len();
+        let pieces = self.threads.cut(dy.len() / width.max(1), 1, dy.len());
+        let dx = threads::rows(dx, width, &pieces).into_iter();
+        self.threads.each(dx.zip(pieces).collect(), |(dx, rows)| {
+            let elements = rows.start * width..rows.end * width;
+            layer_norm::backward(input.rows(rows), &dy[elements], dx);
+        });
+        let columns = self.threads.cut(width, LINE, dy.len());
+        let gradients = threads::rows(d_weight, 1, &columns).into_iter();
+        let gradients = gradients.zip(threads::rows(d_bias, 1, &columns));
+        self.threads.each(gradients.zip(columns).collect(), |((d_weight, d_bias), columns)| {
+            layer_norm::backward_of_parameters(input, dy, columns, d_weight, d_bias);
+        });
     }
 
     fn attention(&mut self, attention: Attention) {
         let heads = attention::HeadShape::of(attention);
         let [qkv, y, statistics] =
             self.memory.split([attention.qkv, attention.y, attention.statistics]);
-        let scratch = attention::Scratch { gemm: &mut self.gemm, scores: &mut self.scores };
-        attention::forward(heads, qkv, y, statistics, scratch);
+        attention::forward(heads, qkv, y, statistics, (&self.threads, &mut self.scratch));
     }
 
     fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View, _scratch: View) {
@@ -162,26 +223,31 @@ impl Backend for Cpu {
         let [qkv, y, statistics, dy, d_qkv] =
             self.memory.split([attention.qkv, attention.y, attention.statistics, dy, d_qkv]);
         let kept = attention::Kept { qkv, y, statistics };
-        let scratch = attention::Scratch { gemm: &mut self.gemm, scores: &mut self.scores };
-        attention::backward(heads, kept, dy, d_qkv, scratch);
+        attention::backward(heads, kept, dy, d_qkv, (&self.threads, &mut self.scratch));
     }
 
     fn gelu(&mut self, x: View, y: View) {
-        let [x, y] = self.memory.split([x, y]);
-        gelu::forward(x, y);
+        self.elementwise([x, y], EXPONENTIAL, gelu::forward);
     }
 
     fn gelu_backward(&mut self, x: View, dy: View) {
-        let [x, dy] = self.memory.split([x, dy]);
-        gelu::backward(x, dy);
+        self.elementwise([x, dy], EXPONENTIAL, gelu::backward);
     }
 
     fn cross_entropy(&mut self, logits: View, targets: Indices, losses: View, scale: f64) {
         let (targets, [logits, losses]) = self.memory.split_indexed(targets, [logits, losses]);
-        cross_entropy::forward_backward(logits, targets, losses, scale as f32);
+        let classes = logits.len() / losses.len().max(1);
+        let pieces = self.threads.cut(losses.len(), 1, logits.len() * EXPONENTIAL);
+        let logits = threads::rows(logits, classes, &pieces).into_iter();
+        let targets = pieces.iter().map(|rows| &targets[rows.clone()]);
+        let parts = logits.zip(targets).zip(threads::rows(losses, 1, &pieces)).collect();
+        self.threads.each(parts, |((logits, targets), losses)| {
+            cross_entropy::forward_backward(logits, targets, losses, scale as f32);
+        });
     }
 
     fn bytes(&self) -> usize {
-        self.memory.bytes() + self.gemm.bytes() + size_of_val(&self.scores[..])
+        let of_thread = |it: &Scratch| it.gemm.bytes() + size_of_val(&it.scores[..]);
+        self.memory.bytes() + self.scratch.iter().map(of_thread).sum::<usize>()
     }
 }

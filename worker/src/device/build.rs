@@ -155,7 +155,8 @@ fn check_memory(
     };
     let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
     let plan = plan?;
-    let needed = WorkerMemory::of_worker(run, &plan, optimizer, run.start_workers).total();
+    let counts = (run.start_workers, registry.devices().threads());
+    let needed = WorkerMemory::of_worker(run, &plan, optimizer, counts).total();
     let began = Instant::now();
     loop {
         let Some(free) = free_bytes().filter(|free| *free < needed) else { return Ok(()) };

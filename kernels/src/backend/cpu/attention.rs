@@ -3,8 +3,10 @@
 //!
 //! `q, k, v`: queries, keys, values. `s`: scores. `p`: probabilities. `d_`: the gradient of.
 
-use super::gemm::{Gemm, Grid};
+use super::Scratch;
+use super::gemm::{Grid, Target};
 use super::math::{exp, largest, ln, sums};
+use super::threads::Threads;
 use crate::backend::Attention;
 use multiversion::multiversion;
 use std::ops::Range;
@@ -32,34 +34,28 @@ pub struct Kept<'a> {
     pub statistics: &'a [f32],
 }
 
-/// Further memory that a pass needs.
-pub struct Scratch<'a> {
-    /// How products are computed.
-    pub gemm: &'a mut Gemm,
-    /// Room for two blocks of scores.
-    pub scores: &'a mut [f32],
-}
-
 /// Writes `y` and `statistics`.
 pub fn forward(
     heads: HeadShape,
     qkv: &[f32],
     y: &mut [f32],
     statistics: &mut [f32],
-    Scratch { gemm, scores }: Scratch<'_>,
+    (threads, scratch): (&Threads, &mut [Scratch]),
 ) {
-    for head in heads.all() {
+    let rows = statistics.chunks_exact_mut(heads.sequence);
+    let parts = heads.all().zip(heads.cut(y)).zip(rows).collect();
+    heads.each(threads, scratch, parts, |((head, [mut y]), statistics), scratch| {
         for queries in heads.blocks() {
             let keys = 0..queries.end;
-            let s = &mut scores[..queries.len() * keys.len()];
+            let s = &mut scratch.scores[..queries.len() * keys.len()];
             let s_grid = Grid::dense(queries.len(), keys.len());
             let (q, k) = (head.q(queries.clone()), head.k(keys.clone()));
-            gemm.multiply((qkv, q), (qkv, k.t()), (s, s_grid), false);
-            let statistics = &mut statistics[head.statistics(queries.clone())];
-            softmax(s, queries.start, heads.scale(), statistics);
-            gemm.multiply((s, s_grid), (qkv, head.v(keys)), (y, head.y(queries)), false);
+            scratch.gemm.multiply((qkv, q), (qkv, k.t()), Target::new(s, s_grid), false);
+            softmax(s, queries.start, heads.scale(), &mut statistics[queries.clone()]);
+            let y = y.again().rows(queries);
+            scratch.gemm.multiply((s, s_grid), (qkv, head.v(keys)), y, false);
         }
-    }
+    });
 }
 
 /// Writes `d_qkv`.
@@ -68,36 +64,47 @@ pub fn backward(
     kept: Kept<'_>,
     dy: &[f32],
     d_qkv: &mut [f32],
-    Scratch { gemm, scores }: Scratch<'_>,
+    (threads, scratch): (&Threads, &mut [Scratch]),
 ) {
     let Kept { qkv, y, statistics } = kept;
-    let (p, ds) = scores.split_at_mut(scores.len() / 2);
-    for head in heads.all() {
-        // The last block reaches all keys, so it writes its gradients. The other blocks add theirs.
-        for queries in heads.blocks().rev() {
-            let keys = 0..queries.end;
-            let accumulate = queries.end < heads.sequence;
-            let (p, ds) =
-                (&mut p[..queries.len() * keys.len()], &mut ds[..queries.len() * keys.len()]);
-            let grid = Grid::dense(queries.len(), keys.len());
-            let (q, k, v) = (head.q(queries.clone()), head.k(keys.clone()), head.v(keys.clone()));
-            let rows = head.y(queries.clone());
-            gemm.multiply((qkv, q), (qkv, k.t()), (p, grid), false);
-            gemm.multiply((dy, rows), (qkv, v.t()), (ds, grid), false);
-            let mut expected = [0.0; BLOCK];
-            row_products(y, dy, rows, &mut expected);
-            let block = BlockRows {
-                first: queries.start,
-                scale: heads.scale(),
-                statistics: &statistics[head.statistics(queries.clone())],
-                expected: &expected[..queries.len()],
-            };
-            softmax_backward(block, p, ds);
-            gemm.multiply((p, grid.t()), (dy, rows), (d_qkv, v), accumulate);
-            gemm.multiply((ds, grid.t()), (qkv, q), (d_qkv, k), accumulate);
-            gemm.multiply((ds, grid), (qkv, k), (d_qkv, q), false);
-        }
-    }
+    let rows = statistics.chunks_exact(heads.sequence);
+    let parts = heads.all().zip(heads.cut(d_qkv)).zip(rows).collect();
+    heads.each(
+        threads,
+        scratch,
+        parts,
+        |((head, [mut dq, mut dk, mut dv]), statistics), scratch| {
+            let Scratch { gemm, scores } = scratch;
+            let half = scores.len() / 2;
+            let (p, ds) = scores.split_at_mut(half);
+            // The last block reaches all keys, so it writes its gradients. The other blocks add theirs.
+            for queries in heads.blocks().rev() {
+                let keys = 0..queries.end;
+                let accumulate = queries.end < heads.sequence;
+                let (p, ds) =
+                    (&mut p[..queries.len() * keys.len()], &mut ds[..queries.len() * keys.len()]);
+                let grid = Grid::dense(queries.len(), keys.len());
+                let (q, k, v) =
+                    (head.q(queries.clone()), head.k(keys.clone()), head.v(keys.clone()));
+                let rows = head.y(queries.clone());
+                gemm.multiply((qkv, q), (qkv, k.t()), Target::new(p, grid), false);
+                gemm.multiply((dy, rows), (qkv, v.t()), Target::new(ds, grid), false);
+                let mut expected = [0.0; BLOCK];
+                row_products(y, dy, rows, &mut expected);
+                let block = BlockRows {
+                    first: queries.start,
+                    scale: heads.scale(),
+                    statistics: &statistics[queries.clone()],
+                    expected: &expected[..queries.len()],
+                };
+                softmax_backward(block, p, ds);
+                let (dv, dk) = (dv.again().rows(keys.clone()), dk.again().rows(keys));
+                gemm.multiply((p, grid.t()), (dy, rows), dv, accumulate);
+                gemm.multiply((ds, grid.t()), (qkv, q), dk, accumulate);
+                gemm.multiply((ds, grid), (qkv, k), dq.again().rows(queries), false);
+            }
+        },
+    );
 }
 
 /// Turns the scores of queries from `first` on into probabilities, zero for later keys.
@@ -176,6 +183,47 @@ impl HeadShape {
         })
     }
 
+    /// A matrix that holds `PARTS` times the width, cut into those parts of each head. The heads are
+    /// in the order of [`HeadShape::all`].
+    fn cut<const PARTS: usize>(
+        self,
+        matrix: &mut [f32],
+    ) -> impl Iterator<Item = [Target<'_>; PARTS]> {
+        let Self { sequences, sequence, heads, size } = self;
+        let pieces = |count: usize, of: usize| (0..count).map(move |at| at * of..(at + 1) * of);
+        let grid = Grid::dense(sequences * sequence, PARTS * heads * size);
+        let rows = Target::new(matrix, grid).cut_rows(pieces(sequences, sequence));
+        rows.into_iter().flat_map(move |rows| {
+            let parts = rows.cut_columns(pieces(PARTS, heads * size)).into_iter();
+            let mut parts: Vec<_> =
+                parts.map(|part| part.cut_columns(pieces(heads, size)).into_iter()).collect();
+            (0..heads).map(move |_| {
+                std::array::from_fn(|part| parts[part].next().expect("as many as heads"))
+            })
+        })
+    }
+
+    /// Does some work for each of these parts, of which each head has one, on all threads.
+    fn each<T: Send>(
+        self,
+        threads: &Threads,
+        scratch: &mut [Scratch],
+        parts: Vec<T>,
+        work: impl Fn(T, &mut Scratch) + Sync,
+    ) {
+        // Of a score, its products take the time.
+        let of_head = self.sequence * self.sequence * self.size / 8;
+        let pieces = threads.cut(parts.len(), 1, parts.len() * of_head);
+        let mut parts = parts.into_iter();
+        let mut groups = Vec::with_capacity(pieces.len());
+        for (piece, scratch) in pieces.into_iter().zip(scratch) {
+            groups.push((parts.by_ref().take(piece.len()).collect::<Vec<_>>(), scratch));
+        }
+        threads.each(groups, |(group, scratch)| {
+            group.into_iter().for_each(|part| work(part, scratch));
+        });
+    }
+
     fn blocks(self) -> impl DoubleEndedIterator<Item = Range<usize>> {
         (0..self.sequence.div_ceil(BLOCK))
             .map(move |block| block * BLOCK..self.sequence.min((block + 1) * BLOCK))
@@ -223,11 +271,5 @@ impl Head {
             row_stride: parts * heads * size,
             column_stride: 1,
         }
-    }
-
-    /// The rows of one head lie side by side.
-    fn statistics(self, rows: Range<usize>) -> Range<usize> {
-        let first = (self.sequence * self.of.heads + self.head) * self.of.sequence;
-        first + rows.start..first + rows.end
     }
 }

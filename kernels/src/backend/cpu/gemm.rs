@@ -6,8 +6,19 @@
 //! inner index, in blocks of fixed length. That holds because the product is never scaled here: a
 //! scale would be fused with the addition in some tiles and not in others.
 
+use std::marker::PhantomData;
+use std::ops::Range;
+
+use super::threads::Threads;
+
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+
+/// Threads cut a product at multiples of so many rows or columns: of whole tiles.
+const ROWS: usize = 14;
+const COLUMNS: usize = 32;
+/// Multiplications that take as long as an element of other operations.
+const PRODUCTS_AN_ELEMENT: usize = 16;
 
 /// The elements of a slice that make a matrix.
 #[derive(Clone, Copy, Debug)]
@@ -47,11 +58,78 @@ impl Grid {
         self.row_stride == 1 || self.column_stride == 1
     }
 
+    /// Some rows of it.
+    pub fn rows(self, rows: Range<usize>) -> Self {
+        assert!(rows.end <= self.rows, "{self:?} has no rows {rows:?}");
+        Self { offset: self.offset + rows.start * self.row_stride, rows: rows.len(), ..self }
+    }
+
+    /// Some columns of it.
+    pub fn columns(self, columns: Range<usize>) -> Self {
+        self.t().rows(columns).t()
+    }
+
     fn assert_inside(self, len: usize) {
+        if self.rows * self.columns == 0 {
+            return;
+        }
         let last = self.offset
             + (self.rows - 1) * self.row_stride
             + (self.columns - 1) * self.column_stride;
         assert!(last < len, "{self:?} reaches beyond {len} elements");
+    }
+}
+
+/// A matrix to write to, in memory that matrices of other threads may interleave with.
+pub struct Target<'a> {
+    memory: *mut f32,
+    grid: Grid,
+    borrowed: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a target is the only one with its elements, as an exclusive slice would be.
+unsafe impl Send for Target<'_> {}
+
+impl<'a> Target<'a> {
+    /// A matrix in this memory.
+    pub fn new(memory: &'a mut [f32], grid: Grid) -> Self {
+        assert!(grid.row_stride >= grid.columns && grid.column_stride == 1, "rows overlap");
+        grid.assert_inside(memory.len());
+        Self { memory: memory.as_mut_ptr(), grid, borrowed: PhantomData }
+    }
+
+    /// The same matrix, for a while.
+    pub fn again(&mut self) -> Target<'_> {
+        Target { borrowed: PhantomData, ..*self }
+    }
+
+    /// Some rows of it.
+    pub fn rows(self, rows: Range<usize>) -> Self {
+        Self { grid: self.grid.rows(rows), ..self }
+    }
+
+    /// Its rows, cut into pieces that follow each other.
+    pub fn cut_rows(self, pieces: impl IntoIterator<Item = Range<usize>>) -> Vec<Self> {
+        self.cut(pieces, Grid::rows)
+    }
+
+    /// Its columns, cut into pieces that follow each other.
+    pub fn cut_columns(self, pieces: impl IntoIterator<Item = Range<usize>>) -> Vec<Self> {
+        self.cut(pieces, Grid::columns)
+    }
+
+    fn cut(
+        self,
+        pieces: impl IntoIterator<Item = Range<usize>>,
+        of: fn(Grid, Range<usize>) -> Grid,
+    ) -> Vec<Self> {
+        let mut end = 0;
+        let piece = |piece: Range<usize>| {
+            assert!(end <= piece.start, "pieces overlap");
+            end = piece.end;
+            Self { grid: of(self.grid, piece), ..self }
+        };
+        pieces.into_iter().map(piece).collect()
     }
 }
 
@@ -83,26 +161,26 @@ impl Gemm {
         &mut self,
         (a, a_grid): (&[f32], Grid),
         (b, b_grid): (&[f32], Grid),
-        (c, c_grid): (&mut [f32], Grid),
+        c: Target<'_>,
         accumulate: bool,
     ) {
+        let c_grid = c.grid;
         assert_eq!(
             (a_grid.rows, b_grid.columns),
             (c_grid.rows, c_grid.columns),
             "shape of the product"
         );
         assert_eq!(a_grid.columns, b_grid.rows, "inner size of the product");
-        assert!(c_grid.row_stride >= c_grid.columns && c_grid.column_stride == 1, "rows overlap");
         if c_grid.rows * c_grid.columns == 0 {
             return;
         }
         assert_ne!(a_grid.columns, 0, "a product over nothing");
         a_grid.assert_inside(a.len());
         b_grid.assert_inside(b.len());
-        c_grid.assert_inside(c.len());
-        let (a, b, c) = ((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), (c.as_mut_ptr(), c_grid));
-        // SAFETY: all three grids were just checked to lie inside their slices. The slices do not
-        // overlap, as `c` is borrowed exclusively. Distinct elements of `c` are distinct in memory.
+        let (a, b, c) = ((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), (c.memory, c_grid));
+        // SAFETY: the grids of the factors were just checked to lie inside their slices, and that of
+        // `c` when it was made. The factors do not overlap with `c`, which is the only one with its
+        // elements. Distinct elements of `c` are distinct in memory.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if let Some(panels) = &mut self.panels
@@ -113,6 +191,33 @@ impl Gemm {
             }
             reference(a, b, c, accumulate);
         }
+    }
+}
+
+/// As [`Gemm::multiply`], on all threads, with memory for each of them.
+pub fn multiply<'a>(
+    threads: &Threads,
+    gemms: impl Iterator<Item = &'a mut Gemm>,
+    (a, a_grid): (&[f32], Grid),
+    (b, b_grid): (&[f32], Grid),
+    c: Target<'_>,
+    accumulate: bool,
+) {
+    let Grid { rows, columns, .. } = c.grid;
+    let work = rows * columns * a_grid.columns / PRODUCTS_AN_ELEMENT;
+    // Each thread copies the factor that is not cut, so the larger one is.
+    if rows >= columns {
+        let pieces = threads.cut(rows, ROWS, work);
+        let parts = c.cut_rows(pieces.iter().cloned()).into_iter().zip(pieces).zip(gemms);
+        threads.each(parts.collect(), |((c, piece), gemm)| {
+            gemm.multiply((a, a_grid.rows(piece)), (b, b_grid), c, accumulate);
+        });
+    } else {
+        let pieces = threads.cut(columns, COLUMNS, work);
+        let parts = c.cut_columns(pieces.iter().cloned()).into_iter().zip(pieces).zip(gemms);
+        threads.each(parts.collect(), |((c, piece), gemm)| {
+            gemm.multiply((a, a_grid), (b, b_grid.columns(piece)), c, accumulate);
+        });
     }
 }
 
@@ -178,7 +283,8 @@ mod tests {
             }
             let (a_grid, b_grid) = (Grid::dense(rows, inner), Grid::dense(inner, columns));
             let grid = Grid::dense(rows, columns);
-            Gemm::new().multiply((&a, a_grid), (&b, b_grid), (&mut c, grid), true);
+            let to = Target::new(&mut c, grid);
+            Gemm::new().multiply((&a, a_grid), (&b, b_grid), to, true);
             prop_assert_eq!(&c, &expected);
             // SAFETY: `multiply` has just checked the same grids.
             unsafe {
@@ -218,7 +324,8 @@ mod tests {
                 .flat_map(|(a, b)| [(a, b, false), (a, b, true)])
             {
                 let (mut c, mut expected) = (before.clone(), before.clone());
-                gemm.multiply((&a, a_grid), (&b, b_grid), (&mut c, c_grid), accumulate);
+                let c_target = Target::new(&mut c, c_grid);
+                gemm.multiply((&a, a_grid), (&b, b_grid), c_target, accumulate);
                 let to = (expected.as_mut_ptr(), c_grid);
                 // SAFETY: `multiply` has just checked the same grids.
                 unsafe {

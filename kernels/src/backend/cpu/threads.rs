@@ -1,0 +1,106 @@
+//! The threads that share an operation. An operation is cut over rows or columns, and no sum is
+//! cut, so the bits do not depend on the number of threads.
+
+use std::ops::Range;
+
+use rayon_core::{ThreadPool, ThreadPoolBuilder};
+
+/// An operation of less work than this is not cut, elements: it is done before another thread is
+/// awake.
+const MIN_WORK: usize = 32 << 10;
+
+/// The threads of a backend.
+pub struct Threads {
+    /// None if there is one thread, which is the caller's.
+    pool: Option<ThreadPool>,
+    count: usize,
+}
+
+impl Threads {
+    /// Starts `count` threads, at least one. If the system has no more threads to give, there is
+    /// the caller's alone.
+    pub fn new(count: usize) -> Self {
+        let name = |number| format!("compute-{number}");
+        let begin = || ThreadPoolBuilder::new().num_threads(count).thread_name(name).build().ok();
+        let pool = (count > 1).then(begin).flatten();
+        let count = pool.as_ref().map_or(1, ThreadPool::current_num_threads);
+        Self { pool, count }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Cuts `count` rows or columns into a piece for each thread, or into fewer if there is little
+    /// work. The lengths of all pieces but the last one are multiples of `unit`. `work` is that of
+    /// all rows, elements.
+    pub fn cut(&self, count: usize, unit: usize, work: usize) -> Vec<Range<usize>> {
+        let units = count.div_ceil(unit);
+        let pieces = (work / MIN_WORK).min(self.count).min(units).max(1);
+        let begin = |piece: usize| (units * piece / pieces * unit).min(count);
+        (0..pieces).map(|piece| begin(piece)..begin(piece + 1)).collect()
+    }
+
+    /// Does some work for each of these parts, on all threads.
+    pub fn each<T: Send>(&self, parts: Vec<T>, work: impl Fn(T) + Sync) {
+        let Some(pool) = self.pool.as_ref().filter(|_| parts.len() > 1) else {
+            return parts.into_iter().for_each(work);
+        };
+        let work = &work;
+        pool.scope(|scope| parts.into_iter().for_each(|part| scope.spawn(move |_| work(part))));
+    }
+}
+
+/// The rows of a matrix in these pieces, one after the other. A row has `width` elements.
+pub fn rows<'a>(
+    mut matrix: &'a mut [f32],
+    width: usize,
+    pieces: &[Range<usize>],
+) -> Vec<&'a mut [f32]> {
+    let mut piece = |rows: &Range<usize>| {
+        let (piece, rest) = std::mem::take(&mut matrix).split_at_mut(rows.len() * width);
+        matrix = rest;
+        piece
+    };
+    pieces.iter().map(&mut piece).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+    use super::*;
+
+    #[test]
+    fn every_row_is_in_one_piece() {
+        for threads in 1..5 {
+            let threads = Threads::new(threads);
+            for (count, unit) in [(0, 1), (1, 1), (3, 14), (28, 14), (29, 14), (100, 1), (101, 32)]
+            {
+                for work in [1, 1 << 20] {
+                    let pieces = threads.cut(count, unit, work);
+                    let all: Vec<usize> = pieces.iter().cloned().flatten().collect();
+                    assert_eq!(all, (0..count).collect::<Vec<_>>(), "{count} {unit} {work}");
+                    assert!(
+                        pieces
+                            .iter()
+                            .all(|piece| piece.start.is_multiple_of(unit) || piece.is_empty())
+                    );
+                    assert!(pieces.len() <= if work == 1 { 1 } else { threads.count });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn every_part_is_worked_on_once() {
+        for count in [1, 3] {
+            let done = [const { AtomicUsize::new(0) }; 40];
+            Threads::new(count).each(done.iter().collect(), |part: &AtomicUsize| {
+                part.fetch_add(1, Relaxed);
+            });
+            assert!(done.iter().all(|part| part.load(Relaxed) == 1));
+        }
+    }
+}
