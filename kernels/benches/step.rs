@@ -1,5 +1,5 @@
-//! Forward and backward of the GPTs of the design, on one thread and on all cores: prints tokens per
-//! second.
+//! Forward and backward of the GPTs of the design, on one thread and on all cores: prints tokens
+//! per second.
 
 use std::thread::available_parallelism;
 use std::time::Instant;

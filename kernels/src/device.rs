@@ -198,8 +198,8 @@ impl Devices {
         self.providers.push(provider);
     }
 
-    /// Sets the number of threads with which the CPU computes a model, at least one. The bits do not
-    /// depend on it.
+    /// Sets the number of threads with which the CPU computes a model, at least one. The bits do
+    /// not depend on it.
     pub fn set_threads(&mut self, threads: usize) {
         self.threads = threads.max(1);
     }

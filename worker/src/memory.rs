@@ -29,13 +29,14 @@ pub struct WorkerMemory {
 pub const CONSTANT_BYTES: u64 = 58 << 20;
 
 impl WorkerMemory {
-    /// The memory of a worker at the run's start, when `workers` share it. It is that of the worker
-    /// that needs most.
+    /// The memory of a worker at the run's start, when `workers` share it, and each computes with
+    /// `threads`. It is that of the worker that needs most.
     ///
     /// With `N` parameters, `W` workers and `C = min(copies, W)` owners of each shard:
     ///
-    /// - device: parameters, gradient and activations, as the model plans them. A `gpt` with
-    ///   `recompute` has only the input of each block, and one block's activations.
+    /// - device: parameters, gradient and activations, as the model plans them, and what each
+    ///   thread needs to compute. A `gpt` with `recompute` has only the input of each block, and
+    ///   one block's activations.
     /// - optimizer: `C N / W` times master weights and moments.
     /// - partials: `4 N` for each complete subtree, and for each level of the one under way.
     /// - reduced: `4 N (C - 1) / W` from the primaries that this worker backs up, and `4 N / W` for
@@ -69,7 +70,7 @@ impl WorkerMemory {
         run: &RunSpec,
         model: &ModelPlan,
         optimizer: &Optimizer,
-        (workers, threads): (u32, usize),
+        (workers, threads): (u32, u32),
     ) -> Self {
         let parameters = model.layout.count() as u64;
         let owners = u64::from(run.copies.min(workers));
@@ -83,7 +84,7 @@ impl WorkerMemory {
             coming => coming.div_ceil(2),
         };
         Self {
-            device: model.bytes_on(threads) as u64,
+            device: model.bytes_on(threads as usize) as u64,
             pinned: 0,
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,

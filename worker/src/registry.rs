@@ -269,7 +269,8 @@ impl Registry {
         build(run)
     }
 
-    /// Sets the number of threads with which the CPU computes a model. The bits do not depend on it.
+    /// Sets the number of threads with which the CPU computes a model. The bits do not depend on
+    /// their number.
     pub fn set_threads(&mut self, threads: usize) {
         self.devices.set_threads(threads);
     }

@@ -14,7 +14,7 @@ use std::ops::Range;
 
 use super::memory::Memory;
 use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Sizes, View};
-use gemm::{Gemm, Grid, Target};
+use gemm::{Gemm, Grid, OutputMatrix};
 use threads::Threads;
 
 mod attention;
@@ -80,7 +80,7 @@ impl Cpu {
         let upright = |view: View| View { transposed: false, ..view };
         let [left, right, sums] = self.memory.split([upright(a), upright(b), c]);
         let gemms = self.scratch.iter_mut().map(|scratch| &mut scratch.gemm);
-        let sums = Target::new(sums, grid(c));
+        let sums = OutputMatrix::new(sums, grid(c));
         gemm::multiply(&self.threads, gemms, (left, grid(a)), (right, grid(b)), sums, accumulate);
     }
 

@@ -155,7 +155,7 @@ fn check_memory(
     };
     let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
     let plan = plan?;
-    let counts = (run.start_workers, registry.devices().threads());
+    let counts = (run.start_workers, registry.devices().threads() as u32);
     let needed = WorkerMemory::of_worker(run, &plan, optimizer, counts).total();
     let began = Instant::now();
     loop {

@@ -4,7 +4,7 @@
 //! `q, k, v`: queries, keys, values. `s`: scores. `p`: probabilities. `d_`: the gradient of.
 
 use super::Scratch;
-use super::gemm::{Grid, Target};
+use super::gemm::{Grid, OutputMatrix};
 use super::math::{exp, largest, ln, sums};
 use super::threads::Threads;
 use crate::backend::Attention;
@@ -50,7 +50,7 @@ pub fn forward(
             let s = &mut scratch.scores[..queries.len() * keys.len()];
             let s_grid = Grid::dense(queries.len(), keys.len());
             let (q, k) = (head.q(queries.clone()), head.k(keys.clone()));
-            scratch.gemm.multiply((qkv, q), (qkv, k.t()), Target::new(s, s_grid), false);
+            scratch.gemm.multiply((qkv, q), (qkv, k.t()), OutputMatrix::new(s, s_grid), false);
             softmax(s, queries.start, heads.scale(), &mut statistics[queries.clone()]);
             let y = y.again().rows(queries);
             scratch.gemm.multiply((s, s_grid), (qkv, head.v(keys)), y, false);
@@ -77,7 +77,7 @@ pub fn backward(
             let Scratch { gemm, scores } = scratch;
             let half = scores.len() / 2;
             let (p, ds) = scores.split_at_mut(half);
-            // The last block reaches all keys, so it writes its gradients. The other blocks add theirs.
+            // The last block reaches all keys, so it writes its gradients. The others add theirs.
             for queries in heads.blocks().rev() {
                 let keys = 0..queries.end;
                 let accumulate = queries.end < heads.sequence;
@@ -87,8 +87,8 @@ pub fn backward(
                 let (q, k, v) =
                     (head.q(queries.clone()), head.k(keys.clone()), head.v(keys.clone()));
                 let rows = head.y(queries.clone());
-                gemm.multiply((qkv, q), (qkv, k.t()), Target::new(p, grid), false);
-                gemm.multiply((dy, rows), (qkv, v.t()), Target::new(ds, grid), false);
+                gemm.multiply((qkv, q), (qkv, k.t()), OutputMatrix::new(p, grid), false);
+                gemm.multiply((dy, rows), (qkv, v.t()), OutputMatrix::new(ds, grid), false);
                 let mut expected = [0.0; BLOCK];
                 row_products(y, dy, rows, &mut expected);
                 let block = BlockRows {
@@ -183,16 +183,16 @@ impl HeadShape {
         })
     }
 
-    /// A matrix that holds `PARTS` times the width, cut into those parts of each head. The heads are
-    /// in the order of [`HeadShape::all`].
+    /// A matrix that holds `PARTS` times the width, cut into those parts of each head. The heads
+    /// are in the order of [`HeadShape::all`].
     fn cut<const PARTS: usize>(
         self,
         matrix: &mut [f32],
-    ) -> impl Iterator<Item = [Target<'_>; PARTS]> {
+    ) -> impl Iterator<Item = [OutputMatrix<'_>; PARTS]> {
         let Self { sequences, sequence, heads, size } = self;
         let pieces = |count: usize, of: usize| (0..count).map(move |at| at * of..(at + 1) * of);
         let grid = Grid::dense(sequences * sequence, PARTS * heads * size);
-        let rows = Target::new(matrix, grid).cut_rows(pieces(sequences, sequence));
+        let rows = OutputMatrix::new(matrix, grid).cut_rows(pieces(sequences, sequence));
         rows.into_iter().flat_map(move |rows| {
             let parts = rows.cut_columns(pieces(PARTS, heads * size)).into_iter();
             let mut parts: Vec<_> =

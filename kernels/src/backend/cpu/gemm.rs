@@ -81,16 +81,16 @@ impl Grid {
 }
 
 /// A matrix to write to, in memory that matrices of other threads may interleave with.
-pub struct Target<'a> {
+pub struct OutputMatrix<'a> {
     memory: *mut f32,
     grid: Grid,
     borrowed: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a target is the only one with its elements, as an exclusive slice would be.
-unsafe impl Send for Target<'_> {}
+// SAFETY: an output is the only one with its elements, as an exclusive slice would be.
+unsafe impl Send for OutputMatrix<'_> {}
 
-impl<'a> Target<'a> {
+impl<'a> OutputMatrix<'a> {
     /// A matrix in this memory.
     pub fn new(memory: &'a mut [f32], grid: Grid) -> Self {
         assert!(grid.row_stride >= grid.columns && grid.column_stride == 1, "rows overlap");
@@ -99,8 +99,8 @@ impl<'a> Target<'a> {
     }
 
     /// The same matrix, for a while.
-    pub fn again(&mut self) -> Target<'_> {
-        Target { borrowed: PhantomData, ..*self }
+    pub fn again(&mut self) -> OutputMatrix<'_> {
+        OutputMatrix { borrowed: PhantomData, ..*self }
     }
 
     /// Some rows of it.
@@ -161,7 +161,7 @@ impl Gemm {
         &mut self,
         (a, a_grid): (&[f32], Grid),
         (b, b_grid): (&[f32], Grid),
-        c: Target<'_>,
+        c: OutputMatrix<'_>,
         accumulate: bool,
     ) {
         let c_grid = c.grid;
@@ -178,9 +178,9 @@ impl Gemm {
         a_grid.assert_inside(a.len());
         b_grid.assert_inside(b.len());
         let (a, b, c) = ((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), (c.memory, c_grid));
-        // SAFETY: the grids of the factors were just checked to lie inside their slices, and that of
-        // `c` when it was made. The factors do not overlap with `c`, which is the only one with its
-        // elements. Distinct elements of `c` are distinct in memory.
+        // SAFETY: the grids of the factors were just checked to lie inside their slices, and that
+        // of `c` when it was made. The factors do not overlap with `c`, which is the only one with
+        // its elements. Distinct elements of `c` are distinct in memory.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if let Some(panels) = &mut self.panels
@@ -200,7 +200,7 @@ pub fn multiply<'a>(
     gemms: impl Iterator<Item = &'a mut Gemm>,
     (a, a_grid): (&[f32], Grid),
     (b, b_grid): (&[f32], Grid),
-    c: Target<'_>,
+    c: OutputMatrix<'_>,
     accumulate: bool,
 ) {
     let Grid { rows, columns, .. } = c.grid;
@@ -283,7 +283,7 @@ mod tests {
             }
             let (a_grid, b_grid) = (Grid::dense(rows, inner), Grid::dense(inner, columns));
             let grid = Grid::dense(rows, columns);
-            let to = Target::new(&mut c, grid);
+            let to = OutputMatrix::new(&mut c, grid);
             Gemm::new().multiply((&a, a_grid), (&b, b_grid), to, true);
             prop_assert_eq!(&c, &expected);
             // SAFETY: `multiply` has just checked the same grids.
@@ -324,8 +324,8 @@ mod tests {
                 .flat_map(|(a, b)| [(a, b, false), (a, b, true)])
             {
                 let (mut c, mut expected) = (before.clone(), before.clone());
-                let c_target = Target::new(&mut c, c_grid);
-                gemm.multiply((&a, a_grid), (&b, b_grid), c_target, accumulate);
+                let to = OutputMatrix::new(&mut c, c_grid);
+                gemm.multiply((&a, a_grid), (&b, b_grid), to, accumulate);
                 let to = (expected.as_mut_ptr(), c_grid);
                 // SAFETY: `multiply` has just checked the same grids.
                 unsafe {
