@@ -68,12 +68,13 @@ class Part:
     trials: List[Trial] = field(default_factory=list)
 
 
-def train(place, gpt: Gpt, workers: int, data_shards: int, steps: int, *more) -> tuple:
+def train(place, gpt: Gpt, workers: int, data_shards: int, steps: int, *more,
+          threads: int = 1) -> tuple:
     """Trains; the lines of the committed steps and the report."""
     folder, report = place.file("run"), place.file("report.json")
     shutil.rmtree(folder, ignore_errors=True)
     config = gpt.config(place, data_shards)
-    place.everstep("train", "--config", config, "--workers", workers, "--threads", 1,
+    place.everstep("train", "--config", config, "--workers", workers, "--threads", threads,
                    "--steps", steps, "--dir", folder, "--report", report, *more)
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines], json.loads(report.read_text())
@@ -89,8 +90,9 @@ def rounded(figures):
 # steps: tokens per second of whole training steps, beside PyTorch DDP
 
 
-def our_steps(place, gpt: Gpt, workers: int, data_shards: int, steps: int) -> dict:
-    lines, _ = train(place, gpt, workers, data_shards, WARM_UP + steps)
+def our_steps(place, gpt: Gpt, workers: int, data_shards: int, steps: int,
+              threads: int = 1) -> dict:
+    lines, _ = train(place, gpt, workers, data_shards, WARM_UP + steps, threads=threads)
     taken = [round(1e3 * line["seconds"], 2) for line in lines[WARM_UP:]]
     return {"step_tokens": lines[-1]["tokens"], "step_ms": taken}
 
@@ -109,6 +111,25 @@ def steps(gpt: Gpt, steps: int) -> Part:
         for workers, data_shards in [(1, 2), (2, 2), (4, 4)]
     ]
     return Part(f"steps-{gpt.layers}x{gpt.width}", 5, trials)
+
+
+# threads: one worker of two threads beside two ranks, each side with two data shards
+
+
+def our_threads(place, gpt: Gpt, steps: int) -> dict:
+    return our_steps(place, gpt, 1, 2, steps, threads=2)
+
+
+def ddp_ranks(place, gpt: Gpt, steps: int) -> dict:
+    return ddp_steps(place, gpt, 2, 2, steps)
+
+
+def threads() -> Part:
+    trials = [
+        Trial({"model": gpt.name, "threads": 2}, both(our_threads, ddp_ranks, gpt, steps))
+        for gpt, steps in [(SMALL, 30), (LARGE, 9)]
+    ]
+    return Part("threads", 5, trials)
 
 
 # pytorch: the same steps with a model of PyTorch on both sides, beside a plain loop, DDP, torchft
@@ -287,6 +308,6 @@ def both(ours: Callable, peer: Callable, *arguments) -> Dict[str, Callable]:
 
 
 PARTS = {part.name: part for part in [
-    steps(SMALL, 30), steps(LARGE, 9), pytorch(SMALL, 30), pytorch(LARGE, 9), all_reduce(),
-    stages(), start_up(), memory(), passes(),
+    steps(SMALL, 30), steps(LARGE, 9), threads(), pytorch(SMALL, 30), pytorch(LARGE, 9),
+    all_reduce(), stages(), start_up(), memory(), passes(),
 ]}

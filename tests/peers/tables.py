@@ -56,6 +56,13 @@ def steps(measurements: List[dict]) -> str:
                  rows)
 
 
+def threads(measurements: List[dict]) -> str:
+    rows = [[model, threads, *compare(of(measurements, model=model), tokens_per_second, ",.0f")]
+            for model, threads in distinct(measurements, "model", "threads")]
+    return table("model | threads, and ranks | Everstep, tokens/s | DDP, tokens/s | ratio "
+                 "| of each round", rows)
+
+
 def pytorch(measurements: List[dict]) -> str:
     def peak(who: str, here: List[dict]) -> str:
         most = median(figures(here, who, lambda it: max(it["peak_rss_bytes"])))
@@ -187,7 +194,7 @@ def table(heads: str, rows: List[list]) -> str:
     return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
 
 
-TABLES = {"steps-4x128": steps, "steps-6x384": steps, "pytorch-4x128": pytorch,
+TABLES = {"steps-4x128": steps, "steps-6x384": steps, "threads": threads, "pytorch-4x128": pytorch,
           "pytorch-6x384": pytorch, "all-reduce": all_reduce,
           "stages": stages, "start-up": start_up, "memory": memory, "passes": passes}
 
