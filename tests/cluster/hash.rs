@@ -47,6 +47,22 @@ fn micro_batches_add_up_the_same_everywhere() {
     assert_one_hash(&World::new().with("batch.accumulate", 2), 8, &[2, 3], &[2]);
 }
 
+/// The model is so large that threads share its operations.
+#[test]
+fn threads_change_no_bit() {
+    let sizes = [("run.steps", 3), ("model.width", 128), ("model.context", 128)];
+    let sizes = sizes.into_iter().chain([("batch.micro_batch", 4), ("batch.data_shards", 2)]);
+    let world = sizes.fold(World::new(), |world, (key, size)| world.with(key, size));
+    let hash = |workers, threads| {
+        let run = world.train(&["--workers", workers, "--threads", threads]);
+        run.hash().to_owned()
+    };
+    let alone = hash("1", "1");
+    for (workers, threads) in [("1", "2"), ("1", "3"), ("2", "2")] {
+        assert_eq!(hash(workers, threads), alone, "{workers} workers of {threads} threads");
+    }
+}
+
 #[test]
 fn rounded_parameters_are_rounded_the_same_everywhere() {
     let hashes = ["nearest", "stochastic"].map(|rounding| {
