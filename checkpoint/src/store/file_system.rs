@@ -210,9 +210,9 @@ fn pages(bytes: &[u8], offset: u64) -> Range<usize> {
     if is_aligned && end.saturating_sub(start) >= MIN_DIRECT_BYTES { start..end } else { 0..0 }
 }
 
-/// Writes pages without a copy in memory of the system. Copying them takes longer than computing
-/// their digests. Returns false, and has perhaps written some of them, if the file system cannot do
-/// that.
+/// Writes pages without a copy in memory of the system: that copy was half of the CPU time of a
+/// thread that writes parts. Returns false, and has perhaps written some of them, if the file
+/// system cannot do that.
 fn write_direct(file: &File, pages: &[u8], offset: u64) -> io::Result<bool> {
     let flags = fcntl_getfl(file)?;
     if fcntl_setfl(file, flags | OFlags::DIRECT).is_err() {
@@ -220,9 +220,9 @@ fn write_direct(file: &File, pages: &[u8], offset: u64) -> io::Result<bool> {
     }
     let written = FileExt::write_all_at(file, pages, offset);
     fcntl_setfl(file, flags)?;
-    match written {
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(false),
-        written => written.map(|()| true),
+    match written.as_ref().map_err(Errno::from_io_error) {
+        Err(Some(Errno::INVAL | Errno::OPNOTSUPP)) => Ok(false),
+        _ => written.map(|()| true),
     }
 }
 
@@ -243,7 +243,7 @@ fn rename_to_free_name(from: &Path, to: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Bytes whose memory begins at a page and `shift` further.
+    /// So many bytes. The first one lies `shift` bytes behind the begin of a page of memory.
     fn bytes(memory: &mut Vec<u8>, shift: usize, count: usize) -> &[u8] {
         *memory = (0..count + 2 * PAGE).map(|at| (at % 251) as u8).collect();
         let start = memory.as_ptr().align_offset(PAGE) + shift;
