@@ -33,8 +33,8 @@ pub(crate) fn run(
     let parameters = model.layout.count();
     let tensors = model.layout.tensors().len();
     let optimizer = registry.build_optimizer(run).map_err(|error| failed(&error))?;
-    let counts = (resolved.workers, threads_of_worker(local.threads, resolved.workers));
-    let memory = WorkerMemory::of_worker(run, &model, &optimizer, counts);
+    let (workers, threads) = (resolved.workers, threads_of_worker(local.threads, resolved.workers));
+    let memory = WorkerMemory::of_worker(run, &model, &optimizer, workers, threads as usize);
     let mut lines = vec![
         format!("run             {}", output::plain(&run.name)),
         format!("model           {} ({tensors} tensors)", output::plain(&run.model.kind)),

@@ -15,7 +15,6 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::thread::available_parallelism;
 use std::time::Duration;
 
 use everstep_transport::quic::HostPort;
@@ -23,7 +22,7 @@ use everstep_worker::daemon::{self, CleanExit, Ready, WorkerError, WorkerOptions
 use everstep_worker::registry::Registry;
 
 use crate::cli::WorkerFlags;
-use crate::cluster::Directory;
+use crate::cluster::{Directory, threads_of_worker};
 use crate::failure::{Exit, Failure};
 use crate::{announce, logging, script, supervision};
 pub(crate) use add::run as add;
@@ -34,15 +33,10 @@ pub(crate) fn run(flags: WorkerFlags, mut registry: Registry) -> Result<(), Fail
     if !flags.script.is_empty() {
         return script::run(&flags);
     }
-    registry.set_threads(flags.threads.map_or_else(cores, |threads| threads as usize));
+    registry.set_threads(threads_of_worker(flags.threads, 1) as usize);
     work(flags, Arc::new(registry), |ready| {
         announce(&serde_json::json!({ "name": ready.name, "address": ready.address }));
     })
-}
-
-/// The cores that this process may use.
-pub(crate) fn cores() -> usize {
-    available_parallelism().map_or(1, usize::from)
 }
 
 /// Works until the run is over. Calls `ready` once the worker listens.

@@ -70,7 +70,8 @@ impl WorkerMemory {
         run: &RunSpec,
         model: &ModelPlan,
         optimizer: &Optimizer,
-        (workers, threads): (u32, u32),
+        workers: u32,
+        threads: usize,
     ) -> Self {
         let parameters = model.layout.count() as u64;
         let owners = u64::from(run.copies.min(workers));
@@ -84,7 +85,7 @@ impl WorkerMemory {
             coming => coming.div_ceil(2),
         };
         Self {
-            device: model.bytes_on(threads as usize) as u64,
+            device: model.bytes_on(threads) as u64,
             pinned: 0,
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,
@@ -176,7 +177,7 @@ mod tests {
 
     fn of_two(run: &RunSpec, model: &ModelPlan) -> WorkerMemory {
         let optimizer = builtin::registry().build_optimizer(run).expect("a valid optimizer");
-        WorkerMemory::of_worker(run, model, &optimizer, (2, 1))
+        WorkerMemory::of_worker(run, model, &optimizer, 2, 1)
     }
 
     #[test]

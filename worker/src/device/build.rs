@@ -155,8 +155,8 @@ fn check_memory(
     };
     let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
     let plan = plan?;
-    let counts = (run.start_workers, registry.devices().threads() as u32);
-    let needed = WorkerMemory::of_worker(run, &plan, optimizer, counts).total();
+    let threads = registry.devices().threads();
+    let needed = WorkerMemory::of_worker(run, &plan, optimizer, run.start_workers, threads).total();
     let began = Instant::now();
     loop {
         let Some(free) = free_bytes().filter(|free| *free < needed) else { return Ok(()) };
