@@ -14,9 +14,10 @@ use super::threads::Threads;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 
-/// Threads cut a product at multiples of so many rows or columns: of whole tiles.
-const ROWS: usize = 14;
-const COLUMNS: usize = 32;
+/// Rows of a tile. With 32 columns, they give as many sums as AVX-512 has registers to hold them.
+const TALL: usize = 14;
+/// Columns of a tile. Threads cut a product between tiles.
+const WIDE: usize = 32;
 /// Multiplications that take as long as an element of other operations.
 const PRODUCTS_AN_ELEMENT: usize = 16;
 
@@ -207,13 +208,13 @@ pub fn multiply<'a>(
     let work = rows * columns * a_grid.columns / PRODUCTS_AN_ELEMENT;
     // Each thread copies the factor that is not cut, so the larger one is.
     if rows >= columns {
-        let pieces = threads.cut(rows, ROWS, work);
+        let pieces = threads.cut(rows, TALL, work);
         let parts = c.cut_rows(pieces.iter().cloned()).into_iter().zip(pieces).zip(gemms);
         threads.each(parts.collect(), |((c, piece), gemm)| {
             gemm.multiply((a, a_grid.rows(piece)), (b, b_grid), c, accumulate);
         });
     } else {
-        let pieces = threads.cut(columns, COLUMNS, work);
+        let pieces = threads.cut(columns, WIDE, work);
         let parts = c.cut_columns(pieces.iter().cloned()).into_iter().zip(pieces).zip(gemms);
         threads.each(parts.collect(), |((c, piece), gemm)| {
             gemm.multiply((a, a_grid), (b, b_grid.columns(piece)), c, accumulate);

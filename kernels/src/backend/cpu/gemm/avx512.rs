@@ -12,14 +12,10 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::Grid;
+use super::{Grid, TALL, WIDE};
 
 /// The inner index is cut into blocks of this length. The bits depend on it.
 const BLOCK: usize = 256;
-/// Rows of a tile. With 32 columns, they give as many sums as there are registers to hold them.
-const TALL: usize = 14;
-/// Columns of a tile.
-const WIDE: usize = 32;
 /// Inner indices that are packed at once.
 const DEPTH: usize = 2 * BLOCK;
 /// Rows of a part of `a`: packed, a quarter of the second cache of a server's core.
