@@ -22,8 +22,9 @@ use super::peers::Peers;
 use super::reader::ReaderContext;
 use super::traffic::{self, Traffic};
 use super::wait_span::WaitSpan;
+use crate::free_memory::peak_rss_bytes;
 use crate::step::core::Core;
-use crate::step::event::{Effect, Exit, Input, LinkId};
+use crate::step::event::{Admission, Effect, Exit, Input, LinkId};
 
 /// The interval at which the actor tells the core the time.
 const CORE_TICK_INTERVAL: Duration = Duration::from_millis(50);
@@ -263,7 +264,7 @@ impl WorkerActor {
         let buffers = self.shell.endpoint.socket_buffers();
         (result.bytes_sent, result.bytes_received) = self.traffic.totals();
         result.cpu_seconds = traffic::cpu_seconds() - self.cpu_before.unwrap_or_default();
-        result.peak_rss_bytes = traffic::peak_rss_bytes();
+        result.peak_rss_bytes = peak_rss_bytes();
         result.refused += endpoint.refused_peers + endpoint.failed_handshakes;
         result.path_mtu = u64::from(endpoint.path_mtu);
         result.lost_packets = endpoint.lost_packets;
@@ -300,8 +301,8 @@ impl Handler<PeerInput> for WorkerActor {
     type Result = ();
 
     fn handle(&mut self, from_peer: PeerInput, context: &mut Self::Context) {
-        if self.peers.hear(&from_peer) {
-            self.on_input(from_peer.input, context);
+        if let Some(input) = self.peers.hear(from_peer) {
+            self.on_input(input, context);
         }
     }
 }
@@ -310,7 +311,8 @@ impl Handler<AdmitChunk> for WorkerActor {
     type Result = MessageResult<AdmitChunk>;
 
     fn handle(&mut self, ask: AdmitChunk, _: &mut Self::Context) -> Self::Result {
-        MessageResult(self.core.admit(ask.from, &ask.chunk))
+        let from = self.peers.at_link(ask.link);
+        MessageResult(from.map_or(Admission::Drop, |from| self.core.admit(from, &ask.chunk)))
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use everstep_transport::protocol::{Chunk, WorkerId};
+use everstep_kernels::buffer::Buffer;
+use everstep_transport::protocol::{Chunk, Message};
 use everstep_transport::quic::Link;
 
 use crate::device::Device;
@@ -14,32 +15,35 @@ use crate::step::event::{Admission, Built, Input, LinkId, Report, StoreReport};
 #[rtype(result = "()")]
 pub struct CoreInput(pub Input);
 
-/// An input from a link to another worker. It counts only while that link is the worker's current
-/// one.
+/// What came from a link to another worker. It counts only while that link is a peer's current one.
 #[derive(actix::Message)]
 #[rtype(result = "()")]
 pub struct PeerInput {
-    /// The link that it came from.
-    pub from: PeerLink,
-    /// The input for the core.
-    pub input: Input,
+    /// The number of the link that it came from.
+    pub link: u64,
+    /// What has come over it.
+    pub heard: Heard,
 }
 
-/// One link to one worker. A later link to the same worker has a higher number.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PeerLink {
-    /// The worker at the other end of the link.
-    pub worker: WorkerId,
-    /// The number of the link.
-    pub number: u64,
+/// What comes from a link to another worker. Whose link it is, the actor knows: the worker at the
+/// other end may get another id.
+pub enum Heard {
+    /// A message that is not a chunk.
+    Message(Box<Message>),
+    /// A chunk that was admitted has arrived whole.
+    Chunk(Chunk, Buffer),
+    /// A chunk that the core does not take.
+    Refused,
+    /// The link is gone, for this reason.
+    Lost(String),
 }
 
 /// A task asks what to do with a chunk.
 #[derive(actix::Message)]
 #[rtype(result = "Admission")]
 pub struct AdmitChunk {
-    /// The sender of the chunk.
-    pub from: WorkerId,
+    /// The number of the link that it comes from.
+    pub link: u64,
     /// The header of the chunk.
     pub chunk: Chunk,
 }

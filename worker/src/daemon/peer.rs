@@ -14,7 +14,6 @@ use everstep_transport::protocol::{Generation, Message, NodeName, Step};
 use everstep_transport::quic::{DialBackoff, DialSettings, Endpoint, Expected, Link};
 use tokio::task::JoinSet;
 
-use super::event::PeerLink;
 use super::lane::Lanes;
 use super::reader::{self, ReaderContext};
 use super::shared_memory::SharedMemory;
@@ -108,6 +107,14 @@ impl Peer {
         }
     }
 
+    /// The same worker, as a peer with another id, which listens at this address.
+    pub fn moved(mut self, address: SocketAddr) -> Self {
+        if self.address != address {
+            self.call.abort_all();
+        }
+        Self { address, ..self }
+    }
+
     /// Another generation begins, and the peer is a member of it. Drops queued messages and resets
     /// streams under way. Keeps the link if it is alive.
     pub fn renew(&mut self, generation: Generation, reader_context: &ReaderContext) {
@@ -134,12 +141,12 @@ impl Peer {
         }
     }
 
-    /// A link is up. True if it replaces a link that carried anything in this generation. Its
-    /// dialler had lost the old link, and it is unknown what arrived.
+    /// A link is up, with this number. True if it replaces a link that carried anything in this
+    /// generation. Its dialler had lost the old link, and it is unknown what arrived.
     pub fn attach(
         &mut self,
         mut connection: PeerConnection,
-        from: PeerLink,
+        number: u64,
         reader_context: &ReaderContext,
     ) -> bool {
         self.call.abort_all();
@@ -155,8 +162,8 @@ impl Peer {
         for message in mem::take(&mut self.unsaid) {
             let _ = link.send(message); // an error means a lost link, which its reader reports
         }
-        let _readers = reader::listen(link, (from, &memory), reader_context);
-        self.link = Some(Attached { connection, number: from.number, _readers });
+        let _readers = reader::listen(link, (number, &memory), reader_context);
+        self.link = Some(Attached { connection, number, _readers });
         replaced.is_some() && self.is_used
     }
 

@@ -5,7 +5,7 @@
 //! on number and time bound such links. A record or an AcceptPeer that names the worker may be
 //! under way.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Instant;
@@ -15,7 +15,7 @@ use everstep_transport::identity::Role;
 use everstep_transport::protocol::{Generation, NodeName, Record, Step, WorkerId};
 use everstep_transport::quic::{Endpoint, Link};
 
-use super::event::{PeerConnected, PeerInput, PeerLink};
+use super::event::{Heard, PeerConnected, PeerInput};
 use super::peer::{PEER_LINK_TIMEOUT, Peer, PeerConnection};
 use super::reader::ReaderContext;
 use super::wire_item::Encoder;
@@ -37,6 +37,8 @@ pub struct Peers {
     pending: Vec<PendingLink>,
     /// The number of links that have been attached.
     links: u64,
+    /// Whose the links with these numbers are. Some of them may be gone.
+    by_link: BTreeMap<u64, WorkerId>,
     encoder: Encoder,
 }
 
@@ -63,6 +65,7 @@ impl Peers {
             known: BTreeMap::new(),
             pending: Vec::new(),
             links: 0,
+            by_link: BTreeMap::new(),
             encoder: Encoder::default(),
         }
     }
@@ -71,16 +74,26 @@ impl Peers {
     /// inputs for the core.
     pub fn enter(&mut self, own: Option<WorkerId>, record: &Record) -> Vec<Input> {
         (self.own, self.generation) = (own, record.number);
-        let mut before = std::mem::take(&mut self.known);
+        let members: BTreeSet<WorkerId> = record.members.iter().map(|it| it.worker).collect();
+        let before = std::mem::take(&mut self.known).into_iter();
+        let (mut stay, mut left): (BTreeMap<_, _>, BTreeMap<_, _>) =
+            before.partition(|(worker, _)| members.contains(worker));
         for member in record.members.iter().filter(|member| Some(member.worker) != own) {
             let (name, address) = (member.name.clone(), member.address);
-            let peer = before.remove(&member.worker);
+            let peer = stay.remove(&member.worker).or_else(|| {
+                // An evicted worker that is back has another id. What has come over its link may be
+                // of this generation.
+                let old = left.iter().find(|(_, peer)| peer.name == name).map(|(old, _)| *old)?;
+                left.remove(&old).map(|peer| peer.moved(address))
+            });
             let mut peer = peer.unwrap_or_else(|| Peer::new(name, address, record.number));
             peer.renew(record.number, &self.reader_context);
             self.known.insert(member.worker, peer);
         }
+        let numbered = |(worker, peer): (&WorkerId, &Peer)| Some((peer.link_number()?, *worker));
+        self.by_link = self.known.iter().filter_map(numbered).collect();
         self.pending.iter_mut().for_each(|pending_link| pending_link.waited += 1);
-        let left = before.into_values().filter_map(Peer::into_connection);
+        let left = left.into_values().filter_map(Peer::into_connection);
         self.pending.extend(left.map(|connection| PendingLink { connection, waited: 0 }));
         self.connect()
     }
@@ -90,6 +103,11 @@ impl Peers {
     pub fn accept(&mut self, worker: WorkerId, name: NodeName, address: SocketAddr) -> Vec<Input> {
         if Some(worker) != self.own {
             let generation = self.generation;
+            let mut known = self.known.iter();
+            let older = known.find(|(id, peer)| **id != worker && peer.name == name);
+            let older = older.map(|(id, _)| *id).and_then(|id| self.known.remove(&id));
+            let left = older.and_then(Peer::into_connection);
+            self.pending.extend(left.map(|connection| PendingLink { connection, waited: 0 }));
             let peer = self.known.entry(worker);
             peer.or_insert_with(|| Peer::new(name, address, generation)).expect();
         }
@@ -104,26 +122,36 @@ impl Peers {
         if identity.role != Role::Worker {
             return Some(refuse(link, "only workers call workers"));
         }
-        let Some((worker, peer)) = self.known.iter_mut().find(of_name) else {
+        // Of two with one name, the older one is gone.
+        let Some((worker, peer)) = self.known.iter_mut().rev().find(of_name) else {
             return self.wait(connection);
         };
         self.links += 1;
-        let (worker, number) = (*worker, self.links);
-        let cut = peer.attach(connection, PeerLink { worker, number }, &self.reader_context);
+        self.by_link.insert(self.links, *worker);
+        let cut = peer.attach(connection, self.links, &self.reader_context);
         let reason = "it has connected anew".into();
-        cut.then_some(Input::PeerLost { from: worker, reason })
+        cut.then_some(Input::PeerLost { from: *worker, reason })
     }
 
-    /// Whether to give the core an input of this link. Only if the link is still its worker's.
-    pub fn hear(&mut self, PeerInput { from, input }: &PeerInput) -> bool {
-        let peer = self.known.get_mut(&from.worker);
-        let Some(peer) = peer.filter(|peer| peer.link_number() == Some(from.number)) else {
-            return false;
-        };
-        if matches!(input, Input::PeerLost { .. }) {
-            peer.lose();
+    /// The input for the core. None if the link is no peer's any more.
+    pub fn hear(&mut self, PeerInput { link, heard }: PeerInput) -> Option<Input> {
+        let from = self.at_link(link)?;
+        if matches!(heard, Heard::Lost(_)) {
+            self.known.get_mut(&from)?.lose();
         }
-        true
+        Some(match heard {
+            Heard::Message(message) => Input::Peer { from, message: *message },
+            Heard::Chunk(chunk, values) => Input::Chunk { from, chunk, values },
+            Heard::Refused => Input::Refused,
+            Heard::Lost(reason) => Input::PeerLost { from, reason },
+        })
+    }
+
+    /// The peer at the other end of a link. None if the link is no peer's any more.
+    pub fn at_link(&self, number: u64) -> Option<WorkerId> {
+        let worker = *self.by_link.get(&number)?;
+        self.known.get(&worker).filter(|peer| peer.link_number() == Some(number))?;
+        Some(worker)
     }
 
     /// The peer with this id. None if the worker is not a peer.

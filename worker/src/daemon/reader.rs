@@ -15,10 +15,10 @@ use everstep_transport::quic::{BulkReceiver, Link, LinkError};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
-use super::event::{AdmitChunk, PeerInput, PeerLink};
+use super::event::{AdmitChunk, Heard, PeerInput};
 use super::shared_memory::{MemoryReadError, SharedMemory};
 use super::traffic::Traffic;
-use crate::step::event::{Admission, Input};
+use crate::step::event::Admission;
 
 /// The receivers of everything that comes in.
 #[derive(Clone)]
@@ -37,14 +37,15 @@ pub struct ReaderContext {
     pub shares_memory: bool,
 }
 
-/// Starts to listen. When the set is dropped, the tasks end, and no more input comes of this link.
+/// Starts to listen to the link with this number. When the set is dropped, the tasks end, and no
+/// more input comes of this link.
 pub fn listen(
     link: &Link,
-    (from, memory): (PeerLink, &SharedMemory),
+    (number, memory): (u64, &SharedMemory),
     reader_context: &ReaderContext,
 ) -> JoinSet<()> {
     let (link, memory, reader_context) = (link.clone(), memory.clone(), reader_context.clone());
-    let reader = Reader { link, memory, from, reader_context };
+    let reader = Reader { link, memory, number, reader_context };
     let mut tasks = JoinSet::new();
     tasks.spawn(reader.clone().messages());
     tasks.spawn(reader.streams());
@@ -56,20 +57,19 @@ struct Reader {
     link: Link,
     /// The memory in which the other end may put tensors.
     memory: SharedMemory,
-    from: PeerLink,
+    number: u64,
     reader_context: ReaderContext,
 }
 
 impl Reader {
     async fn messages(self) {
-        let from = self.from.worker;
         let reason = loop {
             match self.link.receive().await {
-                Ok(message) => self.send(Input::Peer { from, message }).await,
+                Ok(message) => self.send(Heard::Message(message.into())).await,
                 Err(error) => break error.to_string(),
             }
         };
-        self.send(Input::PeerLost { from, reason }).await;
+        self.send(Heard::Lost(reason)).await;
     }
 
     async fn streams(self) {
@@ -88,7 +88,6 @@ impl Reader {
     }
 
     async fn chunks(&self, mut stream: BulkReceiver) -> Result<(), LinkError> {
-        let from = self.from.worker;
         while let Some(chunk) = stream.header().await? {
             match self.admission(&chunk).await {
                 Admission::Take if chunk.kind == ChunkKind::Message => {
@@ -98,17 +97,18 @@ impl Reader {
                         self.link.close("a garbled message on a bulk stream");
                         return Ok(());
                     };
-                    self.send(Input::Peer { from, message }).await;
+                    self.send(Heard::Message(Box::new(message))).await;
                 }
                 Admission::Take => {
                     let values = self.values(&mut stream, &chunk).await?;
                     self.reader_context.traffic.add_received(chunk.body_bytes());
-                    self.send(Input::Chunk { from, chunk, values }).await;
+                    self.send(Heard::Chunk(chunk, values)).await;
                 }
                 // The admission is final: a chunk that is early has waited.
                 Admission::Wait | Admission::Drop => {
-                    tracing::debug!(worker = %from, ?chunk, "a chunk outside the plan");
-                    self.send(Input::Refused).await;
+                    let worker = &self.link.identity().name;
+                    tracing::debug!(%worker, ?chunk, "a chunk outside the plan");
+                    self.send(Heard::Refused).await;
                     if let Some(place) = stream.place() {
                         self.memory.release(&place);
                     }
@@ -124,7 +124,7 @@ impl Reader {
         let mut changed = self.reader_context.changed.clone();
         loop {
             changed.mark_unchanged();
-            let ask = AdmitChunk { from: self.from.worker, chunk: *chunk };
+            let ask = AdmitChunk { link: self.number, chunk: *chunk };
             match self.reader_context.questions.send(ask).await {
                 Ok(Admission::Wait) => {
                     if changed.changed().await.is_err() {
@@ -137,9 +137,9 @@ impl Reader {
         }
     }
 
-    async fn send(&self, input: Input) {
+    async fn send(&self, heard: Heard) {
         // An error means that the actor has ended, and the process with it.
-        let _ = self.reader_context.inputs.send(PeerInput { from: self.from, input }).await;
+        let _ = self.reader_context.inputs.send(PeerInput { link: self.number, heard }).await;
     }
 
     async fn values(&self, stream: &mut BulkReceiver, chunk: &Chunk) -> Result<Buffer, LinkError> {

@@ -3,12 +3,12 @@
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Decision, Generation, Message, Record, Shard, Step, Term,
+    Chunk, ChunkKind, Commit, Decision, Generation, Message, Record, Shard, Step, Term, WorkerId,
 };
 use everstep_worker::step::Promise;
 use everstep_worker::step::event::{Admission, Effect, Exit, Job, Report, ShardOrigin};
 
-use crate::solo::{Solo, TERM, chunk, commit, length, next_record};
+use crate::solo::{Solo, TERM, chunk, commit, feed, length, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER, record};
 
 const NEXT: Generation = Generation(GENERATION.0 + 1);
@@ -229,6 +229,32 @@ fn what_is_of_a_newer_generation_waits_for_its_record() {
     solo.hear(Message::Pause { term: TERM, number: NEXT });
     solo.hear(Message::Announce(next_record(None)));
     assert!(solo.jobs().iter().any(|job| matches!(job, Job::Share { .. })));
+}
+
+/// A worker is evicted, comes back under its name with another id, and asks in the generation that
+/// has it. A member that does not know that generation yet knows the link under the old id.
+#[test]
+fn an_evicted_worker_that_is_back_gets_its_answer_under_its_new_id() {
+    for was_member in [true, false] {
+        let mut solo = Solo::member(1);
+        let (old, new) = if was_member { (MEMBERS[0], STRANGER) } else { (STRANGER, WorkerId(15)) };
+        if !was_member {
+            solo.hear(feed(old, &[]));
+        }
+        solo.took();
+        let mut record = next_record(None);
+        record.members[0].worker = new;
+        if let Message::Feed { name, .. } = feed(old, &[])
+            && !was_member
+        {
+            record.members[0].name = name;
+        }
+        solo.peer(old, Message::FetchParameters { generation: NEXT, shards: vec![Shard(1)] });
+        solo.hear(Message::Pause { term: TERM, number: NEXT });
+        solo.hear(Message::Announce(record));
+        let shared = |job: &Job| matches!(job, Job::Share { to, .. } if *to == new);
+        assert!(solo.jobs().iter().any(shared), "{was_member}");
+    }
 }
 
 #[test]

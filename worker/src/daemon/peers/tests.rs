@@ -84,8 +84,8 @@ impl Handler<PeerInput> for Shell {
     type Result = ();
 
     fn handle(&mut self, heard: PeerInput, _: &mut Self::Context) {
-        if self.peers.hear(&heard) {
-            self.note(&heard.input);
+        if let Some(input) = self.peers.hear(heard) {
+            self.note(&input);
         }
     }
 }
@@ -306,6 +306,37 @@ async fn a_new_generation_gives_up_streams_and_the_link_lives_on() {
     two.hears("1 sent Partial of 2").await;
     talk(&one, &two).await;
     two.has_heard_nothing();
+}
+
+/// A worker that was evicted is back, and a member of a generation that the other one has not
+/// entered yet. What has come from it by then is the new member's.
+#[actix::test]
+async fn what_an_evicted_worker_sends_under_its_new_id_is_not_lost() {
+    let world = World::new();
+    let (one, mut two) = (world.worker(1), world.worker(2));
+    enter_all(1, &[&one, &two]).await;
+    talk(&one, &two).await;
+    two.act(|peers| {
+        peers.clear("this worker begins anew");
+        vec![]
+    })
+    .await;
+    one.hears("2 lost").await;
+    two.id = WorkerId(3);
+    let next = record(2, &[&one, &two]);
+    *one.admission.lock().unwrap() = Admission::Wait;
+    two.enter(&next).await;
+    two.say(&one, Message::FetchRecord).await;
+    one.hears("2 said").await;
+    two.stream(&one, 2).await;
+    sleep(Duration::from_millis(100)).await;
+    one.enter(&next).await;
+    *one.admission.lock().unwrap() = Admission::Take;
+    one.changed.send_modify(|version| *version += 1);
+    one.hears("3 sent Partial of 2").await;
+    talk(&one, &two).await;
+    [&one, &two].into_iter().for_each(Worker::has_heard_nothing);
+    assert_eq!([&one, &two].map(Worker::links), [1; 2], "the link is kept");
 }
 
 #[actix::test]

@@ -259,6 +259,7 @@ impl Core {
         if !listed && matches!(self.phase, Phase::Training(_)) {
             return self.stop(); // Its state is void. The leader will say so.
         }
+        self.rename_early(&record);
         let Some((setup, replica)) = self.leave() else { return };
         #[cfg(feature = "planted")]
         let replica = self.planted(replica);
@@ -288,6 +289,7 @@ impl Core {
             Phase::Training(member) => {
                 if !member.plan().sized_record().lists(feed.joiner) {
                     self.peers.let_in(feed.joiner); // The joiner is let in again.
+                    self.peers.meet(feed.joiner, &feed.name);
                 }
                 member.feed(feed);
             }

@@ -6,7 +6,9 @@ use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use everstep_kernels::buffer::{Buffer, Shared};
-use everstep_transport::protocol::{Chunk, ChunkKind, Generation, Message, WorkerId};
+use everstep_transport::protocol::{
+    Chunk, ChunkKind, Generation, Message, NodeName, Record, WorkerId,
+};
 use everstep_transport::time::Time;
 
 use super::{Core, Phase};
@@ -26,12 +28,20 @@ pub(super) struct PeerInbox {
     unreachable: BTreeSet<WorkerId>,
     /// Messages of peers for a generation that this worker does not know yet.
     early: BTreeMap<WorkerId, VecDeque<Message>>,
+    /// The joiners that the members have fed in this generation.
+    joiners: BTreeMap<WorkerId, NodeName>,
 }
 
 impl PeerInbox {
     /// A generation begins: each of its members has a link, or will have one.
     pub fn begin_generation(&mut self) {
         self.unreachable.clear();
+        self.joiners.clear();
+    }
+
+    /// The members feed a joiner with this name.
+    pub fn meet(&mut self, joiner: WorkerId, name: &NodeName) {
+        self.joiners.insert(joiner, name.clone());
     }
 
     /// The members feed this worker from now on, with links that are new. Returns the peers that it
@@ -74,6 +84,22 @@ impl PeerInbox {
             waiting.push_back(message);
         }
         kept
+    }
+
+    /// A generation begins. A worker that was evicted keeps its name, and has another id. Until now
+    /// its messages have come under the id that it had in the generation before.
+    fn rename(&mut self, before: &Record, record: &Record) {
+        let waiting: Vec<WorkerId> = self.early.keys().copied().collect();
+        for old in waiting.into_iter().filter(|worker| record.rank(*worker).is_none()) {
+            let member = before.members.iter().find(|member| member.worker == old);
+            let joiner = self.joiners.get(&old);
+            let Some(name) = member.map(|member| &member.name).or(joiner) else { continue };
+            let Some(new) = record.members.iter().find(|member| member.name == *name) else {
+                continue;
+            };
+            let messages = self.early.remove(&old).unwrap_or_default();
+            self.early.entry(new.worker).or_default().extend(messages);
+        }
     }
 
     /// All messages that wait, in the order of their senders and then of their arrival.
@@ -157,6 +183,16 @@ impl Core {
     /// leader's Feed for it may still be on its way.
     fn is_unknown(&self, from: WorkerId) -> bool {
         matches!(&self.phase, Phase::Training(member) if !member.serves(from))
+    }
+
+    /// A record has come: whoever is a member under another id than before has sent what waits of
+    /// it as the new one.
+    pub(super) fn rename_early(&mut self, record: &Record) {
+        match &self.phase {
+            Phase::Joining(joiner) => self.peers.rename(joiner.sized_record().record(), record),
+            Phase::Training(member) => self.peers.rename(member.plan().record(), record),
+            _ => {}
+        }
     }
 
     /// A generation has begun: handles the messages that came too early for the one before.
