@@ -208,7 +208,8 @@ impl SimDevice {
                 }
                 Job::Load { .. } => note(&mut versions, job),
                 Job::Update { .. } if !deferred => note(&mut versions, job),
-                Job::Restore { .. } if !deferred => note(&mut versions, job),
+                // What it restores may be damaged, and then changes nothing.
+                Job::Restore { .. } if !deferred => {}
                 Job::Share { .. } | Job::Export { .. } | Job::Save { .. } => {}
                 _ => deferred = true,
             }
@@ -250,13 +251,12 @@ fn is_complete(versions: &[Step], step: Step) -> bool {
     versions.iter().all(|version| version.next() == step)
 }
 
-/// Notes the parameters that a job brings for the next gradient.
+/// Notes the parameters that a job brings for the next gradient. A state that is restored may be
+/// damaged: its report says what it brings.
 fn note(versions: &mut [Step], job: &Job) {
     match job {
         Job::Load { shard, version, .. } => versions[shard.0 as usize] = *version,
-        Job::Update { shard, step: version, .. } | Job::Restore { shard, version, .. } => {
-            follow(versions, *shard, *version);
-        }
+        Job::Update { shard, step, .. } => follow(versions, *shard, *step),
         Job::Skip { step } => {
             let before = versions.iter_mut().filter(|version| version.next() == *step);
             before.for_each(|version| *version = *step);
