@@ -58,6 +58,7 @@ pub use report::{LapseReport, LossReport, Report, RollbackReport, WorkerReport};
 use conclusion::Ending;
 use coordinators::Coordinators;
 use files::Files;
+pub(crate) use process::describe;
 use process::{Daemons, Process};
 use progress::Lines;
 use signals::interrupted;

@@ -1,12 +1,13 @@
-//! `everstep train --dry-run`: the needs of a run, without the run itself, and without its GPU.
+//! `--dry-run`: the needs of a run, without the run itself, and without its GPU.
 
 use everstep_kernels::device::{DeviceChoice, DeviceProvider};
 use everstep_kernels::precision::Precision;
 use everstep_kernels::reduce;
+use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::checkpoint::{CheckpointSpec, OnFailure};
 use everstep_worker::builtin;
 use everstep_worker::free_memory::free_bytes;
-use everstep_worker::memory::WorkerMemory;
+use everstep_worker::memory::{ModelNeeds, WorkerMemory};
 use everstep_worker::registry::Registry;
 
 use crate::cli::LocalFlags;
@@ -14,8 +15,9 @@ use crate::cluster::threads_of_worker;
 use crate::config::{self, Resolved};
 use crate::failure::{Exit, Failure};
 use crate::output;
+use crate::script::Measured;
 
-/// Prints parameters, shards and memory.
+/// Prints parameters, shards and memory of a run with a model of the program.
 pub(crate) fn run(
     resolved: &Resolved,
     local: &LocalFlags,
@@ -25,66 +27,125 @@ pub(crate) fn run(
     let failed = |error: &dyn std::fmt::Display| {
         Failure::new(Exit::Usage, "the run cannot be built").because(error)
     };
-    let model = registry.plan_model(run).map_err(|error| failed(&error))?;
+    let plan = registry.plan_model(run).map_err(|error| failed(&error))?;
     let dataset = registry.build_dataset(run).map_err(|error| failed(&error))?;
     if dataset.is_empty() {
         return Err(failed(&"the data set is empty"));
     }
-    let parameters = model.layout.count();
-    let tensors = model.layout.tensors().len();
     let optimizer = registry.build_optimizer(run).map_err(|error| failed(&error))?;
-    let (workers, threads) = (resolved.workers, threads_of_worker(local.threads, resolved.workers));
-    let memory = WorkerMemory::of_worker(run, &model, &optimizer, workers, threads as usize);
-    let mut lines = vec![
-        format!("run             {}", output::plain(&run.name)),
-        format!("model           {} ({tensors} tensors)", output::plain(&run.model.kind)),
-        format!("parameters      {parameters}"),
-        format!(
-            "shards          {} of {} parameters, {} owners each",
-            reduce::shard_count(parameters),
-            reduce::shard_length(parameters),
-            run.copies.min(resolved.workers)
-        ),
-        format!(
-            "data shards     {}, {} samples each",
-            run.batch.data_shards,
-            run.batch.shard_samples()
-        ),
-        format!("samples         {} ({} held out)", dataset.len(), dataset.validation_len()),
-        format!("steps           {} ({:.2} epochs)", run.steps, epochs(resolved, dataset.len())),
-        format!("memory          of each of {} workers, without the data:", resolved.workers),
-    ];
+    let threads = threads_of_worker(local.threads, resolved.workers);
+    let needs = Needs {
+        run,
+        workers: resolved.workers,
+        source: ("model", &run.model.kind),
+        tensors: plan.layout.tensors().len(),
+        samples: (dataset.len(), dataset.validation_len()),
+        model: ModelNeeds::on_cpu(&plan, &optimizer, threads as usize),
+    };
     let precision = builtin::precision(run);
     let provider = provider(registry, &local.device, precision);
-    let on_gpu = match (provider, model.sizes) {
+    let on_gpu = match (provider, plan.sizes) {
         (Some(provider), Some(sizes)) => provider.memory(sizes, precision),
         _ => Vec::new(),
     };
+    let provider = provider.filter(|_| !on_gpu.is_empty());
+    let memory = WorkerMemory::of_worker(run, needs.model, needs.workers);
     let memory = match provider {
-        Some(provider) if !on_gpu.is_empty() => memory.beside_device(provider.host_bytes()),
-        _ => memory,
+        Some(provider) => memory.beside_device(provider.host_bytes()),
+        None => memory,
     };
-    let parts = memory.parts().into_iter().filter(|(_, bytes)| *bytes > 0);
-    lines.extend(parts.map(|(what, bytes)| megabytes(what, bytes)));
-    lines.push(megabytes("together, about", memory.total()));
-    lines.push("memory          on top of that, for a while and at most:".into());
-    let passing = memory.passing().into_iter().filter(|(_, bytes)| *bytes > 0);
-    lines.extend(passing.map(|(what, bytes)| megabytes(what, bytes)));
-    lines.extend(free_memory());
-    if let Some(provider) = provider.filter(|_| !on_gpu.is_empty()) {
+    let mut lines = needs.heading();
+    lines.extend(memory_of_worker(&memory, "model and activations"));
+    if let Some(provider) = provider {
         let driver = provider.driver();
         lines.push(format!("on its GPU      in {precision}, without what {driver} itself takes:"));
         lines.extend(on_gpu.iter().map(|(what, bytes)| megabytes(what, *bytes as u64)));
         let together: usize = on_gpu.iter().map(|(_, bytes)| bytes).sum();
         lines.push(megabytes("together", together as u64));
     }
-    if let Some(checkpoint) = &run.checkpoint {
-        let checkpoint_bytes = parameters as u64 * optimizer.bytes_per_parameter() as u64;
-        let model_bytes = parameters as u64 * WEIGHT_BYTES;
-        let disk = Disk { checkpoint_bytes, model_bytes, steps: run.steps };
-        lines.extend(checkpoints(checkpoint, disk));
-    }
+    lines.extend(needs.checkpoints());
     output::print(lines.join("\n"))
+}
+
+/// Prints parameters, shards and memory of a script's run, of which a process has computed a
+/// micro-batch. `run` has what the launcher adds to it.
+pub(crate) fn of_script(
+    measured: &Measured,
+    run: &RunSpec,
+    workers: u32,
+    script: &str,
+) -> Result<(), Failure> {
+    let Measured { tensors, samples, held_out, .. } = *measured;
+    let (source, model) = (("script", script), measured.model());
+    let needs = Needs { run, workers, source, tensors, samples: (samples, held_out), model };
+    let mut lines = needs.heading();
+    let memory = WorkerMemory::of_worker(run, needs.model, workers);
+    lines.extend(memory_of_worker(&memory, "the script, measured"));
+    lines.extend(needs.checkpoints());
+    output::print(lines.join("\n"))
+}
+
+/// What a run needs, whoever computes it.
+struct Needs<'a> {
+    run: &'a RunSpec,
+    workers: u32,
+    /// What has the model, and its name.
+    source: (&'static str, &'a str),
+    tensors: usize,
+    /// The numbers of samples and of held-out samples.
+    samples: (u64, u64),
+    model: ModelNeeds,
+}
+
+impl Needs<'_> {
+    /// The lines on model, data and steps.
+    fn heading(&self) -> Vec<String> {
+        let Self { run, workers, source, tensors, samples, model } = self;
+        let (count, held_out) = samples;
+        let parameters = model.parameters as usize;
+        let epochs = (run.steps * run.batch.samples()) as f64 / *count as f64;
+        vec![
+            format!("run             {}", output::plain(&run.name)),
+            format!("{:<16}{} ({tensors} tensors)", source.0, output::plain(source.1)),
+            format!("parameters      {parameters}"),
+            format!(
+                "shards          {} of {} parameters, {} owners each",
+                reduce::shard_count(parameters),
+                reduce::shard_length(parameters),
+                run.copies.min(*workers)
+            ),
+            format!(
+                "data shards     {}, {} samples each",
+                run.batch.data_shards,
+                run.batch.shard_samples()
+            ),
+            format!("samples         {count} ({held_out} held out)"),
+            format!("steps           {} ({epochs:.2} epochs)", run.steps),
+            format!("memory          of each of {workers} workers, without the data:"),
+        ]
+    }
+
+    /// The lines on the run's checkpoints, if it has any.
+    fn checkpoints(&self) -> Vec<String> {
+        let ModelNeeds { parameters, bytes_per_parameter, .. } = self.model;
+        let Some(checkpoint) = &self.run.checkpoint else { return Vec::new() };
+        let (checkpoint_bytes, model_bytes) =
+            (parameters * bytes_per_parameter, parameters * WEIGHT_BYTES);
+        checkpoints(checkpoint, Disk { checkpoint_bytes, model_bytes, steps: self.run.steps })
+    }
+}
+
+/// The lines on the memory of a worker. `computing` names what computes there.
+fn memory_of_worker(memory: &WorkerMemory, computing: &'static str) -> Vec<String> {
+    let [(_, bytes), rest @ ..] = memory.parts();
+    let parts = [(computing, bytes)].into_iter().chain(rest).filter(|(_, bytes)| *bytes > 0);
+    let mut lines: Vec<_> = parts.map(|(what, bytes)| megabytes(what, bytes)).collect();
+    lines.push(megabytes("together, about", memory.total()));
+    lines.push("memory          on top of that, for a while and at most:".into());
+    let passing = memory.passing().into_iter().filter(|(_, bytes)| *bytes > 0);
+    lines.extend(passing.map(|(what, bytes)| megabytes(what, bytes)));
+    lines.extend(free_memory());
+    lines
 }
 
 /// The bytes of a parameter in the model's file, which has f32.
@@ -171,10 +232,6 @@ fn free_memory() -> Option<String> {
 
 fn megabytes(what: &str, bytes: u64) -> String {
     format!("  {what:<22}{:>9.1} MB", bytes as f64 / 1e6)
-}
-
-fn epochs(resolved: &Resolved, samples: u64) -> f64 {
-    (resolved.run.steps * resolved.run.batch.samples()) as f64 / samples as f64
 }
 
 #[cfg(test)]

@@ -7,7 +7,10 @@
 //! its run on the launcher's stdin, and joins as a worker of its own.
 
 use std::cell::RefCell;
-use std::io::BufRead;
+use std::fs;
+use std::io::{self, BufRead};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use everstep_transport::protocol::RunSpec;
@@ -19,8 +22,9 @@ use crate::cluster::{self, ClusterOptions, Directory, Script};
 use crate::config::{self, LaunchSettings};
 use crate::failure::{Exit, Failure};
 use crate::progress::Display;
+use crate::script::{MEASURED_FILE, Measured};
 use crate::text::RunText;
-use crate::train::{self, ReportFile, Trained, check_coordinators, start_options};
+use crate::train::{self, ReportFile, Trained, check_coordinators, check_places, start_options};
 use crate::{announce, logging, output, supervision};
 
 /// What stands for the script of a run that is attached to a process without one, such as that of a
@@ -33,6 +37,9 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
     let settings = config::read_launch(flags.config.as_deref(), flags.checkpoint_every)?;
     let stated = if flags.attached { Some(stated_by_parent()?) } else { None };
     let script = script(flags)?;
+    if flags.dry_run {
+        return dry_run(flags, &settings, &script);
+    }
     let report_file = flags.start.report.as_deref().map(ReportFile::open).transpose()?;
     let directory = claim(flags, &settings, &script)?;
     let home = directory.path().to_path_buf();
@@ -70,6 +77,34 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
     trained_run.conclude(trained, report_file, registry)
 }
 
+/// Has one process of the script measure what the run needs, and prints it.
+fn dry_run(flags: &LaunchFlags, settings: &LaunchSettings, script: &Script) -> Result<(), Failure> {
+    check_places(&flags.start, settings.checkpoint.as_ref())?;
+    let failed = |why: String| {
+        Failure::new(Exit::Failed, "the script cannot be measured").at(name(flags)).because(why)
+    };
+    let folder = tempfile::tempdir().map_err(|error| failed(error.to_string()))?;
+    let file = folder.path().join("measured.json");
+    let (control, theirs) = UnixStream::pair().map_err(|error| failed(error.to_string()))?;
+    let stderr = io::stderr().as_fd().try_clone_to_owned();
+    let mut command = script.process();
+    command.env(MEASURED_FILE, &file).stdin(OwnedFd::from(theirs));
+    command.stdout(stderr.map_err(|error| failed(error.to_string()))?);
+    output::say(format_args!("measuring {}", name(flags)));
+    let ended = command.status().map_err(|error| failed(error.to_string()))?;
+    drop(control); // it ends with the launcher
+    let measured: Measured = match fs::read(&file) {
+        Ok(text) => serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?,
+        Err(_) => {
+            let how = cluster::describe(ended);
+            let why = format!("it {how} before it had computed a micro-batch of an everstep.Run");
+            return Err(failed(why));
+        }
+    };
+    let (run, workers) = (settings.complete(&measured.run, flags.workers()), flags.workers());
+    crate::dry_run::of_script(&measured, &run, workers, &flags.script[0].to_string_lossy())
+}
+
 /// The run that the parent process trains, from the first line on stdin. This process ends with its
 /// parent.
 fn stated_by_parent() -> Result<RunSpec, Failure> {
@@ -77,7 +112,7 @@ fn stated_by_parent() -> Result<RunSpec, Failure> {
         Failure::new(Exit::Usage, "the parent process states no run").at("stdin").because(why)
     };
     let mut line = String::new();
-    std::io::stdin().lock().read_line(&mut line).map_err(|error| failed(error.to_string()))?;
+    io::stdin().lock().read_line(&mut line).map_err(|error| failed(error.to_string()))?;
     let run = serde_json::from_str(&line).map_err(|error| failed(error.to_string()))?;
     supervision::start()?;
     Ok(run)

@@ -3,9 +3,11 @@
 //! A launcher, or `everstep worker … -- SCRIPT`, starts the script with the settings of a worker in
 //! its environment. Then a library in the script's own process calls [`work`], which is `everstep
 //! worker` with models and data of the script. This module knows no language but the name of an
-//! interpreter. `kept` says how a run's directory keeps its script.
+//! interpreter. `kept` says how a run's directory keeps its script, and `measured` what a process
+//! tells of its needs.
 
 mod kept;
+mod measured;
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -24,6 +26,8 @@ use crate::cluster::{InstructionSet, Program, Script};
 use crate::failure::{Exit, Failure};
 use crate::{config, supervision, worker};
 pub(crate) use kept::{here, is_kept, keep, of_kept_run};
+pub(crate) use measured::FILE as MEASURED_FILE;
+pub use measured::Measured;
 
 /// The kind of the model and of the data set of a script's run.
 pub const KIND: &str = "python";

@@ -121,11 +121,18 @@ fn check_dry_run(
         }
         DeviceChoice::Auto(_) | DeviceChoice::Cpu => check_device(device, resolved, registry)?,
     }
+    check_places(start, resolved.run.checkpoint.as_ref())
+}
+
+/// Refuses places that a run could not have.
+pub(crate) fn check_places(
+    start: &StartFlags,
+    store: Option<&CheckpointSpec>,
+) -> Result<(), Failure> {
     start.dir.as_deref().map_or(Ok(()), Directory::check)?;
     check_report(start)?;
-    let stated = resolved.run.checkpoint.as_ref();
     // A folder in the run's directory is not there before the run.
-    match stated.filter(|spec| config::is_elsewhere(spec).is_none()) {
+    match store.filter(|spec| config::is_elsewhere(spec).is_none()) {
         Some(spec) => store_check::check(spec, StoreUse::Estimate),
         None => Ok(()),
     }

@@ -128,7 +128,9 @@ class Run:
         self._rule = rules.rule(optimizer, schedule, self._parameters.trained, self.steps)
         keyed = samples.SeededDataset(data, seed)
         self._evaluator = Evaluator(model, validation, seed, collate or samples.default_collate)
-        is_alone = "EVERSTEP_COORDINATORS" not in os.environ
+        #: A process that measures writes this file, and trains nothing.
+        self._measured = os.environ.get("EVERSTEP_MEASURED_FILE")
+        is_alone = "EVERSTEP_COORDINATORS" not in os.environ and self._measured is None
         self._directory = process.temporary() if is_alone else process.directory()
         settings: dict[str, Any] = {
             "name": name or Path(sys.argv[0]).stem or "script",
@@ -177,6 +179,9 @@ class Run:
             return
         self._is_started = True
         self._engine.evaluate_each(self._evaluator.every)
+        if self._measured is not None:
+            self._engine.measure(self._measured)
+            return
         if self._is_alone:
             self._launcher = self._launch_alone(self._threads)
         self._engine.start(self._is_launched, self._launcher is None)
@@ -405,6 +410,8 @@ class Run:
         if code != 0:
             print(words, file=sys.stderr, flush=True)
             raise SystemExit(code)
+        if self._measured is not None:
+            raise SystemExit(0)  # there is no trained model for what comes after the loop
         report = self._read_report()
         if self._launcher is not None:
             self._launcher.end(REPORT_TIMEOUT)

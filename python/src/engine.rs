@@ -17,6 +17,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use serde_json::json;
 
+use crate::measure;
 use crate::memory::TensorMemory;
 use crate::model::{self, WorkerScript};
 use crate::optimizer::TorchRule;
@@ -132,6 +133,19 @@ impl Engine {
             };
             rendezvous.end(ended);
         };
+        let thread = thread::Builder::new().name("everstep".into()).spawn(work);
+        thread.map(drop).map_err(|error| PyRuntimeError::new_err(error.to_string()))
+    }
+
+    /// Has the script compute a micro-batch without a cluster, and held-out samples if the run has
+    /// any. Then writes what the run needs into this file. The process ends with the launcher.
+    fn measure(&self, file: PathBuf) -> PyResult<()> {
+        let script = self.script.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let script =
+            script.ok_or_else(|| PyRuntimeError::new_err("the worker has been started"))?;
+        script::supervise().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+        let script = WorkerScript { stated: self.stated(), ..script };
+        let work = move || measure::measure(script, &file);
         let thread = thread::Builder::new().name("everstep".into()).spawn(work);
         thread.map(drop).map_err(|error| PyRuntimeError::new_err(error.to_string()))
     }

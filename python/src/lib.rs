@@ -7,6 +7,7 @@
 //! - `engine`: the worker of a script, as Python sees it.
 //! - `rendezvous`: where the worker's threads meet the script's thread.
 //! - `model`: the script's model and data, as the worker sees them.
+//! - `measure`: what a script needs, without a cluster.
 //! - `probe`: whether the script's model repeats.
 //! - `optimizer`: PyTorch's formulas, which the owners of parameters apply.
 //! - `statement`: the run that a script states.
@@ -14,6 +15,7 @@
 //! - `watchdog`: finds a script that hangs.
 
 mod engine;
+mod measure;
 mod memory;
 mod model;
 mod optimizer;

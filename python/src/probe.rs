@@ -14,7 +14,7 @@ use crate::rendezvous::{Rendezvous, Turn};
 use crate::watchdog::Watchdog;
 
 /// How often the first micro-batch is computed.
-const PASSES: usize = 3;
+pub const PASSES: usize = 3;
 
 /// Computes a turn several times, and returns the loss. The first pass awaits the parameters of
 /// `sink`, the others have the same, and the gradient of the last one goes to `sink`.

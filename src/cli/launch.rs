@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::thread::available_parallelism;
 
 use clap::Args;
+use clap::builder::BoolishValueParser;
 
 use super::{FlagError, StartFlags};
 use crate::cluster::InstructionSet;
@@ -85,6 +86,11 @@ pub struct LaunchFlags {
     /// How the cluster starts.
     #[command(flatten)]
     pub start: StartFlags,
+    /// Print parameters, shards and memory, and train nothing. One process of the script computes a
+    /// micro-batch, and what it takes is measured
+    #[arg(long, env = "EVERSTEP_DRY_RUN", value_parser = BoolishValueParser::new(),
+        conflicts_with = "attached")]
+    pub dry_run: bool,
     /// The parent process states its run on stdin, and joins as a worker: no other one starts here
     #[arg(long, hide = true)]
     pub attached: bool,

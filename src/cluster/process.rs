@@ -390,6 +390,19 @@ impl Daemons {
     }
 }
 
+impl Script {
+    /// The command that starts a process of the script, without what makes it a worker.
+    pub(crate) fn process(&self) -> Command {
+        let mut command = Command::new(&self.interpreter);
+        without_own_variables(&mut command);
+        command.args(&self.command).envs(self.environment());
+        if let Some(directory) = &self.directory {
+            command.current_dir(directory);
+        }
+        command
+    }
+}
+
 fn start(
     mut command: Command,
     directory: &Directory,
@@ -412,12 +425,7 @@ fn start_script(
     label: &str,
 ) -> Result<Starting, ClusterError> {
     let (control, theirs) = UnixStream::pair().map_err(ClusterError::Runtime)?;
-    let mut command = Command::new(&script.interpreter);
-    without_own_variables(&mut command);
-    command.args(&script.command).envs(script.environment());
-    if let Some(directory) = &script.directory {
-        command.current_dir(directory);
-    }
+    let mut command = script.process();
     command.env("EVERSTEP_COORDINATORS", joined(worker.coordinators));
     command.env("EVERSTEP_JOIN", token_at(&directory.path().join("join.token")));
     command.env("EVERSTEP_DIR", directory.path()).env("EVERSTEP_CONTROL_FD", "0");
@@ -470,7 +478,8 @@ pub fn joined(addresses: &[SocketAddr]) -> String {
     addresses.join(",")
 }
 
-fn describe(status: ExitStatus) -> String {
+/// How a process ended, in words: "ended with exit code 1".
+pub(crate) fn describe(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (_, Some(KILL)) => killed(),
         (_, Some(signal)) => format!("ended by signal {signal}"),

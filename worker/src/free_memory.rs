@@ -1,5 +1,5 @@
-//! The memory that this process may still take: the free memory of its machine, or of its control
-//! group.
+//! The memory that this process may still take, which is the free memory of its machine or of its
+//! control group, and the most that it has taken.
 
 use std::fs;
 use std::path::Path;
@@ -11,6 +11,14 @@ const GROUP: &str = "/sys/fs/cgroup";
 pub fn free_bytes() -> Option<u64> {
     let machine = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
     [machine, free_of_group(Path::new(GROUP))].into_iter().flatten().min()
+}
+
+/// The largest resident set of this process so far, bytes. 0 if the system does not tell.
+pub fn peak_rss_bytes() -> u64 {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
 }
 
 /// The bytes that a control group may still take. A group counts pages of files that no process

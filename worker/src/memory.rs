@@ -24,13 +24,35 @@ pub struct WorkerMemory {
     shared: u64,
 }
 
+/// What a model and its optimizer take, however many workers there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelNeeds {
+    /// The number of parameters.
+    pub parameters: u64,
+    /// Bytes for parameters, gradient and activations on the device that computes.
+    pub device_bytes: u64,
+    /// Bytes of a parameter's master weight and moments.
+    pub bytes_per_parameter: u64,
+}
+
+impl ModelNeeds {
+    /// What they take on the CPU, with so many threads.
+    pub fn on_cpu(model: &ModelPlan, optimizer: &Optimizer, threads: usize) -> Self {
+        Self {
+            parameters: model.layout.count() as u64,
+            device_bytes: model.bytes_on(threads) as u64,
+            bytes_per_parameter: optimizer.bytes_per_parameter() as u64,
+        }
+    }
+}
+
 /// Bytes of the program, its threads, its connections' windows and its pool of free buffers.
 /// Measured, with 22 to 97 MB, over many models and numbers of workers.
 pub const CONSTANT_BYTES: u64 = 58 << 20;
 
 impl WorkerMemory {
-    /// The memory of a worker at the run's start, when `workers` share it, and each computes with
-    /// `threads`. It is that of the worker that needs most.
+    /// The memory of a worker at the run's start, when `workers` share it. It is that of the worker
+    /// that needs most.
     ///
     /// With `N` parameters, `W` workers and `C = min(copies, W)` owners of each shard:
     ///
@@ -66,16 +88,9 @@ impl WorkerMemory {
     ///   those of its shards: [`Self::passing`].
     /// - With each worker of the same host: memory for two shards of each lane, 24 MiB at most.
     ///   This lasts: [`Self::passing`] has it since most workers may be on other hosts.
-    pub fn of_worker(
-        run: &RunSpec,
-        model: &ModelPlan,
-        optimizer: &Optimizer,
-        workers: u32,
-        threads: usize,
-    ) -> Self {
-        let parameters = model.layout.count() as u64;
+    pub fn of_worker(run: &RunSpec, model: ModelNeeds, workers: u32) -> Self {
+        let ModelNeeds { parameters, device_bytes, bytes_per_parameter } = model;
         let owners = u64::from(run.copies.min(workers));
-        let bytes_per_parameter = optimizer.bytes_per_parameter() as u64;
         let share =
             |bytes: u64, times: u64| (bytes * parameters * times).div_ceil(u64::from(workers));
         let subtrees: Vec<_> = subtrees(run.batch.data_shards, workers).collect();
@@ -85,7 +100,7 @@ impl WorkerMemory {
             coming => coming.div_ceil(2),
         };
         Self {
-            device: model.bytes_on(threads) as u64,
+            device: device_bytes,
             pinned: 0,
             optimizer: share(bytes_per_parameter, owners),
             partials: 4 * parameters * partials,
@@ -93,7 +108,7 @@ impl WorkerMemory {
             checkpoint: run.checkpoint.as_ref().map_or(0, |_| share(bytes_per_parameter, 1)),
             joining: share(bytes_per_parameter, owners).min(MAX_STATE_BYTES_UNDER_WAY as u64),
             writing: 4 * parameters,
-            shared: link_bytes(4 * reduce::shard_length(model.layout.count())) as u64
+            shared: link_bytes(4 * reduce::shard_length(parameters as usize)) as u64
                 * u64::from(workers - 1),
         }
     }
@@ -177,7 +192,7 @@ mod tests {
 
     fn of_two(run: &RunSpec, model: &ModelPlan) -> WorkerMemory {
         let optimizer = builtin::registry().build_optimizer(run).expect("a valid optimizer");
-        WorkerMemory::of_worker(run, model, &optimizer, 2, 1)
+        WorkerMemory::of_worker(run, ModelNeeds::on_cpu(model, &optimizer, 1), 2)
     }
 
     #[test]

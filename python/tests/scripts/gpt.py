@@ -69,13 +69,15 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, default=0.1)
     parser.add_argument("--accumulate", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--width", type=int, default=32)
     parser.add_argument("--bf16", action="store_true", help="compute in bfloat16 where autocast does")
     parser.add_argument("--save")
     parser.add_argument("--gate", help="at step 20, wait for this file")
     parser.add_argument("--slow", help="from step 20 on, take 0.2 s for each turn until there is this file")
     flags = parser.parse_args()
     torch.manual_seed(flags.seed)
-    model = GPT(layers=2, width=32, heads=2, dropout=flags.dropout)
+    model = GPT(flags.layers, flags.width, 2, flags.dropout)
     decay = [p for p in model.parameters() if p.dim() >= 2]
     rest = [p for p in model.parameters() if p.dim() < 2]
     groups = [{"params": decay, "weight_decay": 0.1}, {"params": rest, "weight_decay": 0.0}]

@@ -26,14 +26,6 @@ impl Traffic {
     }
 }
 
-/// The largest resident set of this process so far, bytes. 0 if the system does not tell.
-pub fn peak_rss_bytes() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|rest| rest.trim().trim_end_matches(" kB").parse::<u64>().ok());
-    kib.unwrap_or(0) << 10
-}
-
 /// CPU seconds that this process has used so far, all threads together.
 pub fn cpu_seconds() -> f64 {
     let used = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);

@@ -32,7 +32,7 @@ use crate::data::loader::{LoadError, Loader};
 use crate::data::row::{self, RowError, SampleIndex};
 use crate::data::sampler::Sampler;
 use crate::free_memory::free_bytes;
-use crate::memory::WorkerMemory;
+use crate::memory::{ModelNeeds, WorkerMemory};
 use crate::registry::{BuildError, Registry};
 use crate::step::event::Built;
 
@@ -156,7 +156,8 @@ fn check_memory(
     let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
     let plan = plan?;
     let threads = registry.devices().threads();
-    let needed = WorkerMemory::of_worker(run, &plan, optimizer, run.start_workers, threads).total();
+    let model = ModelNeeds::on_cpu(&plan, optimizer, threads);
+    let needed = WorkerMemory::of_worker(run, model, run.start_workers).total();
     let began = Instant::now();
     loop {
         let Some(free) = free_bytes().filter(|free| *free < needed) else { return Ok(()) };
