@@ -189,11 +189,9 @@ fn i18_a_device_does_one_job_after_the_other_however_hangs_end() {
     let (four, schedule) = (four(8, Prepare::default()), Schedule(faults));
     for seed in 0..12 {
         let endured = four.endure(seed, &schedule).result.unwrap_or_else(|it| panic!("{it}"));
-        assert!(
-            endured.changes.lost > 10,
-            "seed {seed}: {} members were lost",
-            endured.changes.lost
-        );
+        // The others die before they are members again.
+        let lost = endured.changes.lost;
+        assert!(lost >= 8, "seed {seed}: {lost} members were lost");
     }
 }
 
