@@ -108,11 +108,8 @@ impl Peer {
     }
 
     /// The same worker, as a peer with another id, which listens at this address.
-    pub fn moved(mut self, address: SocketAddr) -> Self {
-        if self.address != address {
-            self.call.abort_all();
-        }
-        Self { address, ..self }
+    pub fn moved(self, address: SocketAddr) -> Self {
+        Self { address, call: JoinSet::new(), ..self }
     }
 
     /// Another generation begins, and the peer is a member of it. Drops queued messages and resets

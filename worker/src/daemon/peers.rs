@@ -37,7 +37,7 @@ pub struct Peers {
     pending: Vec<PendingLink>,
     /// The number of links that have been attached.
     links: u64,
-    /// Whose the links with these numbers are. Some of them may be gone.
+    /// Whose the links with these numbers are.
     by_link: BTreeMap<u64, WorkerId>,
     encoder: Encoder,
 }
@@ -76,16 +76,16 @@ impl Peers {
         (self.own, self.generation) = (own, record.number);
         let members: BTreeSet<WorkerId> = record.members.iter().map(|it| it.worker).collect();
         let before = std::mem::take(&mut self.known).into_iter();
-        let (mut stay, mut left): (BTreeMap<_, _>, BTreeMap<_, _>) =
+        let (mut stay, left): (BTreeMap<_, _>, BTreeMap<_, _>) =
             before.partition(|(worker, _)| members.contains(worker));
+        let left = left.into_values().map(|peer| (peer.name.clone(), peer));
+        let mut left: BTreeMap<NodeName, Peer> = left.collect();
         for member in record.members.iter().filter(|member| Some(member.worker) != own) {
             let (name, address) = (member.name.clone(), member.address);
-            let peer = stay.remove(&member.worker).or_else(|| {
-                // An evicted worker that is back has another id. What has come over its link may be
-                // of this generation.
-                let old = left.iter().find(|(_, peer)| peer.name == name).map(|(old, _)| *old)?;
-                left.remove(&old).map(|peer| peer.moved(address))
-            });
+            // An evicted worker that is back has another id. What has come over its link may be of
+            // this generation.
+            let moved = || left.remove(&name).map(|peer| peer.moved(address));
+            let peer = stay.remove(&member.worker).or_else(moved);
             let mut peer = peer.unwrap_or_else(|| Peer::new(name, address, record.number));
             peer.renew(record.number, &self.reader_context);
             self.known.insert(member.worker, peer);
@@ -101,17 +101,21 @@ impl Peers {
     /// Makes a joiner a peer of this generation, or expects a new link to a peer that lost its
     /// link. Returns inputs for the core.
     pub fn accept(&mut self, worker: WorkerId, name: NodeName, address: SocketAddr) -> Vec<Input> {
+        let mut told = Vec::new();
         if Some(worker) != self.own {
             let generation = self.generation;
-            let mut known = self.known.iter();
-            let older = known.find(|(id, peer)| **id != worker && peer.name == name);
-            let older = older.map(|(id, _)| *id).and_then(|id| self.known.remove(&id));
-            let left = older.and_then(Peer::into_connection);
-            self.pending.extend(left.map(|connection| PendingLink { connection, waited: 0 }));
+            let older = self.known.range(..worker).find(|(_, peer)| peer.name == name);
+            if let Some(from) = older.map(|(id, _)| *id) {
+                let left = self.known.remove(&from).and_then(Peer::into_connection);
+                self.pending.extend(left.map(|connection| PendingLink { connection, waited: 0 }));
+                let reason = format!("it is back as {worker}");
+                told.push(Input::PeerLost { from, reason });
+            }
             let peer = self.known.entry(worker);
             peer.or_insert_with(|| Peer::new(name, address, generation)).expect();
         }
-        self.connect()
+        told.extend(self.connect());
+        told
     }
 
     /// A link is up. Returns an input for the core, if there is one.
@@ -127,6 +131,7 @@ impl Peers {
             return self.wait(connection);
         };
         self.links += 1;
+        peer.link_number().and_then(|before| self.by_link.remove(&before));
         self.by_link.insert(self.links, *worker);
         let cut = peer.attach(connection, self.links, &self.reader_context);
         let reason = "it has connected anew".into();
@@ -138,6 +143,7 @@ impl Peers {
         let from = self.at_link(link)?;
         if matches!(heard, Heard::Lost(_)) {
             self.known.get_mut(&from)?.lose();
+            self.by_link.remove(&link);
         }
         Some(match heard {
             Heard::Message(message) => Input::Peer { from, message: *message },
@@ -179,6 +185,7 @@ impl Peers {
     /// Closes all links to other workers, and states this reason to them.
     pub fn clear(&mut self, reason: &str) {
         let known = std::mem::take(&mut self.known).into_values();
+        self.by_link.clear();
         let pending = self.pending.drain(..).map(|pending_link| pending_link.connection);
         let connections = known.filter_map(Peer::into_connection).chain(pending);
         connections.for_each(|connection| connection.link.close(reason));
@@ -219,7 +226,7 @@ impl Peers {
                 other.ended().is_none() && other.identity() != link.identity()
             },
         );
-        if self.pending.len() == MAX_PENDING_LINKS {
+        if self.pending.len() >= MAX_PENDING_LINKS {
             return Some(refuse(link, "too many nodes wait to become members"));
         }
         self.pending.push(PendingLink { connection, waited: 0 });

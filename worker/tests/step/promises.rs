@@ -3,7 +3,8 @@
 use everstep_kernels::buffer::{Buffer, Shared};
 use everstep_kernels::reduce::TreeNode;
 use everstep_transport::protocol::{
-    Chunk, ChunkKind, Commit, Decision, Generation, Message, Record, Shard, Step, Term, WorkerId,
+    Chunk, ChunkKind, Commit, Decision, Generation, Message, NodeName, Record, Shard, Step, Term,
+    WorkerId,
 };
 use everstep_worker::step::Promise;
 use everstep_worker::step::event::{Admission, Effect, Exit, Job, Report, ShardOrigin};
@@ -255,6 +256,29 @@ fn an_evicted_worker_that_is_back_gets_its_answer_under_its_new_id() {
         let shared = |job: &Job| matches!(job, Job::Share { to, .. } if *to == new);
         assert!(solo.jobs().iter().any(shared), "{was_member}");
     }
+}
+
+/// The same at a joiner that waits to be fed: its shell still has the peers of the generation in
+/// which it was fed.
+#[test]
+fn an_evicted_worker_that_is_back_gets_its_answer_of_an_idle_joiner() {
+    let mut solo = Solo::registered(STRANGER);
+    solo.hear(Message::Announce(record()));
+    solo.hear(feed(STRANGER, &[1]));
+    let (old, new, after) = (MEMBERS[0], WorkerId(15), NEXT.next());
+    let mut without = next_record(None);
+    without.members[0].worker = WorkerId(16);
+    without.members[0].name = NodeName::parse("another").expect("a valid name");
+    solo.hear(Message::Pause { term: TERM, number: NEXT });
+    solo.hear(Message::Announce(without));
+    solo.peer(old, Message::FetchParameters { generation: after, shards: vec![Shard(1)] });
+    solo.hear(Message::Pause { term: TERM, number: after });
+    solo.took();
+    let mut record = Record { number: after, predecessor: NEXT, ..next_record(None) };
+    (record.members[0].worker, record.members[1].worker) = (new, STRANGER);
+    solo.hear(Message::Announce(record));
+    let shared = |job: &Job| matches!(job, Job::Share { to, .. } if *to == new);
+    assert!(solo.jobs().iter().any(shared), "{:?}", solo.took());
 }
 
 #[test]

@@ -259,7 +259,7 @@ impl Core {
         if !listed && matches!(self.phase, Phase::Training(_)) {
             return self.stop(); // Its state is void. The leader will say so.
         }
-        self.rename_early(&record);
+        self.peers.rename(&record);
         let Some((setup, replica)) = self.leave() else { return };
         #[cfg(feature = "planted")]
         let replica = self.planted(replica);
@@ -269,7 +269,10 @@ impl Core {
         self.checkpoints.renew(&record);
         self.heartbeats.begin_generation();
         let entered = match listed {
-            true => become_member(now, (worker, promised), (setup, replica), record),
+            true => {
+                self.peers.enter(&record);
+                become_member(now, (worker, promised), (setup, replica), record)
+            }
             false => become_joiner(worker, (setup, replica), record),
         };
         match entered {
@@ -284,6 +287,7 @@ impl Core {
         match &mut self.phase {
             Phase::Joining(joiner) if self.membership.is(feed.joiner) => {
                 let lost = self.peers.begin_feed();
+                self.peers.enter(joiner.sized_record().record());
                 joiner.feed(&feed.shards, &lost);
             }
             Phase::Training(member) => {

@@ -28,20 +28,32 @@ pub(super) struct PeerInbox {
     unreachable: BTreeSet<WorkerId>,
     /// Messages of peers for a generation that this worker does not know yet.
     early: BTreeMap<WorkerId, VecDeque<Message>>,
-    /// The joiners that the members have fed in this generation.
-    joiners: BTreeMap<WorkerId, NodeName>,
+    /// The workers that the shell knows, with their names: those of the record that it has entered
+    /// last, and the joiners that it has met since.
+    names: BTreeMap<WorkerId, NodeName>,
 }
 
 impl PeerInbox {
     /// A generation begins: each of its members has a link, or will have one.
     pub fn begin_generation(&mut self) {
         self.unreachable.clear();
-        self.joiners.clear();
     }
 
-    /// The members feed a joiner with this name.
+    /// The shell enters this record.
+    pub fn enter(&mut self, record: &Record) {
+        let members = record.members.iter();
+        self.names = members.map(|member| (member.worker, member.name.clone())).collect();
+    }
+
+    /// The members feed a joiner with this name. What has come early under an older id of it is its
+    /// own.
     pub fn meet(&mut self, joiner: WorkerId, name: &NodeName) {
-        self.joiners.insert(joiner, name.clone());
+        self.names.insert(joiner, name.clone());
+        for old in self.early.keys().copied().collect::<Vec<_>>() {
+            if old < joiner && self.names.get(&old) == Some(name) {
+                self.move_early(old, joiner);
+            }
+        }
     }
 
     /// The members feed this worker from now on, with links that are new. Returns the peers that it
@@ -86,19 +98,26 @@ impl PeerInbox {
         kept
     }
 
-    /// A generation begins. A worker that was evicted keeps its name, and has another id. Until now
-    /// its messages have come under the id that it had in the generation before.
-    fn rename(&mut self, before: &Record, record: &Record) {
-        let waiting: Vec<WorkerId> = self.early.keys().copied().collect();
-        for old in waiting.into_iter().filter(|worker| record.rank(*worker).is_none()) {
-            let member = before.members.iter().find(|member| member.worker == old);
-            let joiner = self.joiners.get(&old);
-            let Some(name) = member.map(|member| &member.name).or(joiner) else { continue };
-            let Some(new) = record.members.iter().find(|member| member.name == *name) else {
-                continue;
-            };
-            let messages = self.early.remove(&old).unwrap_or_default();
-            self.early.entry(new.worker).or_default().extend(messages);
+    /// A record has come. A worker that was evicted and is back keeps its name, and has another id.
+    /// Until now its messages have come under the id that the shell knows for its name.
+    pub fn rename(&mut self, record: &Record) {
+        if self.early.is_empty() {
+            return;
+        }
+        let ids = record.members.iter().map(|member| (&member.name, member.worker));
+        let ids: BTreeMap<&NodeName, WorkerId> = ids.collect();
+        for old in self.early.keys().copied().collect::<Vec<_>>() {
+            let new = self.names.get(&old).and_then(|name| ids.get(name));
+            if let Some(new) = new.filter(|new| **new != old) {
+                self.move_early(old, *new);
+            }
+        }
+    }
+
+    /// What waits of a worker under one id has come of it under another one.
+    fn move_early(&mut self, old: WorkerId, new: WorkerId) {
+        if let Some(messages) = self.early.remove(&old) {
+            self.early.entry(new).or_default().extend(messages);
         }
     }
 
@@ -183,16 +202,6 @@ impl Core {
     /// leader's Feed for it may still be on its way.
     fn is_unknown(&self, from: WorkerId) -> bool {
         matches!(&self.phase, Phase::Training(member) if !member.serves(from))
-    }
-
-    /// A record has come: whoever is a member under another id than before has sent what waits of
-    /// it as the new one.
-    pub(super) fn rename_early(&mut self, record: &Record) {
-        match &self.phase {
-            Phase::Joining(joiner) => self.peers.rename(joiner.sized_record().record(), record),
-            Phase::Training(member) => self.peers.rename(member.plan().record(), record),
-            _ => {}
-        }
     }
 
     /// A generation has begun: handles the messages that came too early for the one before.
