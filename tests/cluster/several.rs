@@ -285,6 +285,8 @@ fn a_coordinator_whose_disk_is_full_ends_with_the_reason_and_the_others_go_on() 
     let world = world();
     let mut group = CoordinatorGroup::found(&world.path("coordinators"), 3, &["--ephemeral"]);
     let leader = group.leader(3);
+    // The others have to know that they are three before one of them dies.
+    assert!(group.command(NOTHING).is_err(), "it is agreed that there is none");
     let before = group.members.remove(leader);
     before.program.signal(Signal::KILL);
     until("its end", || before.program.is_over().then_some(()));

@@ -272,6 +272,24 @@ fn i13_who_founded_the_cluster_is_removed_before_it_has_told_the_history() {
     });
 }
 
+/// The new coordinator comes to lead before it has asked for lines, and before the first one has
+/// told how many there are. The next workers of the run have none of them.
+#[test]
+fn i13_who_has_all_lines_is_removed_as_soon_as_another_has_joined() {
+    let ends = (worker(2), worker(3));
+    let (extra, span) = (Duration::from_nanos(35_763_333), Duration::from_nanos(1_931_046_965));
+    let (by, grace) = (DrainOrigin::Machine, Some(Duration::from_nanos(3_346_129_975)));
+    let faults = vec![
+        at(13_852.173, Fault::Slow { ends, extra, span }),
+        at(14_236.682, Fault::CutStore),
+        at(22_633.359, Fault::Deafen { node: COORDINATOR, span: Duration::from_millis(11_693) }),
+        at(24_978.575, Fault::Drain { node: worker(0), by, grace }),
+        at(27_787.543, Fault::Join { node: NodeId::Coordinator(1) }),
+        at(28_746.246, Fault::Remove { node: COORDINATOR, restart: None }),
+    ];
+    bear(&four(MINUTE), 31_772, faults);
+}
+
 /// Its leader sends a message every 25 ms, and it answers none before its disk goes on. The other
 /// faults keep the run, and with it the cluster, from their end.
 #[test]

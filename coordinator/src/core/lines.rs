@@ -76,6 +76,8 @@ pub(super) struct Lines {
     questions: usize,
     /// When lines, or the word that there are none, came last.
     heard: Time,
+    /// Whether another coordinator has told how far its file is, since this one is open.
+    is_told: bool,
     lack: Option<MissingLines>,
 }
 
@@ -325,7 +327,10 @@ impl Lines {
         let is_behind = self.reach < self.told.max(state.settled());
         let (last, pause) = match (is_behind, state.is_training() && state.record().is_some()) {
             (true, _) => (self.asked, LINES_FETCH_RETRY),
-            (false, true) => (self.asked.max(Some(self.heard)), LINES_NEWS_ASKED_AFTER),
+            // A file that has just been opened may lack lines that no entry of the log knows.
+            (false, true) => {
+                (self.asked.map(|asked| asked.max(self.heard)), LINES_NEWS_ASKED_AFTER)
+            }
             (false, false) => return,
         };
         if !self.is_open || last.is_some_and(|last| now.since(last) < pause) {
@@ -439,7 +444,7 @@ impl Core {
         if !file.is_open {
             return;
         }
-        file.heard = now;
+        (file.heard, file.is_told) = (now, true);
         file.told = file.told.max(reach);
         // A message without lines says only how far the other file is durable.
         if !lines.is_empty() {
@@ -464,6 +469,14 @@ impl Core {
     /// run waits for it anyway, goes on without it, or goes back.
     fn members_can_tell(&self, now: Time) -> bool {
         !self.running() || self.change.is_steady() && self.roster(now).all_members_are_linked()
+    }
+
+    /// Whether another coordinator may have lines that this one lacks. The log does not know how
+    /// many lines there are: as long as no coordinator has told, it may be any number.
+    pub fn may_lack_lines(&self) -> bool {
+        let Lines { is_open, is_told, reach, told, .. } = self.lines;
+        let is_of_run = self.state.lines().lineage.run != RunId(0);
+        is_of_run && !(is_open && is_told && reach >= told.max(self.state.settled()))
     }
 
     /// Lines that no process has told for long are lost: the leader has the log say so.

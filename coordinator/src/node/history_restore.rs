@@ -62,11 +62,16 @@ impl HistoryRestore {
         self.sender = None;
     }
 
-    /// Whether a leaving coordinator, perhaps the only one, may still send the missing history.
-    /// `is_any_linked` says whether a leaving coordinator has a link, `is_any` whether there is
-    /// one.
-    pub(super) fn awaits_sender(&mut self, now: Time, is_any: bool, is_any_linked: bool) -> bool {
-        if !self.is_lacking || !is_any {
+    /// Whether a leaving coordinator, perhaps the only one, may still send the missing history, or
+    /// lines if this one `lacks_lines`. `is_any` says whether there is a leaving coordinator, and
+    /// `is_any_linked` whether one has a link.
+    pub(super) fn awaits_sender(
+        &mut self,
+        now: Time,
+        lacks_lines: bool,
+        (is_any, is_any_linked): (bool, bool),
+    ) -> bool {
+        if !(self.is_lacking || lacks_lines) || !is_any {
             self.sender = None;
             return false;
         }

@@ -145,15 +145,16 @@ impl Node {
         }
     }
 
-    /// Whether a leaving coordinator, perhaps the only one, may still send this one the missing
-    /// history.
+    /// Whether a leaving coordinator, perhaps the only one, may still send this one missing history
+    /// or lines.
     fn awaits_history(&mut self, now: Time, leaving: &[CoordinatorView]) -> bool {
         #[cfg(feature = "planted")]
         if self.core.state().plant == Some(crate::plant::CorePlant::ShutOutTellers) {
             return false;
         }
         let is_any_linked = leaving.iter().any(|view| self.peers.is_linked(&view.name));
-        self.history.awaits_sender(now, !leaving.is_empty(), is_any_linked)
+        let lacks_lines = self.core.may_lack_lines();
+        self.history.awaits_sender(now, lacks_lines, (!leaving.is_empty(), is_any_linked))
     }
 
     /// A page of the missing history has come. The leader waits as long again for the rest.

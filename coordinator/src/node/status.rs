@@ -36,7 +36,7 @@ impl Node {
             let id = ReplicaId::from(view.id);
             let silent = leads.then(|| self.silent_since(now, id)).flatten();
             CoordinatorStatus {
-                votes: members.voters.contains(&id) || members.outgoing.contains(&id),
+                votes: members.count(id),
                 leads: self.leadership.leader() == Some(id),
                 leaves,
                 matched: self.replica.matched(id),

@@ -50,6 +50,13 @@ impl Members {
         !self.outgoing.is_empty()
     }
 
+    /// Whether a replica counts as a voter for an operator. Until a change is complete, nothing is
+    /// agreed without a majority of the voters before. If one of those dies then, the new voters
+    /// are no help.
+    pub fn count(&self, id: ReplicaId) -> bool {
+        if self.is_joint() { self.outgoing.contains(&id) } else { self.voters.contains(&id) }
+    }
+
     /// Whether a replica is a voter, a learner or an outgoing voter.
     pub fn contain(&self, id: ReplicaId) -> bool {
         [&self.voters, &self.learners, &self.outgoing].iter().any(|ids| ids.contains(&id))
@@ -105,5 +112,20 @@ pub(super) const NO_REPLICA: ReplicaId = ReplicaId(::raft::INVALID_ID);
 impl fmt::Display for ReplicaId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "replica {}", self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_joins_counts_as_a_voter_once_the_change_is_complete() {
+        let [one, two] = [1, 2].map(ReplicaId);
+        let mut members = Members { voters: vec![one, two], ..Members::default() };
+        members.outgoing = vec![one];
+        assert_eq!([one, two].map(|id| members.count(id)), [true, false]);
+        members.outgoing.clear();
+        assert_eq!([one, two].map(|id| members.count(id)), [true, true]);
     }
 }
