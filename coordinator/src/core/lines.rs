@@ -325,12 +325,11 @@ impl Lines {
     /// of a run under way comes.
     fn seek(&mut self, now: Time, state: &State, others: &[LinkId], outbox: &mut Outbox) {
         let is_behind = self.reach < self.told.max(state.settled());
-        let (last, pause) = match (is_behind, state.is_training() && state.record().is_some()) {
+        // A file that has just been opened may lack lines that no entry of the log knows.
+        let asks_soon = is_behind || !self.is_told;
+        let (last, pause) = match (asks_soon, state.is_training() && state.record().is_some()) {
             (true, _) => (self.asked, LINES_FETCH_RETRY),
-            // A file that has just been opened may lack lines that no entry of the log knows.
-            (false, true) => {
-                (self.asked.map(|asked| asked.max(self.heard)), LINES_NEWS_ASKED_AFTER)
-            }
+            (false, true) => (self.asked.max(Some(self.heard)), LINES_NEWS_ASKED_AFTER),
             (false, false) => return,
         };
         if !self.is_open || last.is_some_and(|last| now.since(last) < pause) {

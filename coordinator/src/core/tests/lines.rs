@@ -163,6 +163,23 @@ fn a_coordinator_that_lacks_lines_asks_the_others() {
     assert_eq!((world.line_file.len(), said_of_lines(&mut world, other)), (9, vec![]));
 }
 
+/// The log does not know how many lines there are.
+#[test]
+fn a_coordinator_asks_for_lines_as_soon_as_its_file_is_open() {
+    let (mut world, links) = World::training(2);
+    world.restart();
+    let links: Vec<_> = links.iter().map(|link| world.relink(*link)).collect();
+    assert!(world.core.may_lack_lines());
+    let other = world.connect(Role::Coordinator, "coordinator-2");
+    world.pass(100, &links);
+    assert_eq!(said_of_lines(&mut world, other).first(), Some(&("asks after", vec![0])));
+    let (lineage, lines) = (world.lineage, Vec::new());
+    world.say(other, Message::Lines { lineage, reach: Step(3), lines });
+    assert!(world.core.may_lack_lines(), "three lines");
+    tell(&mut world, other, 3, 1..=3);
+    assert!(!world.core.may_lack_lines());
+}
+
 /// D5: watchers do not wait for ever for lines that no process has.
 #[test]
 fn lines_that_nobody_tells_are_lost_after_a_while_and_no_others() {
