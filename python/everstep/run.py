@@ -446,14 +446,15 @@ class Run:
     def _read_report(self) -> dict[str, Any] | None:
         """The report of the run. None for a worker in another directory than its launcher's."""
         path = self._directory / "report.json"
-        comes = self._is_launched or self._launcher is not None
+        comes = self._is_launched or self._launcher is not None or path.exists()
         until = time.monotonic() + (REPORT_TIMEOUT if comes else 0.0)
-        while not path.exists():
-            if time.monotonic() > until:
-                return None
+        while True:
+            report = json.loads(path.read_text()) if path.exists() else None
+            # A run that goes on may still have the report of its interruption.
+            is_complete = report is not None and report["state"] == "complete"
+            if is_complete or time.monotonic() >= until:
+                return report
             time.sleep(0.02)
-        report: dict[str, Any] = json.loads(path.read_text())
-        return report
 
     def _watch_the_end(self) -> None:
         """Has an exception of the script, or its early end, fail the run."""

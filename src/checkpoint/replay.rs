@@ -27,7 +27,7 @@ use super::source::CheckpointSource;
 use super::{choose_failure, deleted, store_failure};
 use crate::cli::{LocalFlags, StartFlags, VerifyFlags};
 use crate::cluster::{
-    self, Cluster, ClusterError, ClusterOptions, ContinuedHistory, Directory, Progress,
+    self, Cluster, ClusterError, ClusterOptions, ContinuedHistory, Directory, Progress, Script,
 };
 use crate::failure::{Exit, Failure};
 use crate::resume::{check, check_stored, read_stored, use_data};
@@ -62,6 +62,7 @@ pub(super) fn run(flags: &VerifyFlags, steps: u64, registry: &Registry) -> Resul
     let recorded = TrainedSteps { lines, hashes };
     let mut run = read_stored(&*store, &listing, Some(manifest.step.0))?.run;
     let script = script::of_kept_run(&run, source.run_dir(), &flags.script)?;
+    let script = script.map(|script| Script { to_stderr: true, ..script });
     use_data(&mut run, flags.data.as_deref())?;
     // Before the checkpoint is copied.
     if script.is_none() {

@@ -76,6 +76,8 @@ pub struct Script {
     pub directory: Option<PathBuf>,
     /// The run that each process must state. None: the first process says what the others must.
     pub stated: Option<Box<RunSpec>>,
+    /// What it prints goes to stderr, since the stdout of this process is an answer.
+    pub to_stderr: bool,
 }
 
 /// A set of instructions to which the libraries of a script keep, so that unlike CPUs get the same

@@ -6,7 +6,7 @@ mod output;
 
 use std::ffi::OsString;
 use std::fs::{self, File};
-use std::io::BufReader;
+use std::io::{self, BufReader};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -436,7 +436,11 @@ fn start_script(
     let (mut child, log) = spawn(command, directory, label)?;
     let stdout = child.0.stdout.take().expect("stdout is piped");
     let (label, prefix) = (label.to_string(), format!("{label}: "));
-    thread::spawn(move || pass_on(BufReader::new(stdout), &prefix));
+    let stdout = BufReader::new(stdout);
+    match script.to_stderr {
+        true => thread::spawn(move || pass_on(stdout, io::stderr(), &prefix)),
+        false => thread::spawn(move || pass_on(stdout, io::stdout(), &prefix)),
+    };
     let line = first_line(control.try_clone().map_err(ClusterError::Runtime)?);
     // A script may read much data before it has a run. The user ends what takes too long.
     let (began, listens_within, control) = (Instant::now(), Duration::MAX, Some(control));

@@ -36,12 +36,12 @@ pub fn first_line(output: impl Read + Send + 'static) -> oneshot::Receiver<Strin
 }
 
 /// Prints what a script prints, line by line, until its output ends. Bytes that are no text are
-/// replaced. A closed stdout takes nothing, and the script goes on.
-pub fn pass_on(mut output: impl BufRead, prefix: &str) {
+/// replaced. Where `to` is closed, it takes nothing, and the script goes on.
+pub fn pass_on(mut output: impl BufRead, mut to: impl Write, prefix: &str) {
     let mut line = Vec::new();
     while matches!(output.read_until(b'\n', &mut line), Ok(1..)) {
         let text = format!("{prefix}{}\n", String::from_utf8_lossy(&line).trim_end());
-        let _ = std::io::stdout().write_all(text.as_bytes());
+        let _ = to.write_all(text.as_bytes());
         line.clear();
     }
 }
