@@ -85,7 +85,7 @@ pub(crate) fn of_script(
     output::print(lines.join("\n"))
 }
 
-/// What a run needs, whoever computes it.
+/// The needs of a run, with a model of the program or of a script.
 struct Needs<'a> {
     run: &'a RunSpec,
     workers: u32,

@@ -113,9 +113,7 @@ impl Engine {
     /// launcher's socket, which is its stdin, that it listens and which run it trains. A script
     /// that is `watched` ends if it hangs: its user has no debugger in it.
     fn start(&self, control: bool, watched: bool) -> PyResult<()> {
-        let script = self.script.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let script =
-            script.ok_or_else(|| PyRuntimeError::new_err("the worker has been started"))?;
+        let script = self.take_script()?;
         if control {
             script::supervise().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         }
@@ -140,9 +138,7 @@ impl Engine {
     /// Has the script compute a micro-batch without a cluster, and held-out samples if the run has
     /// any. Then writes what the run needs into this file. The process ends with the launcher.
     fn measure(&self, file: PathBuf) -> PyResult<()> {
-        let script = self.script.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let script =
-            script.ok_or_else(|| PyRuntimeError::new_err("the worker has been started"))?;
+        let script = self.take_script()?;
         script::supervise().map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
         let script = WorkerScript { stated: self.stated(), ..script };
         let work = move || measure::measure(script, &file);
@@ -261,6 +257,11 @@ impl Engine {
 }
 
 impl Engine {
+    fn take_script(&self) -> PyResult<WorkerScript> {
+        let script = self.script.lock().unwrap_or_else(PoisonError::into_inner).take();
+        script.ok_or_else(|| PyRuntimeError::new_err("the worker has been started"))
+    }
+
     fn stated(&self) -> RunSpec {
         self.stated.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -9,6 +9,7 @@ use everstep_kernels::compute::{ComputeError, GradientSink, ParameterSource, Pas
 use everstep_kernels::optimizer::UpdateRule;
 use everstep_transport::protocol::{DataShard, RunSpec, Step};
 use everstep_worker::data::Sampler;
+use everstep_worker::free_memory::peak_rss_bytes;
 
 use crate::model::WorkerScript;
 use crate::probe::PASSES;
@@ -28,7 +29,7 @@ pub fn measure(mut script: WorkerScript, file: &Path) {
             held_out: script.held_out,
             parameters,
             bytes_per_parameter: (size_of::<f32>() * (1 + script.rule.moments())) as u64,
-            process_bytes: 0,
+            process_bytes: peak_rss_bytes(),
             run,
         };
         measured.write(file).map_err(|error| format!("{}: {error}", file.display()))
@@ -67,7 +68,7 @@ fn compute(script: &mut WorkerScript) -> Result<(), ComputeError> {
     Ok(())
 }
 
-/// The initial parameters are there, and nobody takes the gradients.
+/// A sink that drops all gradients. The initial parameters are there already.
 struct Nowhere;
 
 impl ParameterSource for Nowhere {

@@ -149,6 +149,12 @@ def descendants(pid: int) -> set[int]:
     return found
 
 
+def peak_mb(pid: int) -> float:
+    """The most memory that a process has had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))
+
+
 @pytest.fixture
 def launch(tmp_path):
     """Starts `everstep launch FLAGS… SCRIPT ARGS…` in a new folder, and `launch.resume` starts

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCH_TIMEOUT, SCRIPTS, Ended, needs_torch
+from conftest import LAUNCH_TIMEOUT, SCRIPTS, Ended, needs_torch, peak_mb
 
 pytestmark = needs_torch
 
@@ -23,12 +23,6 @@ def dry_run(folder: Path, *flags_and_script: str) -> Ended:
 def megabytes(told: str, what: str) -> float:
     line = next(line for line in told.splitlines() if line.strip().startswith(what))
     return float(line.split()[-2])
-
-
-def peak_mb(pid: int) -> float:
-    """The most memory that a process has had."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 / 1e6 for line in lines if line.startswith("VmHWM"))
 
 
 @pytest.mark.parametrize("workers", [1, 2])

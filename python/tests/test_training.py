@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
-from conftest import LAUNCH_TIMEOUT, SCRIPTS, descendants, is_alive, needs_torch
+from conftest import LAUNCH_TIMEOUT, SCRIPTS, descendants, is_alive, needs_torch, peak_mb
 
 pytestmark = needs_torch
 
@@ -173,12 +173,6 @@ def test_threads_and_instructions_that_a_launch_states_hold_for_all_workers(trai
     ended = [train("gpt.py", "--steps", "6", flags=workers(count, *flags)) for count in (1, 2)]
     assert len({it.hash for it in ended}) == 1
     assert [it.out.count("cpu AVX2 with 2 threads") for it in ended] == [1, 2]
-
-
-def peak_mb(pid: int) -> float:
-    """The most memory that a process has had."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1e3 for line in lines if line.startswith("VmHWM"))
 
 
 def test_what_needs_no_torch_takes_little_memory(launch):

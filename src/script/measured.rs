@@ -8,7 +8,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use everstep_transport::protocol::RunSpec;
-use everstep_worker::free_memory::peak_rss_bytes;
 use everstep_worker::memory::ModelNeeds;
 use serde::{Deserialize, Serialize};
 
@@ -40,13 +39,12 @@ impl Measured {
         std::env::var_os(FILE).map(PathBuf::from)
     }
 
-    /// Adds what this process has taken so far, and writes the file.
+    /// Writes the file.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, file: &Path) -> io::Result<()> {
-        let measured = Self { process_bytes: peak_rss_bytes(), ..self.clone() };
-        fs::write(file, serde_json::to_vec(&measured).expect("it is plain data"))
+        fs::write(file, serde_json::to_vec(self).expect("it is plain data"))
     }
 
     /// What the model takes, with the script around it.

@@ -25,8 +25,8 @@ pub struct PeerInput {
     pub heard: Heard,
 }
 
-/// What comes from a link to another worker. Whose link it is, the actor knows: the worker at the
-/// other end may get another id.
+/// Input from a link to another worker. The actor knows the worker at the other end, whose id may
+/// change while the link lives on.
 pub enum Heard {
     /// A message that is not a chunk.
     Message(Box<Message>),

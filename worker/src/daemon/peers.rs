@@ -37,7 +37,7 @@ pub struct Peers {
     pending: Vec<PendingLink>,
     /// The number of links that have been attached.
     links: u64,
-    /// Whose the links with these numbers are.
+    /// The worker at the other end of each link, by the number of the link.
     by_link: BTreeMap<u64, WorkerId>,
     encoder: Encoder,
 }

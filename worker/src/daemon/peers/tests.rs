@@ -161,6 +161,14 @@ impl Worker {
         self.act(move |peers| peers.enter(Some(own), &record)).await;
     }
 
+    async fn begin_anew(&self) {
+        self.act(|peers| {
+            peers.clear("this worker begins anew");
+            vec![]
+        })
+        .await;
+    }
+
     async fn accept(&self, other: &Worker) {
         let (name, address) = (other.name.clone(), other.endpoint.local_address());
         let id = other.id;
@@ -316,11 +324,7 @@ async fn what_an_evicted_worker_sends_under_its_new_id_is_not_lost() {
     let (one, mut two) = (world.worker(1), world.worker(2));
     enter_all(1, &[&one, &two]).await;
     talk(&one, &two).await;
-    two.act(|peers| {
-        peers.clear("this worker begins anew");
-        vec![]
-    })
-    .await;
+    two.begin_anew().await;
     one.hears("2 lost").await;
     two.id = WorkerId(3);
     let next = record(2, &[&one, &two]);
@@ -528,11 +532,7 @@ async fn a_link_that_was_lost_comes_up_again_in_the_next_generation() {
     let (one, two) = (world.worker(1), world.worker(2));
     enter_all(1, &[&one, &two]).await;
     talk(&one, &two).await;
-    two.act(|peers| {
-        peers.clear("this worker begins anew");
-        vec![]
-    })
-    .await;
+    two.begin_anew().await;
     one.hears("2 lost: the peer closed the link: this worker begins anew").await;
     enter_all(2, &[&one, &two]).await;
     talk(&one, &two).await;
