@@ -126,14 +126,7 @@ fn optimizers(criterion: &mut Criterion, length: usize) {
                     layout: &layout,
                     range: 0..length,
                 };
-                let versions = [step - 1, step];
-                black_box(optimizer.update(
-                    &mut state,
-                    &gradient,
-                    &inputs,
-                    versions,
-                    &mut |_, _| {},
-                ))
+                black_box(optimizer.update(&mut state, &gradient, &inputs, [step - 1, step]))
             });
         });
     }

@@ -199,9 +199,9 @@ impl Optimizer {
     }
 
     /// Makes one step. Block by block, while a block is in the cache, it also takes the digests of
-    /// the gradient and of the state, as the version `before` and as the version `after`, and shows
-    /// the new weights to `wrote(offset, weights)`. `gradient` is the shard's reduced gradient, not
-    /// yet clipped. An update from a source costs one more write of the state, and no more reads.
+    /// the gradient and of the state, as the version `before` and as the version `after`.
+    /// `gradient` is the shard's reduced gradient, not yet clipped. An update from a source costs
+    /// one more write of the state, and no more reads.
     ///
     /// # Panics
     ///
@@ -213,7 +213,6 @@ impl Optimizer {
         gradient: &[f32],
         inputs: &UpdateInputs,
         [before, after]: [u64; 2],
-        wrote: &mut dyn FnMut(usize, &[f32]),
     ) -> Digests {
         let (UpdateTarget { state, source }, length) = (target.into(), inputs.range.len());
         assert_eq!(gradient.len(), length, "a gradient of the shard's length");
@@ -226,8 +225,7 @@ impl Optimizer {
             digests.before = state.digest_block(digests.before, block.clone());
             digests.gradient = reduce::digest(digests.gradient, gradient);
             self.update_block(state, gradient, block.clone(), inputs);
-            digests.after = state.digest_block(digests.after, block.clone());
-            wrote(block.start, &state.master[block]);
+            digests.after = state.digest_block(digests.after, block);
         }
         digests
     }

@@ -338,7 +338,9 @@ fn a_bias_and_gelu_are_computed_with_their_product_where_the_library_can() {
         let subject = subject(precision, &["cast.cu"]);
         for shape in [[33, 17, 64], [64, 30, 24], [7, 16, 40], [1, 1, 8]] {
             checks::linear_layer(&subject, shape);
-            checks::gelu_after_and_before(&subject, shape);
+            if precision != Precision::F32 {
+                checks::gelu_after_and_before(&subject, shape);
+            }
         }
     }
 }
@@ -350,7 +352,7 @@ const BIAS: usize = 8;
 /// `x` of ones, GELU's input and its output, and a device with all of it in place.
 fn linear_layer() -> (Cuda<CudaDriver>, [View; 3]) {
     let sizes = Sizes { parameters: WEIGHT + BIAS + MANY, activations: 96, ..Sizes::default() };
-    let mut device = device(Precision::F32, sizes);
+    let mut device = device(Precision::Bf16, sizes);
     let views = [0, 32, 64].map(|at| View::new(Arena::Activations, at, 1, 8));
     device.write(views[0], &[1.0; 8]);
     device.write(View::row(Arena::Parameters, 0..WEIGHT), &[1.0; WEIGHT]);
@@ -360,7 +362,7 @@ fn linear_layer() -> (Cuda<CudaDriver>, [View; 3]) {
 
 #[test]
 fn a_linear_layer_waits_for_its_bias_and_a_new_bias_for_the_layer() {
-    let Some(_alone) = alone(Precision::F32) else { return };
+    let Some(_alone) = alone(Precision::Bf16) else { return };
     let weight = View::new(Arena::Parameters, 0, 8, 8);
     let bias = View::row(Arena::Parameters, WEIGHT..WEIGHT + BIAS);
     // So much that it goes to the GPU before any work waits for it.
@@ -381,7 +383,7 @@ fn a_linear_layer_waits_for_its_bias_and_a_new_bias_for_the_layer() {
 
 #[test]
 fn the_way_back_through_a_linear_layer_waits_for_its_weight() {
-    let Some(_alone) = alone(Precision::F32) else { return };
+    let Some(_alone) = alone(Precision::Bf16) else { return };
     let (mut device, [dy, input, d_input]) = linear_layer();
     device.write(input, &[50.0; 8]); // GELU passes all of it
     device.write(View::row(Arena::Parameters, 0..WEIGHT), &[2.0; WEIGHT]);

@@ -66,8 +66,9 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
         ..Overrides::default()
     };
     let (run, folder) = configured_run(flags.config.as_deref(), &overrides, registry)?;
-    let wait = flags.wait;
-    let options = ClusterOptions { wait, ..ClusterOptions::new(flags.workers) };
+    let (wait, device) = (flags.wait, flags.device.clone());
+    let devices = registry.devices().clone();
+    let options = ClusterOptions { wait, device, devices, ..ClusterOptions::new(flags.workers) };
     let (_, lines, workers) = train_traced(folder.path(), &run, options)?;
 
     let counted = WARM_UP + 1..=WARM_UP + u64::from(flags.steps);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::builder::BoolishValueParser;
 use clap::{Args, Subcommand};
+use everstep_kernels::device::DeviceChoice;
 
 use super::demo::{duration, wait_time};
 
@@ -99,6 +100,9 @@ pub struct StagesFlags {
     #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 2,
         value_parser = clap::value_parser!(u32).range(1..=1024))]
     pub workers: u32,
+    /// Where the workers compute, as for `everstep train`
+    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
+    pub device: DeviceChoice,
     /// How many steps are measured. The median of each stage counts
     #[arg(long, value_name = "N", env = "EVERSTEP_STEPS", default_value_t = 20,
         value_parser = clap::value_parser!(u32).range(1..))]

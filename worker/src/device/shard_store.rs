@@ -274,27 +274,12 @@ impl ShardStore {
         let computing = &mut self.versions[shard.0 as usize];
         let (follows, rounding) = (step >= *computing, self.rounding);
         let is_primary = copy.role == ShardRole::Primary;
-        // A copy is needed only to hand out, or if the parameters differ from the weights.
-        let is_copied = is_primary || rounding != Rounding::None;
-        let mut parameters = is_copied.then(|| self.pool.take(range.len()));
-        let mut wrote = |offset: usize, weights: &[f32]| {
-            let mut values = weights;
-            if let Some(parameters) = &mut parameters {
-                let copy = &mut parameters[offset..offset + weights.len()];
-                copy.copy_from_slice(weights);
-                rounding.round(start + offset, copy);
-                values = copy;
-            }
-            if follows {
-                write(start + offset, values);
-            }
-        };
         let layout = &self.layout;
         let inputs =
             UpdateInputs { step: update, run_step: step.0, learning_rate, clip, layout, range };
         self.in_optimizer = true;
         let seen = copy.rewrite(&mut self.saved, |target| {
-            self.optimizer.update(target, &gradient.values, &inputs, versions, &mut wrote)
+            self.optimizer.update(target, &gradient.values, &inputs, versions)
         });
         self.in_optimizer = false;
         copy.check(shard, seen.before)?;
@@ -306,6 +291,16 @@ impl ShardStore {
         }
         (copy.version, copy.digest) = (step, seen.after);
         *computing = step.max(*computing);
+        // A copy is needed only to hand out, or if the parameters differ from the weights.
+        let parameters = (is_primary || rounding != Rounding::None).then(|| {
+            let mut parameters = copied(&copy.state.master, &self.pool);
+            rounding.round(start, &mut parameters);
+            parameters
+        });
+        if follows {
+            // At once: on a GPU each call is a copy of its own.
+            write(start, parameters.as_deref().unwrap_or(&copy.state.master));
+        }
         Ok(parameters.filter(|_| is_primary))
     }
 

@@ -114,6 +114,11 @@ impl CudaDriver {
         &self.device
     }
 
+    /// The stream on which it computes.
+    pub fn stream(&self) -> &Arc<CudaStream> {
+        &self.stream
+    }
+
     fn load(
         &mut self,
         source: &'static KernelSource,

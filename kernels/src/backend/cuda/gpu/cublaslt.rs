@@ -279,11 +279,14 @@ impl Shape {
         Self { left, right, result, accumulate, epilogue, vectors }
     }
 
-    /// Whether to ask the library for an algorithm at all.
+    /// Whether to ask the library for an algorithm at all. Not for GELU in f32, which is there to
+    /// be exact: the library's `tanh` is good enough for 16 bits alone.
     fn is_taken(&self) -> bool {
         let [_, input] = self.vectors;
         let aligned = self.vectors.iter().flatten().all(|bytes| *bytes >= EPILOGUE_BYTES);
-        aligned && (input.is_none() || self.result.columns.is_multiple_of(INPUT_COLUMNS))
+        let has_input = self.result.columns.is_multiple_of(INPUT_COLUMNS)
+            && self.result.element != Precision::F32;
+        aligned && (input.is_none() || has_input)
     }
 }
 
@@ -398,6 +401,20 @@ mod tests {
             assert_eq!(is_taken(columns, Epilogue::GeluBackward { input }), taken);
         }
         assert!(!is_taken(8, Epilogue::GeluBackward { input: input.plus(2) }));
+    }
+
+    #[test]
+    fn a_gelu_in_f32_is_not_the_librarys() {
+        let (bias, input) = (Address(1 << 20), Address(1 << 21));
+        let exact =
+            |rows, columns| Matrix { element: Precision::F32, ..matrix(0, rows, columns, false) };
+        let is_taken = |epilogue| {
+            let [a, b, c] = [exact(3, 7), exact(7, 8), exact(3, 8)];
+            Shape::of(&Product { a, b, c, accumulate: false, epilogue }).is_taken()
+        };
+        assert!(is_taken(Epilogue::None) && is_taken(Epilogue::Bias { bias }));
+        assert!(!is_taken(Epilogue::Gelu { bias, input }));
+        assert!(!is_taken(Epilogue::GeluBackward { input }));
     }
 
     #[test]

@@ -19,6 +19,8 @@ pub struct DeliveryStream {
     last: u64,
     /// Oldest first. A missing delivery is over, or the computation has waited for it.
     under_way: VecDeque<(DeliveryId, CudaEvent)>,
+    /// Events of deliveries that are not under way any more, for later ones.
+    spare: Vec<CudaEvent>,
 }
 
 impl DeliveryStream {
@@ -28,7 +30,7 @@ impl DeliveryStream {
     /// [`CudaError::Failed`].
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
         let stream = context.new_stream().map_err(|error| failed("cuStreamCreate", error))?;
-        Ok(Self { stream, last: 0, under_way: VecDeque::new() })
+        Ok(Self { stream, last: 0, under_way: VecDeque::new(), spare: Vec::new() })
     }
 
     /// The stream on which deliveries are enqueued.
@@ -47,10 +49,15 @@ impl DeliveryStream {
         while let Some((_, event)) = self.under_way.front()
             && event.try_is_complete()?
         {
-            self.under_way.pop_front();
+            self.spare.extend(self.under_way.pop_front().map(|(_, event)| event));
         }
+        let event = match self.spare.pop() {
+            Some(event) => event,
+            None => self.stream.context().new_event(None)?,
+        };
+        event.record(&self.stream)?;
         self.last += 1;
-        self.under_way.push_back((self.last(), self.stream.record_event(None)?));
+        self.under_way.push_back((self.last(), event));
         Ok(())
     }
 
@@ -62,7 +69,11 @@ impl DeliveryStream {
     ) -> Result<(), Failure> {
         let concerned = self.under_way.partition_point(|(other, _)| *other <= delivery);
         // The stream keeps the order, so the last of these events covers the earlier ones.
-        let event = self.under_way.drain(..concerned).next_back();
-        event.map_or(Ok(()), |(_, event)| computing.wait(&event))
+        let events = self.under_way.drain(..concerned).map(|(_, event)| event);
+        let before = self.spare.len();
+        self.spare.extend(events);
+        // A wait is for what an event was recorded for last, so the event may be recorded again.
+        let last = self.spare[before..].last();
+        last.map_or(Ok(()), |event| computing.wait(event))
     }
 }

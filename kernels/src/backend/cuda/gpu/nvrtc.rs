@@ -82,7 +82,9 @@ pub fn compile(
         log,
     };
     let c_string = |text: String| CString::new(text).map_err(|error| wrong(error.to_string()));
-    let program = Program::create(&c_string(source.compiled())?, &c_string(source.name.into())?)?;
+    // NVRTC may refer to both for as long as the program lives.
+    let (text, file) = (c_string(source.compiled())?, c_string(source.name.into())?);
+    let program = Program::create(&text, &file)?;
     let options = options(precision, architecture);
     // SAFETY: the program lives.
     let outcome = unsafe { result::compile_program(program.0, &options) };
