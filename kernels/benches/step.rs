@@ -7,6 +7,7 @@ use std::time::Instant;
 use everstep_kernels::backend::Cpu;
 use everstep_kernels::compute::{Batch, Compute, GradientCollector, Pass, PassPlace};
 use everstep_kernels::models::{Gpt, GptConfig, OnBackend};
+use everstep_kernels::threads::Threads;
 
 fn main() {
     for (layers, width, heads, context) in [(4, 128, 4, 128), (6, 384, 6, 256)] {
@@ -29,8 +30,9 @@ fn main() {
 
 /// The best of several passes: other programs on the machine only slow them down.
 fn tokens_per_second(config: GptConfig, threads: usize) -> f64 {
-    let mut gpt = OnBackend::<Gpt>::new(config, |sizes| Cpu::on_threads(sizes, threads))
-        .expect("a valid configuration");
+    let mut gpt =
+        OnBackend::<Gpt>::new(config, |sizes| Cpu::on_threads(sizes, Threads::new(threads)))
+            .expect("a valid configuration");
     let mut parameters = vec![0.0; gpt.layout().count()];
     gpt.layout().init(1, 0..parameters.len(), &mut parameters);
     gpt.load(0, &parameters);

@@ -16,6 +16,7 @@ use crate::backend::{Backend, Cpu, DeviceError, Sizes};
 use crate::compute::Compute;
 use crate::models::{Model, ModelConfigError, OnBackend};
 use crate::precision::Precision;
+use crate::threads::Threads;
 
 mod choice;
 #[cfg(feature = "cuda")]
@@ -152,7 +153,7 @@ pub struct Devices {
     providers: Vec<Arc<dyn DeviceProvider>>,
     left_out: Vec<LeftOut>,
     /// The threads with which the CPU computes.
-    threads: usize,
+    threads: Threads,
 }
 
 /// A kind of device that the program was built without.
@@ -185,7 +186,7 @@ impl Default for Devices {
                     reason: "this program was built without CUDA (the feature `cuda`)",
                 },
             ],
-            threads: 1,
+            threads: Threads::default(),
         }
     }
 }
@@ -201,12 +202,12 @@ impl Devices {
     /// Sets the number of threads with which the CPU computes a model, at least one. The bits do
     /// not depend on it.
     pub fn set_threads(&mut self, threads: usize) {
-        self.threads = threads.max(1);
+        self.threads = Threads::new(threads);
     }
 
-    /// The number of threads with which the CPU computes a model.
-    pub fn threads(&self) -> usize {
-        self.threads
+    /// The threads with which the CPU computes a model, and changes its parameters.
+    pub fn threads(&self) -> &Threads {
+        &self.threads
     }
 
     /// Why the program lacks kinds of devices that it could have, in words for the user.
@@ -322,7 +323,7 @@ impl ChosenDevice<'_> {
         config: M::Config,
     ) -> Result<Box<dyn Compute>, OpenError> {
         on_cpu_in(precision)?;
-        let open = |sizes| Cpu::on_threads(sizes, self.devices.threads);
+        let open = |sizes| Cpu::on_threads(sizes, self.devices.threads.clone());
         Ok(Box::new(OnBackend::<M>::new(config, open)?))
     }
 }
@@ -430,7 +431,8 @@ mod tests {
 
     #[test]
     fn a_kind_of_ones_own_is_chosen_by_its_name_and_by_auto() {
-        let mut devices = Devices { providers: Vec::new(), left_out: Vec::new(), threads: 1 };
+        let mut devices =
+            Devices { providers: Vec::new(), left_out: Vec::new(), threads: Threads::default() };
         devices.add(Arc::new(Twin { is_usable: true }));
         let twin = Ok(Some("Twin".to_string()));
         for choice in ["twin", "twin:0", "auto", "auto:0"] {
@@ -445,7 +447,8 @@ mod tests {
 
     #[test]
     fn what_the_program_does_not_have_is_refused_with_what_it_has() {
-        let mut devices = Devices { providers: Vec::new(), left_out: Vec::new(), threads: 1 };
+        let mut devices =
+            Devices { providers: Vec::new(), left_out: Vec::new(), threads: Threads::default() };
         devices.add(Arc::new(Twin { is_usable: false }));
         devices.add(Arc::new(Twin { is_usable: false }));
         let refused = opened(&devices, "npu").expect_err("there is none");

@@ -27,3 +27,4 @@ pub mod reduce;
 pub mod schedule;
 pub mod shared_memory;
 pub(crate) mod sync;
+pub mod threads;

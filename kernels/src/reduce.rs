@@ -19,7 +19,7 @@ mod tree;
 pub(crate) use digest::DIGEST_BLOCK;
 pub use digest::digest;
 pub use nan::canonical;
-pub use norm::sum_of_squares;
+pub use norm::{sum_of_squares, sum_of_squares_on};
 pub use rounding::{decode_bf16, encode_bf16, round_bf16, round_bf16_stochastically};
 pub use shards::{shard_count, shard_length, shard_range};
 pub use sum::{AddError, Addend, Sum};

@@ -10,6 +10,7 @@ use everstep_kernels::models::{
     Gpt, GptConfig, Mlp, MlpConfig, Model, ModelConfigError, OnBackend,
 };
 use everstep_kernels::random::Philox;
+use everstep_kernels::threads::Threads;
 
 mod models {
     mod costs;
@@ -125,8 +126,9 @@ where
     M::Config: Clone,
 {
     let on = |threads| {
-        let mut model =
-            initialised::<M, _>(config.clone(), move |sizes| Cpu::on_threads(sizes, threads));
+        let mut model = initialised::<M, _>(config.clone(), move |sizes| {
+            Cpu::on_threads(sizes, Threads::new(threads))
+        });
         let (loss, gradient) = gradient_of(&mut model, batch, WHOLE);
         let bits: Vec<u32> = gradient.iter().map(|value| value.to_bits()).collect();
         (loss.to_bits(), loss_of(&mut model, batch).to_bits(), bits)

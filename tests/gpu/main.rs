@@ -262,7 +262,7 @@ fn products_of_the_library_learn_what_the_cpu_learns_with_the_same_bits_for_any_
 /// the library counts. Also a bias with GELU, and the way back through GELU.
 #[test]
 fn what_the_library_has_no_algorithm_for_takes_kernels_in_every_worker() {
-    let Some(machine) = Machine::new("f32") else { return };
+    let Some(machine) = Machine::new("bf16") else { return };
     let train = |settings, workers| {
         machine.with_cublaslt(settings).train(&["--device", "cuda", "--workers", workers])
     };

@@ -18,6 +18,7 @@ mod pass;
 mod rounding;
 mod saved_states;
 mod shard_store;
+mod shard_update;
 mod stored_shard;
 pub mod thread;
 
@@ -29,6 +30,7 @@ use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, Pass, STAGES};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::message::Fingerprint;
 use everstep_transport::protocol::scalar::ScalarSum;
 use everstep_transport::protocol::step::Contribution;
@@ -60,6 +62,11 @@ pub trait DeviceChannel {
         None
     }
 
+    /// The updates of this step that wait next, at most so many. Never blocks.
+    fn next_updates(&mut self, _step: Step, _most: usize) -> Vec<Job> {
+        Vec::new()
+    }
+
     /// Whether no job will come any more. The work under way is then in vain.
     fn is_over(&mut self) -> bool {
         false
@@ -87,6 +94,8 @@ pub struct DeviceParts {
     pub pool: Pool,
     /// The model's file. None if this worker has no directory, and the run no store.
     pub model_file: Option<ModelFile>,
+    /// The threads that share an update of parameter shards.
+    pub threads: Threads,
     /// Sends gradients while the backward pass goes on, and begins the forward pass before all
     /// parameters are there. Off only to measure what that saves.
     pub overlap: bool,
@@ -135,7 +144,7 @@ impl Device {
         let parameters = layout.count();
         Self {
             store: ShardStore::of(&parts, layout),
-            accumulator: Accumulator::new(parameters, parts.pool.clone()),
+            accumulator: Accumulator::new(parameters, parts.pool.clone(), parts.threads.clone()),
             work: Arc::default(),
             deferred: VecDeque::new(),
             training: false,

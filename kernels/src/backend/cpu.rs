@@ -14,8 +14,8 @@ use std::ops::Range;
 
 use super::memory::Memory;
 use super::{Arena, Attention, Backend, DeviceError, Fetched, Indices, Norm, Sizes, View};
+use crate::threads::{self, Threads};
 use gemm::{Gemm, Grid, OutputMatrix};
-use threads::Threads;
 
 mod attention;
 mod cross_entropy;
@@ -24,7 +24,6 @@ mod gemm;
 mod layer_norm;
 mod math;
 mod rows;
-mod threads;
 
 /// Elements of a cache line.
 const LINE: usize = 16;
@@ -51,12 +50,11 @@ struct Scratch {
 impl Cpu {
     /// Allocates the arenas, zeroed, and computes on the caller's thread.
     pub fn new(sizes: Sizes) -> Self {
-        Self::on_threads(sizes, 1)
+        Self::on_threads(sizes, Threads::default())
     }
 
-    /// As [`Cpu::new`], and starts so many threads to compute, if there are more than one.
-    pub fn on_threads(sizes: Sizes, threads: usize) -> Self {
-        let threads = Threads::new(threads);
+    /// As [`Cpu::new`], with these threads to compute.
+    pub fn on_threads(sizes: Sizes, threads: Threads) -> Self {
         let scratch = || Scratch { gemm: Gemm::new(), scores: vec![0.0; scores(sizes)] };
         let scratch = (0..threads.count()).map(|_| scratch()).collect();
         Self { memory: Memory::new(sizes), threads, scratch, fetches: VecDeque::new() }

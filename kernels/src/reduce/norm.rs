@@ -6,6 +6,7 @@
 use std::array;
 
 use super::nan::canonical_f64;
+use crate::threads::Threads;
 
 /// Elements of a block.
 const BLOCK: usize = 64 << 10;
@@ -16,7 +17,15 @@ const LANES: usize = 16;
 ///
 /// An f64 holds the square of an f32 exactly, so even a fused multiply-add gives these bits.
 pub fn sum_of_squares(values: &[f32]) -> f64 {
-    canonical_f64(values.chunks(BLOCK).map(block).fold(0.0, |sum, block| sum + block))
+    sum_of_squares_on(&Threads::default(), values)
+}
+
+/// As [`sum_of_squares`], on several threads, with the same bits.
+pub fn sum_of_squares_on(threads: &Threads, values: &[f32]) -> f64 {
+    let mut sums = vec![0.0; values.len().div_ceil(BLOCK)];
+    threads
+        .each(values.chunks(BLOCK).zip(&mut sums).collect(), |(values, sum)| *sum = block(values));
+    canonical_f64(sums.into_iter().fold(0.0, |sum, block| sum + block))
 }
 
 /// The lanes are summed along a binary tree that halves them: lane `i` and lane `i + half`.
@@ -86,6 +95,8 @@ mod tests {
         let values = gradient(2 * BLOCK as u64 + 100);
         let blocks = [0..BLOCK, BLOCK..2 * BLOCK, 2 * BLOCK..2 * BLOCK + 100];
         let [first, second, third] = blocks.map(|range| sum_of_squares(&values[range]));
-        assert_eq!(sum_of_squares(&values).to_bits(), ((first + second) + third).to_bits());
+        let sum = ((first + second) + third).to_bits();
+        assert_eq!(sum_of_squares(&values).to_bits(), sum);
+        assert_eq!(sum_of_squares_on(&Threads::new(2), &values).to_bits(), sum);
     }
 }

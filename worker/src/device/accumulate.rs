@@ -14,6 +14,7 @@ use std::ops::Range;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::reduce::{self, Addend, Sum, Tree, TreeNode};
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::{DataShard, LossScale, Shard};
 
 /// A subtree's sum for one parameter shard.
@@ -64,6 +65,8 @@ pub struct RepeatedRange(pub Range<usize>);
 pub struct Accumulator {
     parameters: usize,
     pool: Pool,
+    /// The threads that copy what the model announces.
+    threads: Threads,
     tree: Tree,
     subtrees: Vec<TreeNode>,
     scale: LossScale,
@@ -76,10 +79,11 @@ pub struct Accumulator {
 
 impl Accumulator {
     /// An accumulator for a vector of `parameters`, without subtrees yet.
-    pub fn new(parameters: usize, pool: Pool) -> Self {
+    pub fn new(parameters: usize, pool: Pool, threads: Threads) -> Self {
         Self {
             parameters,
             pool,
+            threads,
             tree: Tree::new(1),
             subtrees: Vec::new(),
             scale: LossScale::default(),
@@ -160,7 +164,8 @@ impl Accumulator {
             let start = whole.start + offset;
             return Err(RepeatedRange(start..start + values.len()));
         }
-        unscale(&mut leaf.values[offset..offset + values.len()], values, self.scale);
+        let written = &mut leaf.values[offset..offset + values.len()];
+        self.threads.map(values, written, |scaled, values| unscale(values, scaled, self.scale));
         if leaf.missing > 0 {
             return Ok(None);
         }
@@ -222,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_range_that_is_never_announced_is_noticed() {
-        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
+        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20), Threads::new(2));
         accumulator.plan(1, vec![TreeNode::leaf(0)], LossScale::default());
         accumulator.begin(DataShard(0));
         let values = gradient(0);
@@ -236,7 +241,7 @@ mod tests {
     #[test]
     fn a_range_that_is_announced_twice_is_refused() {
         for again in [0..10, 5..15, 0..1, 9..11] {
-            let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
+            let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20), Threads::new(2));
             accumulator.plan(1, vec![TreeNode::leaf(0)], LossScale::default());
             accumulator.begin(DataShard(0));
             let values = gradient(0);
@@ -245,7 +250,7 @@ mod tests {
             let refused = accumulator.add(again.clone(), &values[again.clone()]);
             assert_eq!(refused.err(), Some(RepeatedRange(again)));
         }
-        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
+        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20), Threads::new(2));
         accumulator.plan(1, vec![TreeNode::leaf(0)], LossScale::default());
         accumulator.begin(DataShard(0));
         accumulator.add(0..PARAMETERS, &gradient(0)).expect("it is new");
@@ -273,7 +278,7 @@ mod tests {
         let scale = LossScale { exponent: 9, good: 0 };
         let mine = BTreeSet::from([1, 2, 3, 4, 5]);
         let subtrees = tree.subtrees(&mine);
-        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20));
+        let mut accumulator = Accumulator::new(PARAMETERS, Pool::new(1 << 20), Threads::new(2));
         accumulator.plan(6, subtrees.clone(), scale);
         let mut found = BTreeMap::new();
         for leaf in &mine {

@@ -13,6 +13,7 @@ use everstep_kernels::device::DeviceChoice;
 use everstep_kernels::layout::{Init, Layout, Statistic, Tensor};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::reduce;
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::message::{Fingerprint, Registration};
 use everstep_transport::protocol::run::{DataSpec, InitSpec};
 use everstep_transport::protocol::{
@@ -108,7 +109,11 @@ pub fn build(
     let state_parts = optimizer.state_vectors();
     let (rates, trained) = (optimizer.rates(), layout.trained());
     let tokens_per_step = targets * batches;
-    let built = Built { registration, tokens_per_step, trained, state_parts, rates };
+    let threads = match registration.device.accelerator {
+        Some(_) => registry.devices().threads().clone(),
+        None => Threads::default(),
+    };
+    let built = Built { registration, tokens_per_step, trained, state_parts, rates, threads };
     let file = gathered
         .map(|path| ModelFile::new(&path, context.incarnation, &layout, &run.model, &digest));
     let parts = DeviceParts {
@@ -121,6 +126,7 @@ pub fn build(
         dataset,
         pool,
         overlap: context.overlap,
+        threads: registry.devices().threads().clone(),
     };
     Ok((Device::new(parts), built))
 }
@@ -155,7 +161,7 @@ fn check_memory(
     };
     let Some(plan) = registry.known_plan(run).filter(|_| on_host) else { return Ok(()) };
     let plan = plan?;
-    let threads = registry.devices().threads();
+    let threads = registry.devices().threads().count();
     let model = ModelNeeds::on_cpu(&plan, optimizer, threads);
     let needed = WorkerMemory::of_worker(run, model, run.start_workers).total();
     let began = Instant::now();

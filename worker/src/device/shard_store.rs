@@ -9,24 +9,31 @@
 //! This file does not know passes, and relies on the core to check each worker's requests.
 
 use std::collections::BTreeMap;
+use std::iter;
 use std::ops::Range;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::compute::STAGES;
 use everstep_kernels::layout::Layout;
-use everstep_kernels::optimizer::{Optimizer, ShardState, UpdateInputs, clip_factor};
+use everstep_kernels::optimizer::{Optimizer, ShardState, clip_factor};
 use everstep_kernels::reduce;
 use everstep_kernels::schedule::LearningRates;
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::{RunSpec, Shard, Step, WorkerId};
 use tracing::trace_span;
 
 use super::initial::InitialParameters;
 use super::rounding::Rounding;
 use super::saved_states::SavedStates;
+use super::shard_update::{ShardChange, ShardUpdate, UpdateContext};
 use super::stored_shard::{ShardError, ShardRole, StoredShard};
 use super::{DeviceChannel, DeviceParts};
 use crate::optimize;
-use crate::step::event::{Gradient, Job, Report, ShardOrigin, ShardToSave};
+use crate::step::event::{Job, Report, ShardOrigin, ShardToSave};
+
+/// How many updates are made at once for each thread beyond the first. One thread makes them one by
+/// one, so that each goes out at once.
+const UPDATES_A_THREAD: usize = 2;
 
 /// The target of parameters to compute with: `write(offset, values)`.
 pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
@@ -40,6 +47,8 @@ pub struct ShardStore {
     optimizer: Optimizer,
     rates: LearningRates,
     pool: Pool,
+    /// The threads that share the updates of a step.
+    threads: Threads,
     copies: BTreeMap<Shard, StoredShard>,
     /// The shards to hold that a checkpoint has not brought yet.
     awaited: BTreeMap<Shard, ShardRole>,
@@ -60,8 +69,10 @@ pub struct ShardStore {
 impl ShardStore {
     /// The store of a device that is made of these parts.
     pub fn of(parts: &DeviceParts, layout: Layout) -> Self {
-        let DeviceParts { run, initial, optimizer, pool, .. } = parts;
-        Self::new(run, initial.clone(), layout, optimizer.clone(), pool.clone())
+        let DeviceParts { run, initial, optimizer, pool, threads, .. } = parts;
+        let threads = threads.clone();
+        let store = Self::new(run, initial.clone(), layout, optimizer.clone(), pool.clone());
+        Self { threads, ..store }
     }
 
     /// Holds no shard yet. The model has version 0 of all parameters if they are at hand.
@@ -80,6 +91,7 @@ impl ShardStore {
             rates: optimize::rates(run, optimizer.rates()),
             optimizer,
             pool,
+            threads: Threads::default(),
             copies: BTreeMap::new(),
             awaited: BTreeMap::new(),
             saved: SavedStates::default(),
@@ -109,18 +121,10 @@ impl ShardStore {
                 channel.report(Report::Entered { generation, owned: owned.collect() });
             }
             Job::Load { shard, version, values } => self.load(shard, version, &values, write),
-            Job::Update { shard, step, norm, factor, update, gradient } => {
-                let _span = trace_span!(target: STAGES, "update", step = step.0).entered();
-                let clip = clip_factor(norm, self.clip_norm) * factor;
-                let change = gradient.as_ref();
-                let change = change.map(|gradient| Change { update, clip, gradient });
-                let parameters = match change {
-                    Some(change) => self.update(shard, step, &change, write)?,
-                    None => self.relabel(shard, step, write).map(|()| None)?,
-                };
-                let parameters = parameters.map(Shared::new);
-                let digest = self.copies[&shard].digest;
-                channel.report(Report::Updated { version: step, shard, digest, parameters });
+            Job::Update { step, .. } => {
+                let most = UPDATES_A_THREAD * (self.threads.count() - 1);
+                let others = channel.next_updates(step, most);
+                self.update(step, iter::once(job).chain(others), channel, write)?;
             }
             Job::Skip { step } => self.skip(step),
             Job::Share { to, shards } => {
@@ -255,53 +259,72 @@ impl ShardStore {
 
     // A step has committed.
 
-    /// Makes the next version of a held shard, and computes with it. Returns the parameters that
-    /// this worker hands out as its primary. Returns an error if the old version's bits have
-    /// changed since it was made, or if the gradient is not what its primary made.
+    /// Makes the next version of the shards of these jobs, computes with it, and reports each.
+    /// Returns an error if the old version's bits have changed since it was made, or if the gradient
+    /// is not what its primary made.
     fn update(
         &mut self,
-        shard: Shard,
         step: Step,
-        change: &Change<'_>,
+        jobs: impl Iterator<Item = Job>,
+        channel: &mut dyn DeviceChannel,
         write: &mut Write<'_>,
-    ) -> Result<Option<Buffer>, ShardError> {
-        let range = self.range(shard);
-        let start = range.start;
-        let copy = self.copies.get_mut(&shard).expect("only what is held is updated");
-        let versions = copy.versions_to(step);
-        let Change { update, clip, gradient } = *change;
-        let learning_rate = self.rates.rate(step.0);
-        let computing = &mut self.versions[shard.0 as usize];
-        let (follows, rounding) = (step >= *computing, self.rounding);
-        let is_primary = copy.role == ShardRole::Primary;
-        let layout = &self.layout;
-        let inputs =
-            UpdateInputs { step: update, run_step: step.0, learning_rate, clip, layout, range };
+    ) -> Result<(), ShardError> {
+        let _span = trace_span!(target: STAGES, "update", step = step.0).entered();
+        let mut updates = Vec::new();
+        for job in jobs {
+            let Job::Update { shard, norm, factor, update, gradient, .. } = job else {
+                unreachable!("these are updates");
+            };
+            let clip = clip_factor(norm, self.clip_norm) * factor;
+            let Some(gradient) = gradient else {
+                self.relabel(shard, step, write)?;
+                channel.report(self.updated(shard, None));
+                continue;
+            };
+            let copy = self.copies.remove(&shard).expect("only what is held is updated");
+            let change = ShardChange { shard, update, clip, gradient };
+            updates.push(ShardUpdate::new(change, copy, &mut self.saved));
+        }
+        self.make(step, &mut updates);
+        for update in updates {
+            let shard = update.shard();
+            let computing = &mut self.versions[shard.0 as usize];
+            let start = reduce::shard_range(self.layout.count(), shard.0 as usize).start;
+            let (copy, parameters) = update.end(step, &mut self.saved, |values| {
+                if step >= *computing {
+                    *computing = step;
+                    // At once: on a GPU each call is a copy of its own.
+                    write(start, values);
+                }
+            })?;
+            self.copies.insert(shard, copy);
+            channel.report(self.updated(shard, parameters));
+        }
+        Ok(())
+    }
+
+    /// Makes these updates, on all threads.
+    fn make(&mut self, step: Step, updates: &mut [ShardUpdate]) {
+        let context = UpdateContext {
+            optimizer: &self.optimizer,
+            layout: &self.layout,
+            pool: &self.pool,
+            rounding: self.rounding,
+            step,
+            learning_rate: self.rates.rate(step.0),
+        };
         self.in_optimizer = true;
-        let seen = copy.rewrite(&mut self.saved, |target| {
-            self.optimizer.update(target, &gradient.values, &inputs, versions)
-        });
+        self.threads.each(updates.iter_mut().collect(), |update| update.make(&context));
         self.in_optimizer = false;
-        copy.check(shard, seen.before)?;
-        let intact = gradient.digest == seen.gradient;
         #[cfg(feature = "planted")]
-        let intact = intact || self.believes_gradients;
-        if !intact {
-            return Err(ShardError::Gradient { shard, step });
+        if self.believes_gradients {
+            updates.iter_mut().for_each(ShardUpdate::believe);
         }
-        (copy.version, copy.digest) = (step, seen.after);
-        *computing = step.max(*computing);
-        // A copy is needed only to hand out, or if the parameters differ from the weights.
-        let parameters = (is_primary || rounding != Rounding::None).then(|| {
-            let mut parameters = copied(&copy.state.master, &self.pool);
-            rounding.round(start, &mut parameters);
-            parameters
-        });
-        if follows {
-            // At once: on a GPU each call is a copy of its own.
-            write(start, parameters.as_deref().unwrap_or(&copy.state.master));
-        }
-        Ok(parameters.filter(|_| is_primary))
+    }
+
+    fn updated(&self, shard: Shard, parameters: Option<Shared>) -> Report {
+        let StoredShard { version, digest, .. } = self.copies[&shard];
+        Report::Updated { version, shard, digest, parameters }
     }
 
     /// Turns a held shard, unchanged, into its next version, and computes with it.
@@ -413,82 +436,11 @@ impl ShardStore {
     }
 }
 
-/// The change that a step makes to a shard.
-struct Change<'a> {
-    /// The number of this update in the run's history, from 1.
-    update: u64,
-    clip: f32,
-    gradient: &'a Gradient,
-}
-
-fn copied(values: &[f32], pool: &Pool) -> Buffer {
+pub(super) fn copied(values: &[f32], pool: &Pool) -> Buffer {
     let mut copy = pool.take(values.len());
     copy.copy_from_slice(values);
     copy
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::Arc;
-
-    use everstep_kernels::layout::Init;
-    use everstep_transport::protocol::{Generation, exemplars};
-    use everstep_transport::time::Time;
-
-    use super::*;
-    use crate::registry::Registry;
-
-    /// Keeps the reports.
-    #[derive(Default)]
-    struct CollectedReports(Vec<Report>);
-
-    impl DeviceChannel for CollectedReports {
-        fn report(&mut self, report: Report) {
-            self.0.push(report);
-        }
-        fn wait(&mut self) -> Option<Job> {
-            None
-        }
-        fn now(&self) -> Time {
-            Time(0)
-        }
-    }
-
-    /// The primary of two shards, in one of which a bit has flipped.
-    fn flipped() -> ShardStore {
-        let mut layout = Layout::new();
-        layout.push("weights", &[2_048], Init::Normal { deviation: 0.1 });
-        let run = exemplars::run();
-        let optimizer = Registry::new().build_optimizer(&run).expect("a valid optimizer");
-        let initial = InitialParameters::Seed(run.seed);
-        let mut store = ShardStore::new(&run, initial, layout, optimizer, Pool::new(1 << 20));
-        let owned = vec![(Shard(0), true), (Shard(1), true)];
-        let (generation, origin, syncing) = (Generation(1), ShardOrigin::Seed, Vec::new());
-        let enter = Job::Enter { generation, origin, owned, syncing };
-        store.handle(enter, &mut CollectedReports::default(), &mut |_, _| {}).expect("it enters");
-        let copy = store.copies.get_mut(&Shard(1)).expect("owned");
-        let weight = &mut Arc::get_mut(&mut copy.state).expect("not shared").master[3];
-        *weight = f32::from_bits(weight.to_bits() ^ 1);
-        store
-    }
-
-    #[test]
-    fn parameters_that_changed_in_memory_are_not_shared() {
-        let mut store = flipped();
-        let mut shares = |shard| {
-            let share = Job::Share { to: WorkerId(7), shards: vec![Shard(shard)] };
-            let mut reports = CollectedReports::default();
-            let done = store.handle(share, &mut reports, &mut |_, _| {});
-            (done.is_ok(), reports.0.len())
-        };
-        assert_eq!((shares(0), shares(1)), ((true, 1), (false, 0)));
-    }
-
-    #[test]
-    fn weights_that_changed_in_memory_are_not_written() {
-        let store = flipped();
-        let masters: Vec<_> = store.masters().collect();
-        assert!(matches!(&masters[..], [Ok((Shard(0), _)), Err(_)]), "{masters:?}");
-        assert!(store.seal().is_err(), "nor do they enter the state hash");
-    }
-}
+mod tests;

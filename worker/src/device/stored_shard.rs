@@ -36,19 +36,24 @@ impl StoredShard {
         Self { state: Arc::new(state), version, digest, role }
     }
 
-    /// Changes the state: in place, or out of place while a checkpoint of it is being written.
-    pub fn rewrite<T>(
-        &mut self,
-        saved: &mut SavedStates,
-        change: impl FnOnce(UpdateTarget<'_>) -> T,
-    ) -> T {
-        if let Some(state) = Arc::get_mut(&mut self.state) {
-            return change(state.into());
+    /// Memory for the next state beside this one, while a checkpoint of this one is being written.
+    pub fn beside(&mut self, saved: &mut SavedStates) -> Option<ShardState> {
+        let is_shared = Arc::get_mut(&mut self.state).is_none();
+        is_shared.then(|| saved.take_free(&self.state))
+    }
+
+    /// What an update changes: the state in place, or the memory beside it.
+    pub fn target<'a>(&'a mut self, beside: Option<&'a mut ShardState>) -> UpdateTarget<'a> {
+        match beside {
+            Some(state) => UpdateTarget { state, source: Some(&self.state) },
+            None => Arc::get_mut(&mut self.state).expect("nobody shares it").into(),
         }
-        let mut state = saved.take_free(&self.state);
-        let done = change(UpdateTarget { state: &mut state, source: Some(&self.state) });
-        saved.keep(std::mem::replace(&mut self.state, Arc::new(state)));
-        done
+    }
+
+    /// Has the state that an update has made beside the present one, if it has. Returns the
+    /// present one then.
+    pub fn replace(&mut self, beside: Option<ShardState>) -> Option<Arc<ShardState>> {
+        beside.map(|state| std::mem::replace(&mut self.state, Arc::new(state)))
     }
 
     /// The numbers of its version and of the next one, which is that of `step`.

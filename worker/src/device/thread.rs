@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel as mpsc_channel};
 use std::thread;
 use std::time::Instant;
 
+use everstep_transport::protocol::Step;
 use everstep_transport::time::Time;
 use tokio::sync::mpsc;
 
@@ -137,6 +138,21 @@ impl DeviceChannel for ThreadChannel {
         None
     }
 
+    fn next_updates(&mut self, step: Step, most: usize) -> Vec<Job> {
+        let is_next = |job: &Job| matches!(job, Job::Update { step: of, .. } if *of == step);
+        let mut updates = Vec::new();
+        while updates.len() < most
+            && let Some(job) = self.next()
+        {
+            if !is_next(&job) {
+                self.passed.push_front(job);
+                break;
+            }
+            updates.push(job);
+        }
+        updates
+    }
+
     fn is_over(&mut self) -> bool {
         match self.jobs.try_recv() {
             Ok(job) => {
@@ -157,7 +173,7 @@ impl DeviceChannel for ThreadChannel {
 mod tests {
     use super::*;
     use everstep_kernels::buffer::{Buffer, Shared};
-    use everstep_transport::protocol::{Shard, Step, WorkerId};
+    use everstep_transport::protocol::{Shard, WorkerId};
 
     /// A channel with these jobs waiting, and the reports as the network thread receives them.
     fn thread_channel(
@@ -169,6 +185,34 @@ mod tests {
         }
         let (reports, reported) = mpsc::channel(REPORTS);
         (ThreadChannel::new(received, reports), reported)
+    }
+
+    fn update(step: u64, shard: u32) -> Job {
+        let (step, shard) = (Step(step), Shard(shard));
+        Job::Update { shard, step, norm: 1.0, factor: 1.0, update: 1, gradient: None }
+    }
+
+    #[test]
+    fn the_next_updates_are_those_of_one_step_up_to_another_job() {
+        let skip = Job::Skip { step: Step(1) };
+        let jobs = [update(1, 0), update(1, 1), update(1, 2), skip, update(1, 3), update(2, 0)];
+        let (mut channel, _reported) = thread_channel(jobs);
+        let mut shards = |most| -> Vec<u32> {
+            let updates = channel.next_updates(Step(1), most).into_iter();
+            let shard = |job| match job {
+                Job::Update { shard, .. } => shard.0,
+                job => panic!("{job:?} is no update"),
+            };
+            updates.map(shard).collect()
+        };
+        assert_eq!(
+            [shards(0), shards(2), shards(5), shards(5)],
+            [vec![], vec![0, 1], vec![2], vec![]]
+        );
+        assert!(matches!(channel.wait(), Some(Job::Skip { .. })), "all others stay in order");
+        let one = channel.next_updates(Step(1), 5);
+        assert!(matches!(one[..], [Job::Update { shard: Shard(3), .. }]), "{one:?}");
+        assert!(matches!(channel.wait(), Some(Job::Update { step: Step(2), .. })));
     }
 
     fn updated(bytes: usize) -> Report {
@@ -200,16 +244,9 @@ mod tests {
 
     #[test]
     fn a_question_overtakes_what_does_not_concern_it() {
-        let update = |shard| Job::Update {
-            shard: Shard(shard),
-            step: Step(1),
-            norm: 1.0,
-            factor: 1.0,
-            update: 1,
-            gradient: None,
-        };
         let export = |shard| Job::Export { to: WorkerId(1), shards: vec![Shard(shard)] };
-        let (mut channel, _reported) = thread_channel([update(1), export(1), export(2), update(2)]);
+        let (mut channel, _reported) =
+            thread_channel([update(1, 1), export(1), export(2), update(1, 2)]);
         let asked = |job: Option<Job>| match job {
             Some(Job::Export { shards, .. }) => shards,
             _ => Vec::new(),

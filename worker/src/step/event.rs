@@ -7,6 +7,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Shared};
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{
@@ -253,4 +254,6 @@ pub struct Built {
     pub state_parts: usize,
     /// The table of learning rates that the optimizer brings, if it brings one.
     pub rates: Option<Arc<[f32]>>,
+    /// The threads beside the device's own. A model that computes on the CPU leaves none.
+    pub threads: Threads,
 }

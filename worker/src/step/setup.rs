@@ -4,6 +4,7 @@
 
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::schedule::LearningRates;
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::{Record, RunSpec, Step};
 
 use super::scaling::Scaling;
@@ -27,6 +28,8 @@ pub struct Setup {
     pub unix_ms_at_zero: u64,
     /// The pool of the buffers for tensors.
     pub pool: Pool,
+    /// The threads that take the norms and digests of gradients.
+    pub threads: Threads,
     /// The number of tensors of a parameter shard's state: master weights and moments.
     pub state_parts: usize,
     /// Bytes of kept sums that a member adds up at once.

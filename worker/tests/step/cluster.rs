@@ -12,6 +12,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use everstep_kernels::buffer::{Buffer, Pool};
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::message::Heartbeat;
 use everstep_transport::protocol::outcome::WorkerResult;
 use everstep_transport::protocol::step::Status;
@@ -134,7 +135,14 @@ impl Cluster {
     pub fn built() -> Built {
         let registration = registration((PARAMETERS, 3, SAMPLES), Some(place()));
         let trained = PARAMETERS;
-        Built { registration, tokens_per_step: 1, trained, state_parts: 3, rates: None }
+        Built {
+            registration,
+            tokens_per_step: 1,
+            trained,
+            state_parts: 3,
+            rates: None,
+            threads: Threads::default(),
+        }
     }
 
     // Actions of the test.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::optimizer::ShardState;
 use everstep_kernels::reduce::TreeNode;
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
@@ -83,6 +84,7 @@ impl Lone {
             trained: 1_024,
             state_parts: 3,
             rates: None,
+            threads: Threads::default(),
         }));
         self.hear(Message::Registered { worker: WORKER, term: Term(1) });
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use everstep_kernels::buffer::{Buffer, Pool, Shared};
 use everstep_kernels::reduce::Tree;
+use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::exemplars;
 use everstep_transport::protocol::step::Contribution;
 use everstep_transport::protocol::{
@@ -39,6 +40,7 @@ fn enter_with(worker: WorkerId, record: Record, trained: usize) -> Member {
         tokens_per_step: 16,
         unix_ms_at_zero: 0,
         pool: Pool::new(1 << 20),
+        threads: Threads::default(),
         state_parts: 3,
         merge_bytes: 1,
         run,

@@ -6,8 +6,8 @@
 use super::Scratch;
 use super::gemm::{Grid, OutputMatrix};
 use super::math::{exp, largest, ln, sums};
-use super::threads::Threads;
 use crate::backend::Attention;
+use crate::threads::Threads;
 use multiversion::multiversion;
 use std::ops::Range;
 

@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::threads::Threads;
+use crate::threads::Threads;
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;

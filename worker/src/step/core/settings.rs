@@ -42,6 +42,7 @@ impl CoreSettings {
             tokens_per_step: built.tokens_per_step,
             unix_ms_at_zero: self.identity.unix_ms_at_zero,
             pool: self.pool.clone(),
+            threads: built.threads.clone(),
             state_parts: built.state_parts,
             merge_bytes: self.merge_bytes,
             run,

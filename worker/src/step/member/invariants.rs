@@ -125,6 +125,7 @@ mod tests {
     use std::sync::Arc;
 
     use everstep_kernels::buffer::Pool;
+    use everstep_kernels::threads::Threads;
     use everstep_transport::protocol::{
         Cause, ChunkKind, DataShard, Generation, Message, NodeName, Ownership, Rank, Record, Term,
         WorkerId, exemplars, generation,
@@ -170,6 +171,7 @@ mod tests {
             tokens_per_step: 16,
             unix_ms_at_zero: 0,
             pool: Pool::new(1 << 20),
+            threads: Threads::default(),
             state_parts: 3,
             merge_bytes: 1,
             run,

@@ -55,10 +55,14 @@ impl Member {
         // The norm is that of the gradient: statistics have no part in it.
         let start = reduce::shard_range(self.setup.parameters, shard.0 as usize).start;
         let trained = self.setup.trained.saturating_sub(start).min(gradient.len());
-        let squares = reduce::sum_of_squares(&gradient[..trained]);
+        let threads = &self.setup.threads;
+        let (squares, digest) = threads.both(
+            gradient.len(),
+            || reduce::sum_of_squares_on(threads, &gradient[..trained]),
+            || reduce::digest(0, &gradient),
+        );
         let before = self.round.squares.insert(shard, squares);
         self.check_reduced(shard, before.is_some());
-        let digest = reduce::digest(0, &gradient);
         #[cfg(feature = "planted")]
         let digest = self.misstated(shard, digest);
         let backups = self.plan.backups(shard).map(|to| (to, Lane::Reduced));

@@ -7,6 +7,7 @@
 use std::ptr::NonNull;
 use std::slice;
 use std::sync::Arc;
+use std::thread::available_parallelism;
 
 use cudarc::driver::result::{self, DriverError as Failure};
 use cudarc::driver::sys::{CUevent_flags, CUresult};
@@ -15,16 +16,22 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream};
 use super::super::memory::PINNED_BYTES;
 use super::devices::failed;
 use super::error::CudaError;
+use crate::threads::Threads;
 
 /// Bytes of a slot: large enough for full speed, small enough that copies overlap.
 pub(super) const SLOT_BYTES: usize = 4 << 20;
 /// One slot is filled while the others are copied.
 pub(super) const SLOTS: usize = 4;
 
+/// Threads that fill a slot together. One is slower than a GPU takes the slots, and a few are as
+/// fast as the memory.
+const THREADS: usize = 4;
+
 /// The ring of pinned slots.
 pub struct Staging {
     slots: Vec<Slot>,
     next: usize,
+    threads: Threads,
 }
 
 /// Pinned memory for one copy at a time.
@@ -45,14 +52,16 @@ impl Staging {
     /// [`CudaError::Failed`].
     pub fn new(context: &Arc<CudaContext>) -> Result<Self, CudaError> {
         let slots: Result<_, _> = (0..SLOTS).map(|_| Slot::new(context)).collect();
-        Ok(Self { slots: slots?, next: 0 })
+        let cores = available_parallelism().map_or(1, Into::into);
+        Ok(Self { slots: slots?, next: 0, threads: Threads::new(cores.min(THREADS)) })
     }
 
     /// Enqueues a copy of `bytes` to the device.
     pub fn write(&mut self, stream: &CudaStream, to: u64, bytes: &[u8]) -> Result<(), Failure> {
         for (index, part) in bytes.chunks(SLOT_BYTES).enumerate() {
+            let threads = self.threads.clone();
             let slot = self.take()?;
-            slot.bytes(part.len()).copy_from_slice(part);
+            threads.copy(part, slot.bytes(part.len()));
             let to = to + (index * SLOT_BYTES) as u64;
             // SAFETY: the caller names memory of the device. The slot is not touched before its
             // event.

@@ -2,18 +2,30 @@
 //! cut, so the bits do not depend on the number of threads.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use rayon_core::{ThreadPool, ThreadPoolBuilder};
 
 /// An operation of less work than this is not cut, elements: it is done before another thread is
 /// awake.
 const MIN_WORK: usize = 32 << 10;
+/// Pieces of a vector begin at multiples of so many elements: no two threads write one line of the
+/// cache.
+const LINE: usize = 64;
 
-/// The threads of a backend.
+/// The threads of a device. Clones share them.
+#[derive(Clone, Debug)]
 pub struct Threads {
     /// None if there is one thread, which is the caller's.
-    pool: Option<ThreadPool>,
+    pool: Option<Arc<ThreadPool>>,
     count: usize,
+}
+
+/// The caller's thread alone.
+impl Default for Threads {
+    fn default() -> Self {
+        Self { pool: None, count: 1 }
+    }
 }
 
 impl Threads {
@@ -24,7 +36,7 @@ impl Threads {
         let begin = || ThreadPoolBuilder::new().num_threads(count).thread_name(name).build().ok();
         let pool = (count > 1).then(begin).flatten();
         let count = pool.as_ref().map_or(1, ThreadPool::current_num_threads);
-        Self { pool, count }
+        Self { pool: pool.map(Arc::new), count }
     }
 
     /// How many there are.
@@ -42,6 +54,37 @@ impl Threads {
         (0..pieces).map(|piece| begin(piece)..begin(piece + 1)).collect()
     }
 
+    /// Copies as many values, on all threads if they are many.
+    pub fn copy<T: Copy + Send + Sync>(&self, from: &[T], to: &mut [T]) {
+        self.map(from, to, |from, to| to.copy_from_slice(from));
+    }
+
+    /// Does some work on pieces of as many inputs and outputs, on all threads if they are many.
+    pub fn map<T: Sync, U: Send>(
+        &self,
+        from: &[T],
+        to: &mut [U],
+        work: impl Fn(&[T], &mut [U]) + Sync,
+    ) {
+        assert_eq!(from.len(), to.len(), "an output for each input");
+        let pieces = self.cut(from.len(), LINE, from.len());
+        let inputs = pieces.iter().map(|piece| &from[piece.clone()]);
+        self.each(inputs.zip(rows(to, 1, &pieces)).collect(), |(from, to)| work(from, to));
+    }
+
+    /// Does two things at once, if there are two threads and `work` elements are enough.
+    pub fn both<A: Send, B: Send>(
+        &self,
+        work: usize,
+        one: impl FnOnce() -> A + Send,
+        other: impl FnOnce() -> B + Send,
+    ) -> (A, B) {
+        match self.pool.as_ref().filter(|_| work >= MIN_WORK) {
+            Some(pool) => pool.join(one, other),
+            None => (one(), other()),
+        }
+    }
+
     /// Does some work for each of these parts, on all threads.
     pub fn each<T: Send>(&self, parts: Vec<T>, work: impl Fn(T) + Sync) {
         let Some(pool) = self.pool.as_ref().filter(|_| parts.len() > 1) else {
@@ -53,11 +96,11 @@ impl Threads {
 }
 
 /// The rows of a matrix in these pieces, one after the other. A row has `width` elements.
-pub fn rows<'a>(
-    mut matrix: &'a mut [f32],
+pub(crate) fn rows<'a, T>(
+    mut matrix: &'a mut [T],
     width: usize,
     pieces: &[Range<usize>],
-) -> Vec<&'a mut [f32]> {
+) -> Vec<&'a mut [T]> {
     let mut piece = |rows: &Range<usize>| {
         let (piece, rest) = std::mem::take(&mut matrix).split_at_mut(rows.len() * width);
         matrix = rest;

@@ -1,0 +1,114 @@
+//! The update of one parameter shard, which one thread makes from beginning to end: the next state
+//! with its digests, and the parameters to compute with. Updates of several shards share nothing
+//! that they write, so any number of threads makes them at once, with the same bits.
+
+use everstep_kernels::buffer::{Buffer, Pool, Shared};
+use everstep_kernels::layout::Layout;
+use everstep_kernels::optimizer::{Digests, Optimizer, ShardState, UpdateInputs};
+use everstep_kernels::reduce;
+use everstep_transport::protocol::{Shard, Step};
+
+use super::rounding::Rounding;
+use super::saved_states::SavedStates;
+use super::shard_store::copied;
+use super::stored_shard::{ShardError, ShardRole, StoredShard};
+use crate::step::event::Gradient;
+
+/// The change that a step makes to a shard.
+pub(super) struct ShardChange {
+    pub shard: Shard,
+    /// The number of this update in the run's history, from 1.
+    pub update: u64,
+    pub clip: f32,
+    pub gradient: Gradient,
+}
+
+/// What the updates of a step have in common.
+pub(super) struct UpdateContext<'a> {
+    pub optimizer: &'a Optimizer,
+    pub layout: &'a Layout,
+    pub pool: &'a Pool,
+    pub rounding: Rounding,
+    pub step: Step,
+    pub learning_rate: f32,
+}
+
+/// A shard whose update has been made, or is about to be.
+pub(super) struct ShardUpdate {
+    change: ShardChange,
+    copy: StoredShard,
+    /// Memory for the next state, while a checkpoint of the present one is being written.
+    beside: Option<ShardState>,
+    /// The digests as the update saw them.
+    seen: Option<Digests>,
+    /// The parameters to compute with. None if they are the master weights, and nobody gets them.
+    parameters: Option<Buffer>,
+}
+
+impl ShardUpdate {
+    /// An update that is about to be made.
+    pub fn new(change: ShardChange, mut copy: StoredShard, saved: &mut SavedStates) -> Self {
+        let beside = copy.beside(saved);
+        Self { change, copy, beside, seen: None, parameters: None }
+    }
+
+    /// The shard that it changes.
+    pub fn shard(&self) -> Shard {
+        self.change.shard
+    }
+
+    /// Makes it.
+    pub fn make(&mut self, context: &UpdateContext<'_>) {
+        let UpdateContext { optimizer, layout, pool, rounding, step, learning_rate } = *context;
+        let ShardChange { shard, update, clip, ref gradient } = self.change;
+        let range = reduce::shard_range(layout.count(), shard.0 as usize);
+        let start = range.start;
+        let inputs =
+            UpdateInputs { step: update, run_step: step.0, learning_rate, clip, layout, range };
+        let versions = self.copy.versions_to(step);
+        let target = self.copy.target(self.beside.as_mut());
+        self.seen = Some(optimizer.update(target, &gradient.values, &inputs, versions));
+        if self.is_primary() || rounding != Rounding::None {
+            let state = self.beside.as_ref().unwrap_or(&self.copy.state);
+            let mut parameters = copied(&state.master, pool);
+            rounding.round(start, &mut parameters);
+            self.parameters = Some(parameters);
+        }
+    }
+
+    /// Ends an update that has been made: the shard, with its next state, and the parameters to
+    /// hand out if this worker is its primary. Gives the parameters to compute with to `write`.
+    ///
+    /// # Errors
+    /// If the old version's bits have changed since it was made, or if the gradient is not what its
+    /// primary made.
+    pub fn end(
+        self,
+        step: Step,
+        saved: &mut SavedStates,
+        write: impl FnOnce(&[f32]),
+    ) -> Result<(StoredShard, Option<Shared>), ShardError> {
+        let ShardChange { shard, ref gradient, .. } = self.change;
+        let seen = self.seen.expect("it has been made");
+        self.copy.check(shard, seen.before)?;
+        if gradient.digest != seen.gradient {
+            return Err(ShardError::Gradient { shard, step });
+        }
+        let is_primary = self.is_primary();
+        let mut copy = self.copy;
+        copy.replace(self.beside).into_iter().for_each(|state| saved.keep(state));
+        (copy.version, copy.digest) = (step, seen.after);
+        write(self.parameters.as_deref().unwrap_or(&copy.state.master));
+        Ok((copy, self.parameters.filter(|_| is_primary).map(Shared::new)))
+    }
+
+    /// A planted bug: the gradient counts as what its primary made.
+    #[cfg(feature = "planted")]
+    pub fn believe(&mut self) {
+        self.change.gradient.digest = self.seen.as_ref().expect("it has been made").gradient;
+    }
+
+    fn is_primary(&self) -> bool {
+        self.copy.role == ShardRole::Primary
+    }
+}
