@@ -55,13 +55,24 @@ fn open(precision: Precision, sources: &[&'static KernelSource]) -> CudaDriver {
 fn alone(precision: Precision) -> Option<MutexGuard<'static, ()>> {
     static ONE: Mutex<()> = Mutex::new(());
     let alone = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-    static LIBRARIES: OnceLock<Option<[Library; 2]>> = OnceLock::new();
-    let [driver, _] = LIBRARIES.get_or_init(libraries).as_ref()?;
+    let [driver, _] = loaded()?;
     // SAFETY: `program` defines a function of this type.
     let choose = unsafe { driver.get::<unsafe extern "C" fn(i32)>(b"choose") };
     // SAFETY: no other test calls that CUDA meanwhile.
     unsafe { choose.expect("it was compiled")(precision as i32) };
     Some(alone)
+}
+
+fn loaded() -> Option<&'static [Library; 2]> {
+    static LIBRARIES: OnceLock<Option<[Library; 2]>> = OnceLock::new();
+    LIBRARIES.get_or_init(libraries).as_ref()
+}
+
+/// The calls so far of that CUDA that enqueue copies to the GPU, or concern events.
+fn calls() -> i64 {
+    let [driver, _] = loaded().expect("a test uses it");
+    // SAFETY: it defines a function of this type, which reads a number.
+    unsafe { driver.get::<unsafe extern "C" fn() -> i64>(b"calls_so_far").expect("compiled")() }
 }
 
 /// Compiles and loads that CUDA and that cuBLASLt. The code under test then finds them by their
@@ -294,6 +305,29 @@ fn parameters_are_those_that_were_written_last_before_they_are_used_however_late
     let last = View::row(Arena::Parameters, MANY - 1..MANY);
     device.write(last, &[77.0]);
     assert_eq!(*device.read_back(last).expect("nothing fails"), [77.0]);
+}
+
+/// A call takes some microseconds, and a large model has hundreds of shards.
+#[test]
+fn a_parameter_shard_comes_by_four_calls_beside_its_kernel() {
+    const SHARDS: usize = 40;
+    const LENGTH: usize = 1_000;
+    for precision in PRECISIONS {
+        let Some(_alone) = alone(precision) else { return };
+        let sizes = Sizes { parameters: SHARDS * LENGTH, ..Sizes::default() };
+        let mut device = device(precision, sizes);
+        let all = View::row(Arena::Parameters, 0..SHARDS * LENGTH);
+        for step in 1..=6 {
+            let before = calls();
+            for shard in 0..SHARDS {
+                let range = shard * LENGTH..(shard + 1) * LENGTH;
+                device.write(View::row(Arena::Parameters, range), &[step as f32; LENGTH]);
+            }
+            let made = calls() - before;
+            assert!(step < 6 || made <= 4 * SHARDS as i64, "{made} calls in step {step}");
+            assert_eq!(device.read_back(all).expect("nothing fails")[LENGTH], step as f32);
+        }
+    }
 }
 
 fn device(precision: Precision, sizes: Sizes) -> Cuda<CudaDriver> {

@@ -87,9 +87,15 @@ static Result enqueue(Stream* stream, std::function<void()> work) {
     return SUCCESS;
 }
 
+// The calls so far that enqueue copies, or concern events.
+static long calls = 0;
+
 static void* memory(uint64_t address) { return reinterpret_cast<void*>(address); }
 
 extern "C" {
+
+// For tests, which count them.
+long calls_so_far() { return calls; }
 
 Result cuDriverGetVersion(int* version) {
     *version = int(setting("version", 13000));
@@ -179,22 +185,26 @@ Result cuStreamSynchronize(Stream* stream) {
 }
 
 Result cuStreamWaitEvent(Stream* stream, Event* event, unsigned) {
+    calls++;
     Event then = *event;  // later records do not count
     return enqueue(stream, [then] { then.wait(); });
 }
 
 Result cuEventCreate(Event** event, unsigned) {
+    calls++;
     *event = new Event;
     return SUCCESS;
 }
 
 Result cuEventRecord(Event* event, Stream* stream) {
+    calls++;
     if (broken) return ILLEGAL_ADDRESS;
     *event = Event{stream, stream->work.size()};
     return SUCCESS;
 }
 
 Result cuEventSynchronize(Event* event) {
+    calls++;
     event->wait();
     return broken ? ILLEGAL_ADDRESS : SUCCESS;
 }
@@ -207,6 +217,7 @@ Result cuEventQuery(Event* event) {
 }
 
 Result cuEventDestroy_v2(Event* event) {
+    calls++;
     delete event;
     return SUCCESS;
 }
@@ -253,6 +264,7 @@ Result cuMemsetD8Async(uint64_t to, unsigned char value, size_t bytes, Stream* s
 }
 
 Result cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, Stream* stream) {
+    calls++;
     return enqueue(stream, [=] { memcpy(memory(to), from, bytes); });
 }
 

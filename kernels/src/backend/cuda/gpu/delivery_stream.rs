@@ -45,9 +45,10 @@ impl DeliveryStream {
 
     /// Ends a delivery, which is the last one from now on.
     pub fn record(&mut self) -> Result<(), Failure> {
-        // No work need wait for finished deliveries. The ring of pinned memory bounds the rest.
-        while let Some((_, event)) = self.under_way.front()
-            && event.try_is_complete()?
+        // No work need wait for a delivery that is over. The ring of pinned memory bounds the rest.
+        if self.spare.is_empty()
+            && let Some((_, oldest)) = self.under_way.front()
+            && oldest.try_is_complete()?
         {
             self.spare.extend(self.under_way.pop_front().map(|(_, event)| event));
         }
