@@ -73,8 +73,12 @@ fn kernels_for<D: Driver + 'static>(
     let size = attention.y.columns() / attention.heads;
     let halves = cuda.driver.precision() != Precision::F32;
     let aligned = views.iter().all(|view| cuda.arenas.address(*view).0.is_multiple_of(16));
+    // The kernels on tensor cores count in 32 bits within a tile of 64 rows and within a sequence.
+    let row = attention.qkv.columns();
+    let small = row < 1 << 25 && attention.sequence < 1 << 31;
+    let whole = aligned && size.is_multiple_of(8);
     let fitting = match size {
-        ..=128 if halves && aligned && size.is_multiple_of(8) => AttentionKernels::Tensor,
+        ..=128 if halves && whole && small => AttentionKernels::Tensor,
         ..=128 => AttentionKernels::Flash,
         _ => AttentionKernels::Plain,
     };
