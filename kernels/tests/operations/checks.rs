@@ -119,7 +119,7 @@ pub fn a_residual_connection(subject: &Subject) {
 }
 
 pub fn a_bias_forward_and_backward(subject: &Subject) {
-    for (rows, columns) in [(1, 1), (7, 13), (40, 64), (300, 33)] {
+    for (rows, columns) in [(1, 1), (7, 13), (40, 64), (300, 33), (300, 66)] {
         let mut check = Check::of(subject);
         let (bias, y) = (check.learned(1, columns), check.added(rows, columns));
         let dy = check.input(rows, columns);

@@ -56,7 +56,7 @@ pub fn backward<D: Driver + 'static>(
     let [qkv, y, dy, d_qkv] = [qkv, y, dy, d_qkv].map(|view| cuda.real(view));
     let [statistics, expected] = [statistics, scratch].map(|view| cuda.float(view));
     let arguments = [y, dy, expected, long(scratch.len()), size];
-    cuda.launch(&kernels::ATTENTION_EXPECTED, launch::warps(scratch.len()), &arguments);
+    cuda.launch(&kernels::ATTENTION_EXPECTED, launch::eights(scratch.len()), &arguments);
     let arguments = [qkv, statistics, expected, dy, d_qkv, sequence, heads, size];
     for kernel in plan.backward {
         cuda.launch(kernel, plan.launch, &arguments);

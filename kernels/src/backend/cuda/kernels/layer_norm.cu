@@ -5,7 +5,7 @@
 // 2. one warp a row, sums by shuffles, 16 bytes a lane at a time where rows are aligned, the row
 //    read again from the cache for the deviation and for the output: this;
 // 3. the row kept in registers between the three: needs the width at compile time.
-// Gradients of weight and bias: blocks of 32 columns over chunks of rows, then partials.cu, as for
+// Gradients of weight and bias: blocks of columns over chunks of rows, then partials.cu, as for
 // a bias; a pass of its own, since a row's warp would have to add to all columns of all rows.
 // Never run on a GPU; run on the CPU under emulation.
 //
@@ -13,8 +13,9 @@
 
 constexpr float EPSILON = 1e-5f;
 constexpr int WARP = 32;
-constexpr int COLUMNS = 32;
+constexpr int COLUMNS = 64;  // of a block of sums over rows: two a thread
 constexpr int LANES = 8;
+constexpr int BATCH = 4;  // rows that a thread of such a block reads before it waits for one
 
 // A lane takes N numbers at a time: a chunk where all rows are aligned, else one.
 template <int N>
@@ -129,6 +130,32 @@ extern "C" __global__ void layer_norm_backward(const real* x, const real* weight
     else backward<1>(x, weight, statistics, dy, dx, width);
 }
 
+// The sums for weight and bias of two columns over some rows, those of this thread.
+template <bool PAIRS>
+static __device__ __forceinline__ void sum_rows(float (&weight)[2], float (&bias)[2],
+                                                const real* x, const float* statistics,
+                                                const real* dy, u64 first, u64 end, u64 width,
+                                                u64 left) {
+    for (u64 row = first + threadIdx.y; row < end; row += BATCH * LANES) {
+        float in[BATCH][2], d_out[BATCH][2], mean[BATCH], inverse[BATCH];
+#pragma unroll
+        for (int n = 0; n < BATCH; n++) {
+            u64 at = row + n * LANES;
+            load_pair<PAIRS>(in[n], &x[at * width], at < end ? left : 0);
+            load_pair<PAIRS>(d_out[n], &dy[at * width], at < end ? left : 0);
+            mean[n] = at < end ? statistics[2 * at] : 0.0f;
+            inverse[n] = at < end ? statistics[2 * at + 1] : 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < BATCH; n++)
+#pragma unroll
+            for (int c = 0; c < 2; c++) {
+                weight[c] = fmaf(d_out[n][c], (in[n][c] - mean[n]) * inverse[n], weight[c]);
+                bias[c] += d_out[n][c];
+            }
+    }
+}
+
 // As bias_partials in bias.cu, for weight and bias at once.
 extern "C" __global__ void layer_norm_partials(const real* __restrict__ x,
                                                const float* __restrict__ statistics,
@@ -136,25 +163,28 @@ extern "C" __global__ void layer_norm_partials(const real* __restrict__ x,
                                                float* d_bias, u64 rows, u64 width, u64 chunk,
                                                int direct) {
     __shared__ float weights[LANES][COLUMNS], biases[LANES][COLUMNS];
-    u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x;
+    u64 column = (u64)blockIdx.x * COLUMNS + 2 * threadIdx.x;
     u64 first = blockIdx.y * chunk, end = first + chunk < rows ? first + chunk : rows;
-    float weight = 0, bias = 0;
-    if (column < width)
-        for (u64 row = first + threadIdx.y; row < end; row += LANES) {
-            float d = load(&dy[row * width + column]), mean = statistics[2 * row];
-            float normal = (load(&x[row * width + column]) - mean) * statistics[2 * row + 1];
-            weight = fmaf(d, normal, weight);
-            bias += d;
-        }
-    weights[threadIdx.y][threadIdx.x] = weight;
-    biases[threadIdx.y][threadIdx.x] = bias;
-    __syncthreads();
-    if (threadIdx.y > 0 || column >= width) return;
-    for (int lane = 1; lane < LANES; lane++) {
-        weight += weights[lane][threadIdx.x];
-        bias += biases[lane][threadIdx.x];
+    u64 left = column < width ? width - column : 0;
+    float weight[2] = {}, bias[2] = {};
+    x += column;
+    dy += column;
+    if (in_pairs(x, width) && in_pairs(dy, width))
+        sum_rows<true>(weight, bias, x, statistics, dy, first, end, width, left);
+    else sum_rows<false>(weight, bias, x, statistics, dy, first, end, width, left);
+    for (int n = 0; n < 2; n++) {
+        weights[threadIdx.y][2 * threadIdx.x + n] = weight[n];
+        biases[threadIdx.y][2 * threadIdx.x + n] = bias[n];
     }
-    u64 at = blockIdx.y * width + column;
-    d_weight[at] = direct ? d_weight[at] + weight : weight;
-    d_bias[at] = direct ? d_bias[at] + bias : bias;
+    __syncthreads();
+    if (threadIdx.y > 0) return;
+    for (int n = 0; n < 2 && n < left; n++) {
+        for (int lane = 1; lane < LANES; lane++) {
+            weight[n] += weights[lane][2 * threadIdx.x + n];
+            bias[n] += biases[lane][2 * threadIdx.x + n];
+        }
+        u64 at = blockIdx.y * width + column + n;
+        d_weight[at] = direct ? d_weight[at] + weight[n] : weight[n];
+        d_bias[at] = direct ? d_bias[at] + bias[n] : bias[n];
+    }
 }
