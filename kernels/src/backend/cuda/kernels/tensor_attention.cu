@@ -180,12 +180,13 @@ static __device__ __forceinline__ void fetch(Tile<WIDTH, COUNT>& tile, const rea
                                              u32 stride, u32 start, const Head& head) {
     constexpr int CHUNKS = WIDTH / 8, APART = THREADS / CHUNKS;
     u32 row = threadIdx.x / CHUNKS, d = threadIdx.x % CHUNKS * 8;
-    u32 end = d < head.size ? head.sequence - start : 0;
-    from += (u64)start * stride;
+    u32 end = d < head.size ? head.sequence : 0;
+    const char* at = (const char*)(from + (u64)start * stride + (row * stride + d));
+    u32 apart = APART * stride * sizeof(real);
 #pragma unroll
     for (int n = 0; n < COUNT / APART; n++) {
-        u32 at = row + n * APART;
-        copy_async<16>(&tile.rows[at][d], from + (at * stride + d), at < end);
+        copy_async<16>(&tile.rows[row + n * APART][d], at, start + row + n * APART < end);
+        at += apart;
     }
 }
 
@@ -305,7 +306,9 @@ static __device__ void forward(const real* qkv, real* y, float* statistics, cons
     __shared__ Tile<WIDTH, KEYS> k[2], v[2];
     const real *from = qkv + head.query(0), *keys = from + head.part();
     const real* values = keys + head.part();
-    float scale = head.scale(), peak[2] = {LOWEST, LOWEST}, sum[2] = {}, out[WIDTH / 8][4] = {};
+    // The scale of powers of 2. The other one would take a register all along.
+    float scale = head.scale() * LOG2_E, peak[2] = {LOWEST, LOWEST}, sum[2] = {};
+    float out[WIDTH / 8][4] = {};
     u32 q[WIDTH / 16][4], stride = head.stride();
     u32 end = head.own + ROWS < head.sequence ? head.own + ROWS : head.sequence;
     fetch(k[0], keys, stride, 0, head);
@@ -321,7 +324,7 @@ static __device__ void forward(const real* qkv, real* y, float* statistics, cons
         float s[KEYS / 8][4] = {}, kept[2];
         scores(s, q, k[now]);
         if (start + KEYS > head.own + 1) hide(s, start - head.own, false);
-        weigh(s, peak, sum, kept, scale * LOG2_E);
+        weigh(s, peak, sum, kept, scale);
 #pragma unroll
         for (int n = 0; n < WIDTH / 8; n++)
 #pragma unroll
@@ -333,7 +336,7 @@ static __device__ void forward(const real* qkv, real* y, float* statistics, cons
         sum[h] = group_sum(sum[h], 4);
         u32 i = head.own + own_row() + h * 8;
         if (i < head.sequence && lane() % 4 == 0)
-            statistics[head.statistic(i)] = fmaf(peak[h], scale, logf(sum[h]));
+            statistics[head.statistic(i)] = fmaf(peak[h], head.scale(), logf(sum[h]));
     }
     real* to = y + head.output(head.own);
     keep<WIDTH>(to, head.part(), out, 1.0f / sum[0], 1.0f / sum[1], head);
@@ -453,7 +456,8 @@ static __device__ void backward_key(const real* qkv, const float* statistics,
     keep<WIDTH>(to + head.part(), head.stride(), dv, 1.0f, 1.0f, head);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+// The second bound is of blocks that share a multiprocessor, and so of registers.
+extern "C" __global__ void __launch_bounds__(THREADS, 4)
     tensor_attention_64(const real* qkv, real* y, float* statistics, u64 sequence, u64 heads,
                         u64 size) {
     forward<64, 64>(qkv, y, statistics, head_of_block(sequence, heads, size, false));
@@ -465,7 +469,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     forward<128, 32>(qkv, y, statistics, head_of_block(sequence, heads, size, false));
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS)
+extern "C" __global__ void __launch_bounds__(THREADS, 3)
     tensor_backward_query_64(const real* qkv, const float* statistics, const float* expected,
                              const real* dy, real* d_qkv, u64 sequence, u64 heads, u64 size) {
     Head head = head_of_block(sequence, heads, size, false);
