@@ -181,7 +181,7 @@ pub fn an_embedding_forward_and_backward(subject: &Subject) {
 }
 
 pub fn layer_norm_forward_and_backward(subject: &Subject) {
-    for (rows, width) in [(1, 2), (5, 17), (33, 64), (8, 100), (200, 40)] {
+    for (rows, width) in [(1, 2), (5, 17), (33, 64), (8, 100), (200, 40), (3, 1104)] {
         let mut check = Check::of(subject);
         let norm = Norm {
             x: check.input(rows, width),
