@@ -4,8 +4,9 @@
 //
 // What the documentation forbids is refused, and stderr says why. An algorithm works for the shape
 // that it was found for, with addresses aligned as they were said to be; it overwrites its
-// workspace. It adds from the last inner index to the first, other than Everstep's own kernel; one
-// that may split the inner size begins elsewhere at every call.
+// workspace. It adds from the last inner index to the first, other than Everstep's own kernel. One
+// that may keep partial sums in its workspace does, and adds them in one order. One that may add to
+// the result in place begins elsewhere at every call.
 //
 // EMULATED_CUBLASLT, as in "refuses_epilogue=164,fails_after=9", makes it another one:
 //   version=N           as the library counts      refuses_epilogue=N   has no algorithm for it
@@ -24,9 +25,12 @@ enum { SUCCESS = 0, INVALID_VALUE = 7, EXECUTION_FAILED = 13, NOT_SUPPORTED = 15
 enum { R_32F = 0, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, OP_T = 1 };
 // Each is a sum of what it does.
 enum { PLAIN = 1, BIAS = 4, GELU = 32, D_GELU = 64, AUXILIARY = 128 };
+// Of partial sums: of the type of the sums, in the workspace.
+enum { COMPUTE_TYPE = 2 };
 
 constexpr uint64_t WIDEST = 256;             // no algorithm asks for a stricter alignment
 constexpr size_t WORKSPACE_BYTES = 1 << 20;  // of those that want any
+constexpr uint64_t PARTS = 3;                // of a sum that is split
 
 struct Layout {
     int type;
@@ -61,7 +65,8 @@ struct Preference {
 
 // The library's own 64 bytes.
 struct Algorithm {
-    uint64_t shape, workspace_bytes, splits;
+    uint64_t shape, workspace_bytes;
+    uint32_t parts, in_place;
     uint16_t alignments[6];  // of A, B, C, D, bias, auxiliary matrix
     char unused[28];
 };
@@ -198,6 +203,7 @@ struct Work {
     size_t workspace_bytes;
     float alpha, beta;
     uint64_t first;  // of the inner indices: where the sum begins
+    uint32_t parts;
 
     void run() const {
         memset(workspace, 0xff, workspace_bytes);
@@ -209,10 +215,25 @@ struct Work {
             for (uint64_t i = 0; i < product.d.rows; i++) {
                 const float *x = &left[i * inner], *y = &right[j * inner];
                 float sum = 0;
-                for (uint64_t k = start; k-- > 0;) sum += x[k] * y[k];
-                for (uint64_t k = inner; k-- > start;) sum += x[k] * y[k];
+                if (parts > 0) {
+                    float* partials = (float*)workspace + (j * product.d.rows + i) * parts;
+                    for (uint64_t part = 0; part < parts; part++) {
+                        uint64_t from = inner * part / parts, to = inner * (part + 1) / parts;
+                        partials[part] = 0;
+                        add(partials[part], x, y, from, to);
+                    }
+                    for (uint64_t part = 0; part < parts; part++) sum += partials[part];
+                } else {
+                    add(sum, x, y, 0, start);
+                    add(sum, x, y, start, inner);
+                }
                 write(i, j, sum);
             }
+    }
+
+    // The products from one inner index to another, the last ones first.
+    static void add(float& sum, const float* x, const float* y, uint64_t from, uint64_t to) {
+        for (uint64_t k = to; k-- > from;) sum += x[k] * y[k];
     }
 
     void write(uint64_t i, uint64_t j, float sum) const {
@@ -320,7 +341,12 @@ Status cublasLtMatmulAlgoGetHeuristic(char* handle, const Operation* operation, 
     Algorithm algorithm = {product.shape()};
     bool wants_workspace = preference->workspace_bytes >= WORKSPACE_BYTES;
     algorithm.workspace_bytes = wants_workspace ? WORKSPACE_BYTES : 0;
-    algorithm.splits = preference->schemes != 0;
+    algorithm.in_place = (preference->schemes & ~COMPUTE_TYPE) != 0;
+    size_t partial_bytes = d->rows * d->columns * PARTS * sizeof(float);
+    if (preference->schemes & COMPUTE_TYPE && partial_bytes <= preference->workspace_bytes) {
+        algorithm.parts = PARTS;
+        if (partial_bytes > algorithm.workspace_bytes) algorithm.workspace_bytes = partial_bytes;
+    }
     for (int n = 0; n < 4; n++) {
         algorithm.alignments[n] = uint16_t(preference->alignments[n]);
         size_t element = (n < 2 ? a : d)->bytes();
@@ -358,8 +384,9 @@ Status cublasLtMatmul(char* handle, const Operation* operation, const float* alp
             return refuse("a result that overlaps a factor");
     if (operation->auxiliary && result.meets(auxiliary))
         return refuse("a result that overlaps the auxiliary matrix");
-    uint64_t first = algorithm->splits ? uint64_t(products) : 0;
+    uint64_t first = algorithm->in_place ? uint64_t(products) : 0;
+    uint32_t parts = algorithm->in_place ? 0 : algorithm->parts;
     return enqueue(stream, {product, a, b, c, d, workspace, algorithm->workspace_bytes, *alpha,
-                            *beta, first});
+                            *beta, first, parts});
 }
 }

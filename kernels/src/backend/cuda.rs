@@ -139,7 +139,8 @@ impl<D: Driver> Cuda<D> {
             return;
         }
         let arguments = [self.real(x), self.real(y), long(x.len())];
-        self.launch(kernel, launch::elements(x.len()), &arguments);
+        let shape = launch::chunks(x.len() * self.driver.precision().bytes());
+        self.launch(kernel, shape, &arguments);
     }
 
     /// The second pass of a sum over rows.

@@ -1,7 +1,7 @@
-// The two instructions of tensor cores that the kernels use, written out from their definition in
-// the PTX manual ("Warp-level matrix instructions"). They are of a whole warp: every lane shows its
-// operands, and takes what it needs of the others'. The order of a product's additions is the
-// hardware's own there; here it is that of the inner index.
+// The instructions of attention on tensor cores, written out from their definition in the PTX
+// manual. Those on matrices are of a whole warp: every lane shows its operands, and takes what it
+// needs of the others'. The order of a product's additions is the hardware's own there; here it is
+// that of the inner index.
 
 namespace emulation {
 
@@ -50,6 +50,46 @@ inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigne
             c[e] += number((unsigned short)left) * number((unsigned short)right);
         }
     }
+}
+
+// ex2.approx.ftz, but exact: subnormal results are zero.
+inline float power_of_2(float x) {
+    float power = exp2f(x);
+    return power < 0x1p-126f ? 0.0f : power;
+}
+
+struct Copy {
+    void* to;
+    const void* from;
+    unsigned bytes;
+    bool inside;
+
+    void run() const {
+        if (inside)
+            memcpy(to, from, bytes);
+        else
+            memset(to, 0, bytes);
+    }
+};
+
+inline thread_local std::vector<Copy> copies[1024];
+
+// cp.async is done at any time until its thread waits for it. Here the copies of even threads are
+// done at once, and those of odd ones when they wait: both too early and too late is wrong.
+inline void copy_async(void* to, const void* from, unsigned bytes, bool inside) {
+    bool aligned = (size_t)to % bytes == 0 && (size_t)from % bytes == 0;
+    if (!aligned) fail("a copy is not aligned to its size", device.name);
+    Copy copy = {to, from, bytes, inside};
+    if (device.running->number % 2 == 0)
+        copy.run();
+    else
+        copies[device.running->number].push_back(copy);
+}
+
+// cp.async.wait_all
+inline void wait_for_copies() {
+    for (const Copy& copy : copies[device.running->number]) copy.run();
+    copies[device.running->number].clear();
 }
 
 }  // namespace emulation

@@ -119,7 +119,7 @@ pub fn a_residual_connection(subject: &Subject) {
 }
 
 pub fn a_bias_forward_and_backward(subject: &Subject) {
-    for (rows, columns) in [(1, 1), (7, 13), (40, 64), (300, 33)] {
+    for (rows, columns) in [(1, 1), (7, 13), (40, 64), (300, 33), (300, 66)] {
         let mut check = Check::of(subject);
         let (bias, y) = (check.learned(1, columns), check.added(rows, columns));
         let dy = check.input(rows, columns);
@@ -181,7 +181,7 @@ pub fn an_embedding_forward_and_backward(subject: &Subject) {
 }
 
 pub fn layer_norm_forward_and_backward(subject: &Subject) {
-    for (rows, width) in [(1, 2), (5, 17), (33, 64), (8, 100), (200, 40)] {
+    for (rows, width) in [(1, 2), (5, 17), (33, 64), (8, 100), (200, 40), (3, 1104)] {
         let mut check = Check::of(subject);
         let norm = Norm {
             x: check.input(rows, width),
@@ -215,7 +215,7 @@ pub fn layer_norm_of_rows_far_from_zero(subject: &Subject) {
 pub fn causal_attention_forward_and_backward(subject: &Subject) {
     // Heads of one width after the other: kernels for narrow ones, for wide ones, for any.
     let narrow = [(1, 1, 1, 1), (2, 3, 2, 5), (1, 64, 2, 16), (2, 65, 3, 8), (1, 150, 1, 32)];
-    let wide = [(1, 70, 2, 64), (2, 19, 1, 65), (1, 100, 1, 128), (1, 140, 1, 131)];
+    let wide = [(1, 200, 2, 64), (2, 19, 1, 65), (1, 100, 1, 128), (1, 140, 1, 131)];
     let shapes = narrow.into_iter().chain(wide);
     for (sequences, sequence, heads, size) in shapes {
         let mut check = Check::of(subject);

@@ -56,7 +56,7 @@ pub fn backward<D: Driver + 'static>(
     let [qkv, y, dy, d_qkv] = [qkv, y, dy, d_qkv].map(|view| cuda.real(view));
     let [statistics, expected] = [statistics, scratch].map(|view| cuda.float(view));
     let arguments = [y, dy, expected, long(scratch.len()), size];
-    cuda.launch(&kernels::ATTENTION_EXPECTED, launch::warps(scratch.len()), &arguments);
+    cuda.launch(&kernels::ATTENTION_EXPECTED, launch::eights(scratch.len()), &arguments);
     let arguments = [qkv, statistics, expected, dy, d_qkv, sequence, heads, size];
     for kernel in plan.backward {
         cuda.launch(kernel, plan.launch, &arguments);
@@ -73,8 +73,12 @@ fn kernels_for<D: Driver + 'static>(
     let size = attention.y.columns() / attention.heads;
     let halves = cuda.driver.precision() != Precision::F32;
     let aligned = views.iter().all(|view| cuda.arenas.address(*view).0.is_multiple_of(16));
+    // The kernels on tensor cores count in 32 bits within a tile of 64 rows and within a sequence.
+    let row = attention.qkv.columns();
+    let small = row < 1 << 25 && attention.sequence < 1 << 31;
+    let whole = aligned && size.is_multiple_of(8);
     let fitting = match size {
-        ..=128 if halves && aligned && size.is_multiple_of(8) => AttentionKernels::Tensor,
+        ..=128 if halves && whole && small => AttentionKernels::Tensor,
         ..=128 => AttentionKernels::Flash,
         _ => AttentionKernels::Plain,
     };

@@ -9,19 +9,37 @@ use super::driver::Launch;
 const THREADS: usize = 256;
 /// Enough blocks to fill any device several times. Beyond, a thread takes more elements.
 const MOST_BLOCKS: usize = 1 << 14;
-/// Warps of a block, if each warp takes a row (`expected.cu`, `layer_norm.cu`).
+/// Warps of a block, if each warp takes a row (`layer_norm.cu`).
 const WARPS: usize = 4;
-/// Columns and lanes of a block that sums rows (`bias.cu`, `layer_norm.cu`).
-const COLUMNS: usize = 32;
+/// Rows of a block, if eight threads take a row (`expected.cu`).
+const EIGHTS: usize = 16;
+/// The bytes that a thread takes at once (`Chunk` in `real.cuh`).
+const CHUNK_BYTES: usize = 16;
+/// Threads side by side, and down the rows, of a block that sums rows (`bias.cu`, `layer_norm.cu`,
+/// `partials.cu`).
+const ABREAST: usize = 32;
 const LANES: usize = 8;
+/// Columns of a thread that sums rows in the first pass.
+const COLUMNS: usize = 2;
 /// A chunk of rows is at least this long: shorter ones cost more to add up than they spare.
-const CHUNK: usize = 64;
+const CHUNK_ROWS: usize = 128;
 /// Rows and columns of a tile of a product (`matmul.cu`).
 const TILE: usize = 64;
 
-/// One thread an element or a chunk of them. Beyond `MOST_BLOCKS` a thread takes several.
+/// One thread an element. Beyond `MOST_BLOCKS` a thread takes several.
 pub fn elements(count: usize) -> Launch {
     line(count.div_ceil(THREADS).min(MOST_BLOCKS), THREADS)
+}
+
+/// One thread a chunk of so many bytes of elements. Beyond `MOST_BLOCKS` a thread takes several.
+/// Where elements are not aligned, a thread takes as many of them, one by one.
+pub fn chunks(bytes: usize) -> Launch {
+    elements(bytes.div_ceil(CHUNK_BYTES))
+}
+
+/// Eight threads a row.
+pub fn eights(rows: usize) -> Launch {
+    Launch { grid: [blocks(rows.div_ceil(EIGHTS)), 1, 1], block: [8, EIGHTS as u32, 1] }
 }
 
 /// One warp a row.
@@ -39,9 +57,12 @@ pub fn every_row(count: usize, threads: usize) -> Launch {
     line(count, threads)
 }
 
-/// One thread a column.
+/// A few threads a column.
 pub fn columns(count: usize) -> Launch {
-    line(count.div_ceil(THREADS), THREADS)
+    Launch {
+        grid: [blocks(count.div_ceil(ABREAST)), 1, 1],
+        block: [ABREAST as u32, LANES as u32, 1],
+    }
 }
 
 /// One thread a column or a chunk of columns, and several down the rows.
@@ -84,7 +105,7 @@ impl Chunks {
     /// depends only on these sizes, and so do the bits of the sum.
     pub fn new(rows: usize, columns: usize, scratch: usize) -> Self {
         let most = (scratch / columns.max(1)).clamp(1, 1024);
-        let length = rows.div_ceil(most).max(CHUNK);
+        let length = rows.div_ceil(most).max(CHUNK_ROWS);
         Self { count: rows.div_ceil(length), length }
     }
 
@@ -96,8 +117,8 @@ impl Chunks {
     /// The first pass over a matrix of `columns`.
     pub fn launch(self, columns: usize) -> Launch {
         Launch {
-            grid: [blocks(columns.div_ceil(COLUMNS)), blocks(self.count), 1],
-            block: [COLUMNS as u32, LANES as u32, 1],
+            grid: [blocks(columns.div_ceil(ABREAST * COLUMNS)), blocks(self.count), 1],
+            block: [ABREAST as u32, LANES as u32, 1],
         }
     }
 }
@@ -134,11 +155,13 @@ mod tests {
         #[test]
         fn every_shape_covers_its_elements_and_is_allowed(count in size(), other in 1usize..3000) {
             // These walk on by the whole grid, so any number of blocks covers everything.
-            prop_assert!(allowed(elements(count)) && allowed(rows(count, 128)));
+            let shapes = [elements(count), chunks(count), rows(count, 128)];
+            prop_assert!(shapes.into_iter().all(allowed));
             let exact = [
                 (warps(count), 0, WARPS, count),
+                (eights(count), 0, EIGHTS, count),
                 (every_row(count, 256), 0, 1, count),
-                (columns(count), 0, THREADS, count),
+                (columns(count), 0, ABREAST, count),
                 (columns_by_rows(count, other), 0, THREADS, count),
                 (segments(other, count.min(1 << 22)), 1, 128, count.min(1 << 22)),
                 (segments(count, other), 0, 1, count),

@@ -1,8 +1,11 @@
 //! Products by cuBLASLt. Each shape has a plan, made once.
 //!
 //! A plan fixes the algorithm, so equal shapes give equal bits in every call and every process on
-//! one kind of GPU and one version of the library. Algorithms that split the inner dimension among
-//! blocks are left out: one block adds up each sum, in one order.
+//! one kind of GPU and one version of the library. Every algorithm adds up each sum in one order.
+//! Most have one block for it. Gradients of weights have few elements, and sums over all rows: for
+//! those the library may split the inner dimension among blocks (split-K), if it keeps the partial
+//! sums, in f32, in the workspace, and adds them in a separate step. Algorithms that add to the
+//! result in place, as blocks finish, are left out.
 //!
 //! The library stores matrices column by column. A matrix that lies row by row is its transpose
 //! there, so it computes `c' = b' a'`. A bias, with one number for each of our columns, then has
@@ -166,7 +169,7 @@ impl MatmulPlan {
             *layout = operand.layout()?;
         }
         let invalid = CublasError(cublasStatus_t::CUBLAS_STATUS_INVALID_VALUE);
-        plan.algorithm = plan.choose(handle, operands).map_err(|error| {
+        plan.algorithm = plan.choose(handle, shape, operands).map_err(|error| {
             // No documentation lists in full which types it takes with an epilogue.
             let may_be_invalid = shape.epilogue != cublasLtEpilogue_t::CUBLASLT_EPILOGUE_DEFAULT;
             if may_be_invalid && error == invalid {
@@ -194,13 +197,18 @@ impl MatmulPlan {
     fn choose(
         &self,
         handle: cublasLtHandle_t,
+        shape: &Shape,
         operands: [MatmulOperand; 3],
     ) -> Result<cublasLtMatmulAlgo_t, CublasError> {
         use cublasLtMatmulPreferenceAttributes_t::*;
         let preference = Preference(result::create_matmul_pref()?);
         preference.set(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &WORKSPACE_BYTES)?;
-        let none: u32 = 0; // CUBLASLT_REDUCTION_SCHEME_NONE: no split of the inner dimension
-        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none)?;
+        // Beside these the library may always take an algorithm that splits nothing.
+        let splits: u32 = match shape.accumulate {
+            true => 2,  // CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
+            false => 0, // CUBLASLT_REDUCTION_SCHEME_NONE
+        };
+        preference.set(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &splits)?;
         let [first, second, third] = operands.map(|operand| operand.alignment);
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &first)?;
         preference.set(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &second)?;

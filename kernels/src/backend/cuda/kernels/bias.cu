@@ -8,12 +8,15 @@
 // 3. in the epilogue of the product before it: the library's, where it can (gpu/cublaslt.rs).
 // Backward:
 // 1. one thread a column: too few threads for a narrow matrix of many rows;
-// 2. blocks of 32 columns over chunks of rows, whose sums a second kernel (partials.cu) adds in
-//    order: this. No atomics, so the bits are the same on every run.
+// 2. blocks of columns over chunks of rows, whose sums a second kernel (partials.cu) adds in order,
+//    so that the bits are the same on every run, without atomics: a column a thread reads 2 bytes
+//    at a time in 16 bits;
+// 3. the same with two columns a thread: this.
 // Never run on a GPU; run on the CPU under emulation.
 
-constexpr int COLUMNS = 32;
+constexpr int COLUMNS = 64;  // of a block: two a thread
 constexpr int LANES = 8;
+constexpr int BATCH = 8;  // rows that a thread reads before it waits for one of them
 
 extern "C" __global__ void add_bias(const real* __restrict__ bias, real* __restrict__ y, u64 rows,
                                     u64 columns) {
@@ -39,21 +42,42 @@ extern "C" __global__ void add_bias(const real* __restrict__ bias, real* __restr
     }
 }
 
+// The sums of two columns over some rows, those of this thread.
+template <bool PAIRS>
+static __device__ __forceinline__ void sum_rows(float (&sum)[2], const real* dy, u64 first,
+                                                u64 end, u64 columns, u64 left) {
+    for (u64 row = first + threadIdx.y; row < end; row += BATCH * LANES) {
+        float values[BATCH][2];
+#pragma unroll
+        for (int n = 0; n < BATCH; n++) {
+            u64 at = row + n * LANES;
+            load_pair<PAIRS>(values[n], &dy[at * columns], at < end ? left : 0);
+        }
+#pragma unroll
+        for (int n = 0; n < BATCH; n++) {
+            sum[0] += values[n][0];
+            sum[1] += values[n][1];
+        }
+    }
+}
+
 // Block (x, y) sums `chunk` rows, beginning at y * chunk. Where `direct`, there is one chunk, and
 // the sum is added to the gradient itself.
 extern "C" __global__ void bias_partials(const real* __restrict__ dy, float* partials,
                                          u64 rows, u64 columns, u64 chunk, int direct) {
     __shared__ float sums[LANES][COLUMNS];
-    u64 column = (u64)blockIdx.x * COLUMNS + threadIdx.x;
+    u64 column = (u64)blockIdx.x * COLUMNS + 2 * threadIdx.x;
     u64 first = blockIdx.y * chunk, end = first + chunk < rows ? first + chunk : rows;
-    float sum = 0;
-    if (column < columns)
-        for (u64 row = first + threadIdx.y; row < end; row += LANES)
-            sum += load(&dy[row * columns + column]);
-    sums[threadIdx.y][threadIdx.x] = sum;
+    u64 left = column < columns ? columns - column : 0;
+    float sum[2] = {};
+    if (in_pairs(dy, columns)) sum_rows<true>(sum, dy + column, first, end, columns, left);
+    else sum_rows<false>(sum, dy + column, first, end, columns, left);
+    for (int n = 0; n < 2; n++) sums[threadIdx.y][2 * threadIdx.x + n] = sum[n];
     __syncthreads();
-    if (threadIdx.y > 0 || column >= columns) return;
-    for (int lane = 1; lane < LANES; lane++) sum += sums[lane][threadIdx.x];
-    float* to = &partials[blockIdx.y * columns + column];
-    *to = direct ? *to + sum : sum;
+    if (threadIdx.y > 0) return;
+    for (int n = 0; n < 2 && n < left; n++) {
+        for (int lane = 1; lane < LANES; lane++) sum[n] += sums[lane][2 * threadIdx.x + n];
+        float* to = &partials[blockIdx.y * columns + column + n];
+        *to = direct ? *to + sum[n] : sum[n];
+    }
 }

@@ -148,6 +148,28 @@ static __device__ __forceinline__ void store(real* to, const float (&values)[CHU
     *(Chunk*)to = chunk;
 }
 
+// ---- pairs: two neighbouring columns of a row ---------------------------------------------------
+
+struct alignas(2 * sizeof(real)) Pair {
+    real at[2];
+};
+
+// Whether each pair of a matrix's columns can be read at once.
+static __device__ __forceinline__ bool in_pairs(const real* matrix, u64 columns) {
+    return columns % 2 == 0 && (u64)matrix % sizeof(Pair) == 0;
+}
+
+// The first `count` of two neighbours, and zero for the others. PAIRS: they can be read at once.
+template <bool PAIRS>
+static __device__ __forceinline__ void load_pair(float (&values)[2], const real* from, u64 count) {
+    Pair pair = {};
+    if (PAIRS && count > 0) pair = *(const Pair*)from;
+    if (!PAIRS && count > 0) pair.at[0] = from[0];
+    if (!PAIRS && count > 1) pair.at[1] = from[1];
+    values[0] = load(&pair.at[0]);
+    values[1] = load(&pair.at[1]);
+}
+
 // Elementwise over two vectors that do not overlap: y = f(x, y).
 template <typename F>
 static __device__ __forceinline__ void combine(const real* __restrict__ x, real* __restrict__ y,
