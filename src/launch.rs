@@ -22,7 +22,7 @@ use crate::cluster::{self, ClusterOptions, Directory, Script};
 use crate::config::{self, LaunchSettings};
 use crate::failure::{Exit, Failure};
 use crate::progress::Display;
-use crate::script::{MEASURED_FILE, Measured};
+use crate::script::{MEASURED_FILE, Measured, gpus};
 use crate::text::RunText;
 use crate::train::{self, ReportFile, Trained, check_coordinators, check_places, start_options};
 use crate::{announce, logging, output, supervision};
@@ -36,7 +36,7 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
     check_coordinators(flags.start.coordinators)?;
     let settings = config::read_launch(flags.config.as_deref(), flags.checkpoint_every)?;
     let stated = if flags.attached { Some(stated_by_parent()?) } else { None };
-    let script = script(flags)?;
+    let script = script(flags, registry)?;
     if flags.dry_run {
         return dry_run(flags, &settings, &script);
     }
@@ -45,7 +45,8 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
     let home = directory.path().to_path_buf();
     let workers = if flags.attached { 0 } else { flags.workers() };
     let started = start_options(&flags.start, workers);
-    let options = ClusterOptions { script: Some(script), ..started };
+    let devices = registry.devices().clone();
+    let options = ClusterOptions { script: Some(script), devices, ..started };
     let shown: RefCell<Option<(RunSpec, Display)>> = RefCell::default();
     let begin = |stated: &RunSpec| {
         let run = settings.complete(stated, workers.max(1));
@@ -88,6 +89,8 @@ fn dry_run(flags: &LaunchFlags, settings: &LaunchSettings, script: &Script) -> R
     let (control, theirs) = UnixStream::pair().map_err(|error| failed(error.to_string()))?;
     let stderr = io::stderr().as_fd().try_clone_to_owned();
     let mut command = script.process();
+    let device = script.device.as_ref().map(|it| it.of_worker(0, &[0]));
+    command.envs(device.as_ref().and_then(gpus::visible_to));
     command.env(MEASURED_FILE, &file).stdin(OwnedFd::from(theirs));
     command.stdout(stderr.map_err(|error| failed(error.to_string()))?);
     output::say(format_args!("measuring {}", name(flags)));
@@ -140,7 +143,7 @@ fn claim(
 }
 
 /// The script of the workers. Its interpreter is that of this program, if one runs it.
-fn script(flags: &LaunchFlags) -> Result<Script, Failure> {
+fn script(flags: &LaunchFlags, registry: &Registry) -> Result<Script, Failure> {
     let Some(path) = flags.script.first().map(Path::new) else {
         return crate::script::here(&[NO_SCRIPT.into()], flags.threads, flags.isa);
     };
@@ -150,7 +153,11 @@ fn script(flags: &LaunchFlags) -> Result<Script, Failure> {
             .because("there is no such file")
             .next("name a Python script, and after it the script's own arguments"));
     }
-    crate::script::here(&flags.script, flags.threads, flags.isa)
+    if let Some(device) = &flags.device {
+        gpus::check(device, registry.devices())?;
+    }
+    let script = crate::script::here(&flags.script, flags.threads, flags.isa)?;
+    Ok(Script { device: flags.device.clone(), ..script })
 }
 
 /// The name of the script, for its directory.

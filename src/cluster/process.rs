@@ -29,6 +29,7 @@ use super::naming::Naming;
 use super::options::{Program, Script};
 use super::{ClusterOptions, Directory};
 use crate::failure::Exit;
+use crate::script::gpus;
 pub use output::traceback;
 use output::{first_line, pass_on, tail};
 
@@ -431,6 +432,9 @@ fn start_script(
     command.env("EVERSTEP_DIR", directory.path()).env("EVERSTEP_CONTROL_FD", "0");
     if worker.trace {
         command.env("EVERSTEP_TRACE", directory.trace(worker.number)?);
+    }
+    if script.device.is_some() {
+        command.envs(gpus::visible_to(&worker.device));
     }
     command.envs(worker.environment.iter().copied()).stdin(OwnedFd::from(theirs));
     let (mut child, log) = spawn(command, directory, label)?;
