@@ -76,6 +76,10 @@ class Run:
     units of the step, and :meth:`backward` gets the mean over the units of its micro-batch. A loop
     may give each micro-batch its weight instead.
 
+    ``device``: the model is moved there first, as by ``model.to(device)``. By default it stays where
+    it is: on the CPU, or on one NVIDIA GPU. :attr:`device` has the device, and the tensors of each
+    micro-batch are moved there.
+
     ``buffers``: what becomes of a buffer that training changes, by its name: ``"mean"`` adds the
     mean of the changes of all data shards, ``"first"`` takes the value of the first data shard, and
     ``"local"`` leaves each process its own. Batch norms and instance norms need no mention.

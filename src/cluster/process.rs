@@ -433,9 +433,7 @@ fn start_script(
     if worker.trace {
         command.env("EVERSTEP_TRACE", directory.trace(worker.number)?);
     }
-    if script.device.is_some() {
-        command.envs(gpus::visible_to(&worker.device));
-    }
+    command.envs(script.device.as_ref().and_then(|_| gpus::visible_to(&worker.device)));
     command.envs(worker.environment.iter().copied()).stdin(OwnedFd::from(theirs));
     let (mut child, log) = spawn(command, directory, label)?;
     let stdout = child.0.stdout.take().expect("stdout is piped");
