@@ -13,11 +13,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 use serde_json::json;
 
-use crate::cli::LaunchFlags;
+use crate::cli::{LaunchFlags, WorkerCount};
 use crate::cluster::{self, ClusterOptions, Directory, Script};
 use crate::config::{self, LaunchSettings};
 use crate::failure::{Exit, Failure};
@@ -38,12 +39,12 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
     let stated = if flags.attached { Some(stated_by_parent()?) } else { None };
     let script = script(flags, registry)?;
     if flags.dry_run {
-        return dry_run(flags, &settings, &script);
+        return dry_run(flags, workers(flags, registry), &settings, &script);
     }
     let report_file = flags.start.report.as_deref().map(ReportFile::open).transpose()?;
     let directory = claim(flags, &settings, &script)?;
     let home = directory.path().to_path_buf();
-    let workers = if flags.attached { 0 } else { flags.workers() };
+    let workers = if flags.attached { 0 } else { workers(flags, registry) };
     let started = start_options(&flags.start, workers);
     let devices = registry.devices().clone();
     let options = ClusterOptions { script: Some(script), devices, ..started };
@@ -79,7 +80,12 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
 }
 
 /// Has one process of the script measure what the run needs, and prints it.
-fn dry_run(flags: &LaunchFlags, settings: &LaunchSettings, script: &Script) -> Result<(), Failure> {
+fn dry_run(
+    flags: &LaunchFlags,
+    workers: u32,
+    settings: &LaunchSettings,
+    script: &Script,
+) -> Result<(), Failure> {
     check_places(&flags.start, settings.checkpoint.as_ref())?;
     let failed = |why: String| {
         Failure::new(Exit::Failed, "the script cannot be measured").at(name(flags)).because(why)
@@ -104,7 +110,7 @@ fn dry_run(flags: &LaunchFlags, settings: &LaunchSettings, script: &Script) -> R
             return Err(failed(why));
         }
     };
-    let (run, workers) = (settings.complete(&measured.run, flags.workers()), flags.workers());
+    let run = settings.complete(&measured.run, workers);
     crate::dry_run::of_script(&measured, &run, workers, &flags.script[0].to_string_lossy())
 }
 
@@ -139,6 +145,15 @@ fn claim(
             directory.give_up();
             Err(failure)
         }
+    }
+}
+
+/// How many workers to start. `auto` is one for each GPU, where they get those in turn.
+fn workers(flags: &LaunchFlags, registry: &Registry) -> u32 {
+    let in_turn = |device: &DeviceChoice| gpus::in_turn(device, registry.devices()).len() as u32;
+    match (flags.workers, &flags.device) {
+        (WorkerCount::Auto, Some(device)) if in_turn(device) > 0 => in_turn(device),
+        _ => flags.workers(),
     }
 }
 

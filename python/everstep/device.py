@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import torch
+from torch.utils import deterministic
 
 #: The kinds of devices on which Everstep trains a model of PyTorch.
 KINDS = ("cpu", "cuda")
@@ -48,7 +49,7 @@ def repeat(device: torch.device) -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES)
     torch.use_deterministic_algorithms(True)
     # No result depends on memory that nobody has written.
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # It would choose algorithms by the time that they take.
     torch.backends.cudnn.benchmark = False
 

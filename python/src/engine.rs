@@ -171,8 +171,8 @@ impl Engine {
         self.await_service(py)
     }
 
-    /// How often the flat vector was written. A script that computes with a copy of the vector looks
-    /// whether that is the newest one.
+    /// How often the flat vector was written. A script that computes with a copy of the vector asks
+    /// whether that copy is old.
     fn writes(&self) -> u64 {
         self.writes.count()
     }

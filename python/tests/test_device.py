@@ -73,6 +73,35 @@ def test_a_mirrored_run_is_exported_as_any_other(train, tmp_path, kind):
     )
 
 
+def test_the_engine_writes_a_mirror_only_after_its_copy_has_ended():
+    import torch
+
+    from everstep.mirror import MirroredMemory
+
+    log = []
+
+    class Transfers:
+        device = torch.device("cpu")
+        host_memory = staticmethod(torch.zeros)
+
+        def copy(self, to, source):
+            to.copy_(source)
+            log.append("copy")
+            return SimpleNamespace(synchronize=lambda: log.append("ended"))
+
+    memory = MirroredMemory(3, Transfers())
+    memory.host.fill_(7.0)
+    memory.update(0)
+    memory.settle()
+    assert log == [], "the engine has written nothing"
+    memory.update(2)
+    memory.update(2)
+    assert log == ["copy"] and memory.flat.tolist() == [7.0] * 3
+    memory.settle()
+    memory.settle()
+    assert log == ["copy", "ended"]
+
+
 def test_trained_parameters_are_on_one_device():
     import torch
 
@@ -108,7 +137,8 @@ def test_a_batch_goes_to_the_device_of_the_model_with_all_its_parts():
 
 
 def launched(folder, *arguments: str) -> subprocess.CompletedProcess[str]:
-    script = "import os\nprint('sees', repr(os.environ['CUDA_VISIBLE_DEVICES']))\n"
+    names = "CUDA_VISIBLE_DEVICES", "CUBLAS_WORKSPACE_CONFIG"
+    script = f"import os\nprint('sees', [os.environ[name] for name in {names}])\n"
     (folder / "see.py").write_text(script)
     command = (sys.executable, "-m", "everstep", "launch", *arguments, "see.py")
     return subprocess.run(
@@ -121,4 +151,4 @@ def test_a_launch_without_a_gpu_says_so(tmp_path):
         ended = launched(tmp_path, "--device", device)
         assert ended.returncode == 2, ended.stderr
         assert f"--device {device}" in ended.stderr and "everstep devices" in ended.stderr
-    assert "sees ''" in launched(tmp_path, "--device", "cpu").stdout
+    assert "sees ['', ':4096:8']" in launched(tmp_path, "--device", "cpu").stdout

@@ -37,8 +37,9 @@ fn shown(device: &DeviceChoice, seen: Option<&str>) -> Option<String> {
     Some(named.unwrap_or_else(|| index.to_string()))
 }
 
-/// The numbers of the GPUs that processes get in turn. Empty for the CPU.
+/// The numbers of the GPUs that processes get in turn. Empty for the CPU, and for a named GPU.
 pub(crate) fn in_turn(choice: &DeviceChoice, devices: &Devices) -> Vec<usize> {
+    let (DeviceChoice::Auto(None) | DeviceChoice::Kind(_, None)) = choice else { return vec![] };
     let provider = devices.provider(choice).ok().flatten();
     let found = provider.and_then(|provider| provider.devices().ok()).unwrap_or_default();
     (0..found.len()).filter(|index| found[*index].is_ok()).collect()
