@@ -145,7 +145,8 @@ class CudaTransfers:
         self._stream = torch.cuda.Stream(device)
 
     def host_memory(self, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, pin_memory=True)
+        # A script may have set another default device.
+        return torch.empty(count, dtype=dtype, device="cpu", pin_memory=True)
 
     def copy(self, to: torch.Tensor, source: torch.Tensor) -> torch.cuda.Event:
         to.copy_(source, non_blocking=True)

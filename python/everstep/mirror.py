@@ -54,7 +54,7 @@ class SharedMemory:
     """The model computes in the memory that the engine reads and writes."""
 
     def __init__(self, count: int) -> None:
-        self.flat = self.host = torch.empty(count)
+        self.flat = self.host = torch.empty(count, device="cpu")
         #: What the engine may still read.
         self._kept: list[torch.Tensor] = []
 
