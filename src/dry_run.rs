@@ -81,6 +81,10 @@ pub(crate) fn of_script(
     let mut lines = needs.heading();
     let memory = WorkerMemory::of_worker(run, needs.model, workers);
     lines.extend(memory_of_worker(&memory, "the script, measured"));
+    if let Some(bytes) = measured.gpu_bytes {
+        lines.push("on its GPU      without what CUDA and its libraries take:".into());
+        lines.push(megabytes("tensors, measured", bytes));
+    }
     lines.extend(needs.checkpoints());
     output::print(lines.join("\n"))
 }

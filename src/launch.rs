@@ -13,16 +13,17 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::Registry;
 use serde_json::json;
 
-use crate::cli::LaunchFlags;
+use crate::cli::{LaunchFlags, WorkerCount};
 use crate::cluster::{self, ClusterOptions, Directory, Script};
 use crate::config::{self, LaunchSettings};
 use crate::failure::{Exit, Failure};
 use crate::progress::Display;
-use crate::script::{MEASURED_FILE, Measured};
+use crate::script::{MEASURED_FILE, Measured, gpus};
 use crate::text::RunText;
 use crate::train::{self, ReportFile, Trained, check_coordinators, check_places, start_options};
 use crate::{announce, logging, output, supervision};
@@ -36,16 +37,17 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
     check_coordinators(flags.start.coordinators)?;
     let settings = config::read_launch(flags.config.as_deref(), flags.checkpoint_every)?;
     let stated = if flags.attached { Some(stated_by_parent()?) } else { None };
-    let script = script(flags)?;
+    let script = script(flags, registry)?;
     if flags.dry_run {
-        return dry_run(flags, &settings, &script);
+        return dry_run(flags, workers(flags, registry), &settings, &script);
     }
     let report_file = flags.start.report.as_deref().map(ReportFile::open).transpose()?;
     let directory = claim(flags, &settings, &script)?;
     let home = directory.path().to_path_buf();
-    let workers = if flags.attached { 0 } else { flags.workers() };
+    let workers = if flags.attached { 0 } else { workers(flags, registry) };
     let started = start_options(&flags.start, workers);
-    let options = ClusterOptions { script: Some(script), ..started };
+    let devices = registry.devices().clone();
+    let options = ClusterOptions { script: Some(script), devices, ..started };
     let shown: RefCell<Option<(RunSpec, Display)>> = RefCell::default();
     let begin = |stated: &RunSpec| {
         let run = settings.complete(stated, workers.max(1));
@@ -78,7 +80,12 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
 }
 
 /// Has one process of the script measure what the run needs, and prints it.
-fn dry_run(flags: &LaunchFlags, settings: &LaunchSettings, script: &Script) -> Result<(), Failure> {
+fn dry_run(
+    flags: &LaunchFlags,
+    workers: u32,
+    settings: &LaunchSettings,
+    script: &Script,
+) -> Result<(), Failure> {
     check_places(&flags.start, settings.checkpoint.as_ref())?;
     let failed = |why: String| {
         Failure::new(Exit::Failed, "the script cannot be measured").at(name(flags)).because(why)
@@ -88,6 +95,8 @@ fn dry_run(flags: &LaunchFlags, settings: &LaunchSettings, script: &Script) -> R
     let (control, theirs) = UnixStream::pair().map_err(|error| failed(error.to_string()))?;
     let stderr = io::stderr().as_fd().try_clone_to_owned();
     let mut command = script.process();
+    let device = script.device.as_ref().map(|it| it.of_worker(0, &[0]));
+    command.envs(device.as_ref().and_then(gpus::visible_to));
     command.env(MEASURED_FILE, &file).stdin(OwnedFd::from(theirs));
     command.stdout(stderr.map_err(|error| failed(error.to_string()))?);
     output::say(format_args!("measuring {}", name(flags)));
@@ -101,7 +110,7 @@ fn dry_run(flags: &LaunchFlags, settings: &LaunchSettings, script: &Script) -> R
             return Err(failed(why));
         }
     };
-    let (run, workers) = (settings.complete(&measured.run, flags.workers()), flags.workers());
+    let run = settings.complete(&measured.run, workers);
     crate::dry_run::of_script(&measured, &run, workers, &flags.script[0].to_string_lossy())
 }
 
@@ -139,8 +148,17 @@ fn claim(
     }
 }
 
+/// How many workers to start. `auto` is one for each GPU, where they get those in turn.
+fn workers(flags: &LaunchFlags, registry: &Registry) -> u32 {
+    let in_turn = |device: &DeviceChoice| gpus::in_turn(device, registry.devices()).len() as u32;
+    match (flags.workers, &flags.device) {
+        (WorkerCount::Auto, Some(device)) if in_turn(device) > 0 => in_turn(device),
+        _ => flags.workers(),
+    }
+}
+
 /// The script of the workers. Its interpreter is that of this program, if one runs it.
-fn script(flags: &LaunchFlags) -> Result<Script, Failure> {
+fn script(flags: &LaunchFlags, registry: &Registry) -> Result<Script, Failure> {
     let Some(path) = flags.script.first().map(Path::new) else {
         return crate::script::here(&[NO_SCRIPT.into()], flags.threads, flags.isa);
     };
@@ -150,7 +168,11 @@ fn script(flags: &LaunchFlags) -> Result<Script, Failure> {
             .because("there is no such file")
             .next("name a Python script, and after it the script's own arguments"));
     }
-    crate::script::here(&flags.script, flags.threads, flags.isa)
+    if let Some(device) = &flags.device {
+        gpus::check(device, registry.devices())?;
+    }
+    let script = crate::script::here(&flags.script, flags.threads, flags.isa)?;
+    Ok(Script { device: flags.device.clone(), ..script })
 }
 
 /// The name of the script, for its directory.

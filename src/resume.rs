@@ -17,8 +17,9 @@ use self::source::ResumeSource;
 pub(crate) use self::source::store_of;
 pub(crate) use self::stored::{ClaimedRun, check_stored, read_run, read_stored, use_data};
 use crate::cli::ResumeFlags;
-use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Earlier, Report};
+use crate::cluster::{self, ClusterError, ClusterOptions, Directory, Earlier, Report, Script};
 use crate::failure::{Exit, Failure};
+use crate::script::gpus;
 use crate::store_check::{self, StoreUse};
 use crate::text::RunText;
 use crate::train::{self, ReportFile, Trained};
@@ -40,6 +41,7 @@ fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure>
     let (directory, run) = Directory::reopen(&flags.from)?;
     unused(flags).for_each(|note| output::say(format_args!("note: {note}")));
     let script = script::of_kept_run(&run, &flags.from, &flags.script)?;
+    let script = script.map(|script| seeing(script, &flags.local.device, registry)).transpose()?;
     if script.is_none() {
         check(&flags.from, &flags.local.device, &run, registry)?;
     }
@@ -67,6 +69,14 @@ fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure>
     };
     let trained = Trained { run: &run, home: &home, text: &RunText::of(&run) };
     trained.conclude(report, report_file, registry)
+}
+
+/// The script with the GPUs of `--device`, which by default are those of before.
+fn seeing(script: Script, device: &DeviceChoice, registry: &Registry) -> Result<Script, Failure> {
+    let stated = (*device != DeviceChoice::Cpu).then(|| device.clone());
+    let device = stated.or(script.device);
+    device.as_ref().map(|device| gpus::check(device, registry.devices())).transpose()?;
+    Ok(Script { device, ..script })
 }
 
 /// What to say of a run that is complete. None if it is not.

@@ -3,9 +3,10 @@
 //! A launcher, or `everstep worker … -- SCRIPT`, starts the script with the settings of a worker in
 //! its environment. Then a library in the script's own process calls [`work`], which is `everstep
 //! worker` with models and data of the script. This module knows no language but the name of an
-//! interpreter. `kept` says how a run's directory keeps its script, and `measured` what a process
-//! tells of its needs.
+//! interpreter. `kept` says how a run's directory keeps its script, `measured` what a process tells
+//! of its needs, and `gpus` which GPU a process sees.
 
+pub(crate) mod gpus;
 mod kept;
 mod measured;
 
@@ -16,6 +17,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use clap::Parser;
+use everstep_kernels::device::{DeviceChoice, Devices};
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::OptionValue;
 use everstep_worker::daemon::Ready;
@@ -62,6 +64,11 @@ pub(crate) fn run(flags: &WorkerFlags) -> Result<(), Failure> {
     let script = of(flags.script.clone(), flags.threads.unwrap_or(1), flags.isa);
     let mut command = Command::new(&script.interpreter);
     command.args(&script.command).envs(script.environment());
+    // By default a script computes where it says.
+    if flags.device != DeviceChoice::Cpu {
+        gpus::check(&flags.device, &Devices::default())?;
+        command.envs(gpus::visible_to(&flags.device));
+    }
     command.env("EVERSTEP_COORDINATORS", flags.coordinators.join(","));
     command.env("EVERSTEP_JOIN", worker::token(&flags.join, "join.token")?);
     command.env("EVERSTEP_LISTEN", flags.listen.to_string());

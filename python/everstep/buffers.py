@@ -15,6 +15,7 @@ import torch
 from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 
 from everstep import _everstep
+from everstep.mirror import Memory
 
 #: What becomes of a buffer that training changes.
 POLICIES = ("mean", "first", "local")
@@ -68,7 +69,8 @@ class Statistics:
         #: How many elements all statistics have.
         self.count = count
         self._offset = 0
-        self._values = torch.empty(0)
+        #: The values of the step, on the device of the model, and as the engine has them.
+        self._values = self._host_values = torch.empty(0)
         #: What the turn under way began with.
         self._begun = self._values
 
@@ -81,11 +83,12 @@ class Statistics:
         """Names, shapes and kinds, in the order of the flat vector."""
         return [(place.name, list(place.tensor.shape), kind) for place, kind, *_ in self._parts]
 
-    def live_in(self, flat: torch.Tensor) -> None:
-        """The values are the last elements of ``flat`` from now on. They are those of the model."""
-        self._offset = flat.numel() - self.count
-        self._values = flat[self._offset :]
+    def live_in(self, memory: Memory) -> None:
+        """The values are the last elements of ``memory`` from now on. They are those of the model."""
+        self._offset = memory.flat.numel() - self.count
+        self._values, self._host_values = (it[self._offset :] for it in (memory.flat, memory.host))
         self._values.copy_(self._read())
+        self._check_counts(self._values.cpu())
 
     def begin(self, is_first: bool, is_again: bool) -> None:
         """A turn begins, or begins again since the script's loop was interrupted. The first turn of
@@ -126,9 +129,10 @@ class Statistics:
         engine takes away again. The engine reads the tensor that is returned."""
         if not self._parts:
             return None
-        now = self._read()
+        now = self._read().cpu()
+        self._check_counts(now)
         for _, kind, start, count in self._parts:
-            part, before = now[start : start + count], self._values[start : start + count]
+            part, before = now[start : start + count], self._host_values[start : start + count]
             if kind == "first":
                 # The scale is a power of two, and changes no bit of a value.
                 part.mul_(scale if data_shard == 0 else 0.0)
@@ -138,20 +142,25 @@ class Statistics:
         return now
 
     def _read(self) -> torch.Tensor:
-        """The model's values, as one vector."""
-        vector = torch.empty(self.count)
+        """The model's values, as one vector on its device."""
+        vector = torch.empty(self.count, device=self._values.device)
         for place, _, start, count in self._parts:
             buffer = place.tensor.detach()
             if buffer.numel() != count:
                 raise RuntimeError(
                     f"the buffer {place.name} had {count} elements, and has {buffer.numel()}"
                 )
-            if not buffer.is_floating_point() and int(buffer.long().abs().max()) >= MAX_COUNT:
+            vector[start : start + count].copy_(buffer.reshape(-1))
+        return vector
+
+    def _check_counts(self, values: torch.Tensor) -> None:
+        """Whether f32 has all integers among the model's values, which are in the host's memory."""
+        for place, _, start, count in self._parts:
+            is_integer = not place.tensor.is_floating_point()
+            if is_integer and float(values[start : start + count].abs().max()) >= MAX_COUNT:
                 raise RuntimeError(
                     f"the buffer {place.name} counts beyond {MAX_COUNT}, where f32 has gaps"
                 )
-            vector[start : start + count].copy_(buffer.reshape(-1))
-        return vector
 
 
 def _of_norms(model: torch.nn.Module) -> list[str]:

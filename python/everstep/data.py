@@ -119,6 +119,7 @@ class Batches:
         accumulate: int,
         loaders: int,
         collate: Callable[[list[Any]], Any] | None,
+        device: torch.device | None = None,
     ) -> None:
         self._keyed = keyed
         self._rows = rows
@@ -132,6 +133,8 @@ class Batches:
                     PlacedDataset(keyed),
                     batch_sampler=self._plan,  # type: ignore[arg-type]
                     num_workers=loaders,
+                    # A GPU reads such memory while the script goes on.
+                    pin_memory=device is not None and device.type == "cuda",
                     collate_fn=PlacedCollate(self._collate),
                     persistent_workers=True,
                     multiprocessing_context="fork",
@@ -147,6 +150,7 @@ class Batches:
             # Asks again for what an interrupted loop has lost.
             self._plan.want(place)
             found, batch = next(self._batches)
+            found = tuple(found)  # a list, where the memory is pinned
             self._plan.came(found)
             if found == place:
                 return batch

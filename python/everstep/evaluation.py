@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from everstep import seeds
+from everstep.device import moved
 
 #: The script's function: from a batch to its mean loss, or to a dict with ``"loss"`` and at most
 #: one more mean.
@@ -22,9 +23,14 @@ class Evaluator:
     """Evaluates held-out samples without gradients, with the model in ``eval`` mode."""
 
     def __init__(
-        self, model: torch.nn.Module, dataset: Any, seed: int, collate: Callable[[list[Any]], Any]
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        dataset: Any,
+        seed: int,
+        collate: Callable[[list[Any]], Any],
     ) -> None:
-        self._model = model
+        self._model, self._device = model, device
         self._dataset = dataset
         self._seed = seed
         self._collate = collate
@@ -54,10 +60,10 @@ class Evaluator:
         batch = self._collate([self._sample(number) for number in numbers])
         modes = [(module, module.training) for module in self._model.modules()]
         self._model.eval()
-        seeds.seed_generators(seeds.key(seeds.EVALUATION, self._seed, numbers[0]))
+        seeds.seed_generators(seeds.key(seeds.EVALUATION, self._seed, numbers[0]), self._device)
         try:
             with torch.no_grad():
-                return means(self.function(batch))
+                return means(self.function(moved(batch, self._device)))
         finally:
             for module, is_training in modes:
                 module.training = is_training

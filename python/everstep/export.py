@@ -80,6 +80,15 @@ def _names(optimizer: torch.optim.Optimizer, count: int) -> tuple[str, ...]:
     return names[:1] + names[1:2] * has_momentum + names[2:] * is_centered
 
 
+def on_host(state: dict[str, Any]) -> dict[str, Any]:
+    """A ``state_dict`` with its tensors in the host's memory: then a machine without a GPU reads
+    it, too."""
+    for name, value in state.items():
+        if isinstance(value, torch.Tensor):
+            state[name] = value.cpu()
+    return state
+
+
 class Advanced:
     """An optimizer and its schedule, inside a ``with``, as they are after so many steps."""
 

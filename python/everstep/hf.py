@@ -116,6 +116,12 @@ class Trainer(transformers.Trainer):
                 f'everstep.hf.Trainer takes no train_sampling_strategy="{order}": the order of the '
                 "samples is Everstep's, at random"
             )
+        if self.args.n_gpu > 1:
+            raise ValueError(
+                f"everstep.hf.Trainer sees {self.args.n_gpu} GPUs, and a worker computes on one: "
+                "give each worker its own by everstep launch --device cuda, or name one in "
+                "CUDA_VISIBLE_DEVICES"
+            )
         for name in UNCALLED:
             if getattr(type(self), name, None) is not getattr(transformers.Trainer, name, None):
                 raise TypeError(
@@ -151,8 +157,10 @@ class Trainer(transformers.Trainer):
     def _backward(self, run: Run, inputs: Any) -> None:
         """Computes a micro-batch. Its loss is the mean over its own items."""
         [inputs], items = self.get_batch_samples(iter([inputs]), 1, self.args.device)
+        count_alike = getattr(self, "loss_is_scaled_for_ga", None) is False
+        # Read before a GPU has anything to compute for which that would wait.
+        weight = None if items is None or count_alike else float(items)
         with self.compute_loss_context_manager(), self.accelerator.autocast():
             inputs = self._prepare_inputs(inputs)
             loss = self.compute_loss(self.model, inputs, num_items_in_batch=items)
-        count_alike = getattr(self, "loss_is_scaled_for_ga", None) is False
-        run.backward(loss, weight=None if items is None or count_alike else float(items))
+        run.backward(loss, weight=weight)

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from everstep import _everstep
+from everstep import _everstep, device, mirror
 from everstep.buffers import FixedBuffers, bytes_of
 
 
 class Parameters:
-    """The trained parameters: views of one f32 tensor, in the order of their names in the model.
+    """The trained parameters: views of one f32 tensor on the model's device, in the order of their
+    names in the model.
 
     Each stays the same object, so optimizers, tied modules and ``state_dict`` notice nothing. After
     them the vector has room for ``statistics`` elements.
@@ -26,8 +27,6 @@ class Parameters:
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad or parameter.numel() == 0:
                 continue
-            if parameter.device.type != "cpu":
-                raise ValueError(f"{name} is on {parameter.device}: Everstep computes on the CPU")
             if parameter.dtype != torch.float32:
                 raise TypeError(
                     f"{name} is of {parameter.dtype}: trained parameters are torch.float32. For "
@@ -35,9 +34,11 @@ class Parameters:
                 )
             self.trained.append((name, parameter, offset))
             offset += parameter.numel()
-        if not self.trained:
-            raise ValueError("the model has no parameter that is trained")
-        self.flat = torch.empty(offset + statistics)
+        #: Where the model computes.
+        self.device = device.of((name, parameter) for name, parameter, _ in self.trained)
+        #: The memory that the parameters share with the engine.
+        self.memory = mirror.of(self.device, offset + statistics)
+        self.flat = self.memory.flat
         with torch.no_grad():
             for _, parameter, at in self.trained:
                 view = self.flat[at : at + parameter.numel()].view(parameter.shape)
@@ -79,14 +80,13 @@ class Gradients:
 
     def __init__(self, engine: _everstep.Engine, parameters: Parameters) -> None:
         self._engine = engine
+        self._memory = parameters.memory
         self._trained = parameters.trained
         self._expected: list[int] | None = None
         self._calls = [0] * len(self._trained)
         self._sent = [False] * len(self._trained)
         self._is_open = False
         self._is_last = False
-        #: What the engine may still read.
-        self._kept: list[torch.Tensor] = []
         for number, (_, parameter, _) in enumerate(self._trained):
             parameter.register_post_accumulate_grad_hook(self._hook(number))
 
@@ -111,6 +111,7 @@ class Gradients:
             for number, (_, parameter, _) in enumerate(self._trained):
                 if not self._sent[number]:
                     self._send(number, parameter)
+            self._memory.finish(self._engine)
         # A micro-batch that weighs nothing has no backward pass.
         if self._expected is None and any(self._calls):
             self._expected = self._calls
@@ -126,10 +127,6 @@ class Gradients:
                 "requires_grad_(False), or give it a group with weight_decay=0",
                 stacklevel=3,
             )
-
-    def release(self) -> None:
-        """The engine has read all gradients."""
-        self._kept.clear()
 
     def _added(self, number: int, parameter: torch.nn.Parameter) -> None:
         if not self._is_open:
@@ -152,10 +149,8 @@ class Gradients:
         gradient = parameter.grad
         parameter.grad = None
         if gradient is None:
-            gradient = torch.zeros(parameter.numel())
+            gradient = torch.zeros(parameter.numel(), device=parameter.device)
         if gradient.layout != torch.strided or gradient.dtype != torch.float32:
             raise TypeError(f"the gradient of {name} is {gradient.layout} of {gradient.dtype}")
-        gradient = gradient.contiguous()
-        self._kept.append(gradient)
         self._sent[number] = True
-        self._engine.publish(offset, gradient.data_ptr(), gradient.numel())
+        self._memory.publish(self._engine, offset, gradient.contiguous())

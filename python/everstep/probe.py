@@ -15,6 +15,7 @@ import torch
 
 from everstep import _everstep
 from everstep.data import add_to_digest
+from everstep.device import name_of_gpu
 
 #: How many turns compute the first micro-batch, if all have the same result.
 PASSES = 3
@@ -32,12 +33,14 @@ class Probe:
         self._batch: str | None = None
         self._warnings: warnings.catch_warnings[Any] | None = None
         self._caught: Any = None
+        self._was_deterministic = False
 
     def begin(self, batch: Any, is_again: bool) -> None:
         """A turn begins with this micro-batch, or begins again."""
         if is_again:
             return
         if self._engine.is_diagnosing():
+            self._was_deterministic = torch.are_deterministic_algorithms_enabled()
             torch.use_deterministic_algorithms(True, warn_only=True)
             self._warnings = warnings.catch_warnings(record=True)
             self._caught = self._warnings.__enter__()
@@ -70,7 +73,7 @@ class Probe:
         if self._warnings is None:
             return
         self._warnings.__exit__(None, None, None)
-        torch.use_deterministic_algorithms(False)
+        torch.use_deterministic_algorithms(self._was_deterministic)
         named = {found[1] for it in self._caught if (found := _NAMED.match(str(it.message)))}
         cause = (
             "PyTorch has no deterministic implementation of " + ", ".join(sorted(named))
@@ -99,8 +102,11 @@ def _has_f16(loss: torch.Tensor) -> bool:
     return False
 
 
-def processor() -> str:
-    """The kind of CPU, and the instructions that PyTorch uses there."""
+def processor(device: torch.device) -> str:
+    """What computes: the kind of GPU, or the kind of CPU and the instructions that PyTorch uses
+    there. Workers that differ in it may have other bits."""
+    if device.type == "cuda":
+        return name_of_gpu(device)
     kind = "of an unknown kind"
     try:
         with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:

@@ -19,8 +19,23 @@ NICE = 5
 #: What a machine lacks, by the numbers of the system's errors.
 LACKS = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
 #: What PyTorch says where memory is short, for which it has no class of exceptions: words of its
-#: allocator, of a loading process that the system has killed, and of shared memory.
-SHORT_OF_MEMORY = ("DefaultCPUAllocator:", "is killed by signal: Killed", "out of shared memory")
+#: allocator, of a loading process that the system has killed, of shared memory, and of CUDA's
+#: libraries.
+SHORT_OF_MEMORY = (
+    "DefaultCPUAllocator:",
+    "is killed by signal: Killed",
+    "out of shared memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+#: What CUDA says of a GPU that is sick, or that another process has to itself.
+SICK_GPU = (
+    "uncorrectable ECC error",
+    "uncorrectable NVLink error",
+    "CUDA-capable device(s) is/are busy or unavailable",
+    "no CUDA-capable device is detected",
+)
 
 _has_failed = False
 
@@ -32,7 +47,8 @@ def is_of_place(error: BaseException | None) -> bool:
             return True
         if isinstance(error, OSError) and error.errno in LACKS:
             return True
-        if isinstance(error, RuntimeError) and any(it in str(error) for it in SHORT_OF_MEMORY):
+        words = SHORT_OF_MEMORY + SICK_GPU
+        if isinstance(error, RuntimeError) and any(it in str(error) for it in words):
             return True
         error = error.__cause__ or error.__context__
     return False

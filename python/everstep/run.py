@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from everstep import _everstep, data as samples, export, optimizer as rules, process, safetensors
-from everstep import seeds
+from everstep import device as devices, seeds
 from everstep.alone import Launcher, own_script
 from everstep.buffers import FixedBuffers, Statistics
 from everstep.evaluation import Evaluator, Function
@@ -76,6 +76,10 @@ class Run:
     units of the step, and :meth:`backward` gets the mean over the units of its micro-batch. A loop
     may give each micro-batch its weight instead.
 
+    ``device``: the model is moved there first, as by ``model.to(device)``. By default it stays where
+    it is: on the CPU, or on one NVIDIA GPU. :attr:`device` has the device, and the tensors of each
+    micro-batch are moved there.
+
     ``buffers``: what becomes of a buffer that training changes, by its name: ``"mean"`` adds the
     mean of the changes of all data shards, ``"first"`` takes the value of the first data shard, and
     ``"local"`` leaves each process its own. Batch norms and instance norms need no mention.
@@ -108,10 +112,8 @@ class Run:
         global _the_run
         if _the_run is not None:
             raise RuntimeError("a process has one everstep.Run, and this one has it already")
-        #: Where the model computes.
-        self.device = torch.device("cpu" if device is None else device)
-        if self.device.type != "cpu":
-            raise ValueError(f"device={self.device}: Everstep computes PyTorch models on the CPU")
+        if device is not None:
+            model.to(device)  # its parameters stay the same objects
         threads = int(os.environ.get("EVERSTEP_THREADS", "1"))
         process.prepare_thread(threads)
         count = samples.check(data)
@@ -119,15 +121,23 @@ class Run:
         self._model, self._seed = model, seed
         self._optimizer, self._schedule = optimizer, schedule
         self._step_guard = optimizer.register_step_pre_hook(_refuse_step)
-        self._weights, self._scalars = Weights(weights, count), Scalars()
+        self._weights = Weights(weights, count)
         self._shape = data_shards, accumulate
         self._statistics = Statistics(model, buffers)
         self._parameters = Parameters(model, self._statistics.count)
-        self._statistics.live_in(self._parameters.flat)
+        self._memory = self._parameters.memory
+        self._statistics.live_in(self._memory)
+        self._memory.begin()
+        self._scalars = Scalars(self._memory)
+        #: Where the model computes.
+        self.device = self._parameters.device
+        devices.repeat(self.device)
         self._fixed_buffers = FixedBuffers(model, self._statistics)
         self._rule = rules.rule(optimizer, schedule, self._parameters.trained, self.steps)
         keyed = samples.SeededDataset(data, seed)
-        self._evaluator = Evaluator(model, validation, seed, collate or samples.default_collate)
+        self._evaluator = Evaluator(
+            model, self.device, validation, seed, collate or samples.default_collate
+        )
         #: A process that measures writes this file, and trains nothing.
         self._measured = os.environ.get("EVERSTEP_MEASURED_FILE")
         is_alone = "EVERSTEP_COORDINATORS" not in os.environ and self._measured is None
@@ -145,7 +155,7 @@ class Run:
             "copies": copies,
             "threads": threads,
             "loss_scaling": loss_scaling,
-            "processor": processor(),
+            "processor": processor(self.device),
             "data_digest": self._data_digest(keyed, count, validation),
             "fixed_digest": fixed_digest(model, self._fixed_buffers),
             "torch": torch.__version__,
@@ -155,12 +165,14 @@ class Run:
             json.dumps(self._rule),
             self._parameters.layout(),
             self._statistics.layout(),
-            self._parameters.flat.data_ptr(),
+            self._memory.host.data_ptr(),
             str(self._initial_weights()),
         )
         self._gradients = Gradients(self._engine, self._parameters)
         self._probe = Probe(self._engine, loss_scaling)
-        self._batches = samples.Batches(keyed, self._engine.rows, accumulate, loaders, collate)
+        self._batches = samples.Batches(
+            keyed, self._engine.rows, accumulate, loaders, collate, self.device
+        )
         self._turn: tuple[int, int, int, bool, bool, float, list[int]] | None = None
         self._step = 1
         self._is_in_backward = self._is_complete = self._has_ended = False
@@ -193,7 +205,7 @@ class Run:
 
         Its name follows from the weights, so the workers of a directory share one file.
         """
-        flat = self._parameters.flat.numpy()
+        flat = self._memory.host.numpy()
         digest = hashlib.blake2b(flat.data, digest_size=8).hexdigest()
         path = self._directory / f"initial-{digest}.safetensors"
         if not path.exists():
@@ -270,23 +282,27 @@ class Run:
         while True:
             # A loop that was interrupted goes on with the turn that it has left.
             is_again = self._turn is not None
+            self._memory.settle()
             self._turn = self._turn or self._engine.next()
             if self._turn is None:
                 break
             step, shard, micro = self._turn[:3]
             if step == 0:
+                self._memory.update(self._engine.writes())
                 self._statistics.load()
                 self._engine.evaluated(*self._evaluator.of(self._turn[6]))
                 self._turn = None
                 continue
             self._step = step
             batch = self._batches.of((step, shard, micro))
-            seeds.seed_generators(seeds.key(seeds.MICRO_BATCH, self._seed, step, shard, micro))
+            key = seeds.key(seeds.MICRO_BATCH, self._seed, step, shard, micro)
+            seeds.seed_generators(key, self.device)
             self._engine.parameters()
+            self._memory.update(self._engine.writes())
             self._statistics.begin(self._turn[3], is_again)
             self._probe.begin(batch, is_again)
             self._scalars.begin()
-            yield batch
+            yield devices.moved(batch, self.device)
             if self._turn is not None:
                 raise RuntimeError("the loop's body did not call run.backward(loss)")
         self._conclude()
@@ -329,6 +345,7 @@ class Run:
         _, data_shard, _, is_first, is_last, scale, numbers = self._turn
         weighs = self._weights.of(numbers, weight)
         self._is_in_backward = True
+        value = self._memory.number(loss)
         self._gradients.begin(is_first, is_last)
         if weighs > 0.0:  # the mean over no unit is not a number
             (loss * (scale * weighs)).backward()
@@ -337,9 +354,8 @@ class Run:
         self._fixed_buffers.check()
         self._probe.end()
         self._turn, self._is_in_backward = None, False
-        value = float(loss.detach()) if weighs > 0.0 else 0.0
-        self._engine.done(value, weighs, self._scalars.take())
-        self._gradients.release()
+        self._engine.done(value() if weighs > 0.0 else 0.0, weighs, self._scalars.take())
+        self._memory.release()
         del statistics  # the engine has read it
 
     def log(self, values: dict[str, Any] | None = None, **scalars: Any) -> None:
@@ -376,7 +392,7 @@ class Run:
                 self._optimizer, self._rule, self._parameters.trained, vectors[1:], updates
             )
             schedule = self._schedule and self._schedule.state_dict()
-            content = {"model": self._model.state_dict(), "optimizer": optimizer}
+            content = {"model": export.on_host(self._model.state_dict()), "optimizer": optimizer}
             export.write(path, {**content, "schedule": schedule, "step": self.steps})
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -411,6 +427,7 @@ class Run:
             print(words, file=sys.stderr, flush=True)
             raise SystemExit(code)
         if self._measured is not None:
+            self._measure_gpu(Path(self._measured))
             raise SystemExit(0)  # there is no trained model for what comes after the loop
         report = self._read_report()
         if self._launcher is not None:
@@ -429,6 +446,12 @@ class Run:
             self._parameters.load(tensors)
             self._statistics.take(tensors)
             self._is_complete = True
+
+    def _measure_gpu(self, file: Path) -> None:
+        """Adds what the GPU has taken to what the engine has measured."""
+        peak = devices.peak_bytes(self.device)
+        if peak is not None:
+            file.write_text(json.dumps({**json.loads(file.read_text()), "gpu_bytes": peak}))
 
     def _take_last_checkpoint(self, report: SimpleNamespace) -> None:
         """A worker in another directory finds the end of the run in its last checkpoint, if the run

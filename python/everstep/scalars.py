@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from everstep.mirror import Memory
 
 #: The most names of a run.
 MAX_NAMES = 16
@@ -16,9 +19,11 @@ _NAME = re.compile(r"[A-Za-z0-9_./-]{1,32}")
 class Scalars:
     """The scalars of the turn under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Memory) -> None:
+        self._memory = memory
         self._names: set[str] = set()
-        self._values: dict[str, Any] = {}
+        #: How to read each value.
+        self._values: dict[str, Callable[[], float]] = {}
 
     def begin(self) -> None:
         """A turn begins, or begins again."""
@@ -38,12 +43,15 @@ class Scalars:
                     "mean"
                 )
             self._names.add(name)
-            self._values[name] = value
+            self._values[name] = self._reader(value)
         if len(self._names) > MAX_NAMES:
             raise ValueError(f"run.log: a run has at most {MAX_NAMES} names: {sorted(self._names)}")
 
     def take(self) -> list[tuple[str, float]]:
         """The values of the turn, which is over."""
-        taken = [(name, float(value)) for name, value in self._values.items()]
+        taken = [(name, read()) for name, read in self._values.items()]
         self._values.clear()
         return taken
+
+    def _reader(self, value: Any) -> Callable[[], float]:
+        return self._memory.number(value) if isinstance(value, torch.Tensor) else lambda: float(value)

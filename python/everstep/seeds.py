@@ -9,6 +9,8 @@ import sys
 
 import torch
 
+from everstep.device import seed
+
 #: What the numbers are for. Two purposes never share a stream.
 MICRO_BATCH, SAMPLE, HELD_OUT, EVALUATION = 1, 2, 3, 4
 
@@ -20,10 +22,13 @@ def key(purpose: int, *places: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def seed_generators(number: int) -> None:
-    """Seeds the generators of PyTorch (CPU), of ``random``, and of NumPy if it is in use."""
+def seed_generators(number: int, device: torch.device | None = None) -> None:
+    """Seeds the generators of PyTorch on the CPU, of ``random``, and of NumPy if it is in use, and
+    that of a GPU on which the model computes."""
     torch.default_generator.manual_seed(number)
     random.seed(number)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number & 0xFFFFFFFF)
+    if device is not None:
+        seed(device, number)

@@ -18,7 +18,7 @@ use pyo3::types::PyBytes;
 use serde_json::json;
 
 use crate::measure;
-use crate::memory::TensorMemory;
+use crate::memory::{TensorMemory, Writes};
 use crate::model::{self, WorkerScript};
 use crate::optimizer::TorchRule;
 use crate::rendezvous::{Ended, Next, Rendezvous, Request, Turn};
@@ -34,6 +34,8 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct Engine {
     rendezvous: Arc<Rendezvous>,
     parameters: usize,
+    /// How often the engine has written the flat vector.
+    writes: Writes,
     sampler: Sampler,
     stated: Mutex<RunSpec>,
     /// The run of the cluster, once the worker has it.
@@ -73,6 +75,7 @@ impl Engine {
         // SAFETY: `address` is that of the flat tensor, which `everstep.Run` keeps for as long as
         // the process lives. Its thread computes with it only during its turns and after the run.
         let flat = unsafe { TensorMemory::new(address, parameters) };
+        let writes = flat.writes();
         let digest = digest_of(flat.values());
         let stated = (rule.name(), table, rule.first_rate());
         let digests = [digest, tensors_digest].map(|digest| digest.to_hex().to_string());
@@ -99,7 +102,7 @@ impl Engine {
             processor: settings.processor,
         };
         let (stated, script) = (Mutex::new(stated), Mutex::new(Some(script)));
-        Ok(Self { rendezvous, parameters, sampler, stated, trained, script })
+        Ok(Self { rendezvous, parameters, writes, sampler, stated, trained, script })
     }
 
     /// The run evaluates its held-out samples in each so many steps. 0: after the last one alone.
@@ -166,6 +169,12 @@ impl Engine {
     fn parameters(&self, py: Python<'_>) -> PyResult<()> {
         self.rendezvous.ask(Request::Parameters);
         self.await_service(py)
+    }
+
+    /// How often the flat vector was written. A script that computes with a copy of the vector asks
+    /// whether that copy is old.
+    fn writes(&self) -> u64 {
+        self.writes.count()
     }
 
     /// Hands over the gradient of `count` elements from `offset` on. It lies at `address`, and must

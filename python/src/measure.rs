@@ -30,6 +30,7 @@ pub fn measure(mut script: WorkerScript, file: &Path) {
             parameters,
             bytes_per_parameter: (size_of::<f32>() * (1 + script.rule.moments())) as u64,
             process_bytes: peak_rss_bytes(),
+            gpu_bytes: None, // the script's thread knows
             run,
         };
         measured.write(file).map_err(|error| format!("{}: {error}", file.display()))

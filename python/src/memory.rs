@@ -4,10 +4,26 @@
 //! the script, which keeps the tensors, and the device's thread, which reads gradients and writes
 //! parameters while the script's thread waits.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 /// The f32 elements of one contiguous tensor.
 pub struct TensorMemory {
     address: *mut f32,
     count: usize,
+    writes: Writes,
+}
+
+/// How often a tensor was written here. The script's thread asks for that where it computes with a
+/// copy of the tensor.
+#[derive(Clone, Default)]
+pub struct Writes(Arc<AtomicU64>);
+
+impl Writes {
+    /// The number of writes. A thread that waits for the writing one finds all that were before.
+    pub fn count(&self) -> u64 {
+        self.0.load(Ordering::Acquire)
+    }
 }
 
 // SAFETY: the elements are plain numbers, and `TensorMemory::new` requires that no other thread
@@ -22,7 +38,13 @@ impl TensorMemory {
     /// lives, and no other thread writes to them while it is read, or uses them while it is
     /// written.
     pub unsafe fn new(address: usize, count: usize) -> Self {
-        Self { address: std::ptr::with_exposed_provenance_mut(address), count }
+        let address = std::ptr::with_exposed_provenance_mut(address);
+        Self { address, count, writes: Writes::default() }
+    }
+
+    /// The count of the writes.
+    pub fn writes(&self) -> Writes {
+        self.writes.clone()
     }
 
     pub fn values(&self) -> &[f32] {
@@ -44,5 +66,6 @@ impl TensorMemory {
             let to = self.address.add(offset);
             std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
         }
+        self.writes.0.fetch_add(1, Ordering::Release);
     }
 }

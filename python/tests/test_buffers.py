@@ -34,7 +34,7 @@ def statistics(model, buffers=None):
 
     found = Statistics(model, buffers)
     parameters = Parameters(model, found.count)
-    found.live_in(parameters.flat)
+    found.live_in(parameters.memory)
     return found, parameters
 
 

@@ -240,9 +240,10 @@ def test_a_micro_batch_weighs_what_its_samples_or_its_script_say():
 def test_what_a_loop_may_log():
     import torch
 
+    from everstep.mirror import SharedMemory
     from everstep.scalars import Scalars
 
-    scalars = Scalars()
+    scalars = Scalars(SharedMemory(0))
     scalars.log({"a": 1, "train/top-1": torch.tensor([0.5])})
     scalars.log({"a": 2.0})
     assert scalars.take() == [("a", 2.0), ("train/top-1", 0.5)] and scalars.take() == []

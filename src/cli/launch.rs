@@ -8,6 +8,7 @@ use std::thread::available_parallelism;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
+use everstep_kernels::device::DeviceChoice;
 
 use super::{FlagError, StartFlags};
 use crate::cluster::InstructionSet;
@@ -65,7 +66,7 @@ impl LaunchFlags {
 #[derive(Args, Clone, Debug, Default, PartialEq)]
 pub struct LaunchFlags {
     /// How many processes of the script to start. Each is a worker. auto: as many as the cores of
-    /// this machine compute for, with --threads each
+    /// this machine compute for, with --threads each, or one for each GPU with --device cuda
     #[arg(long, value_name = "N|auto", env = "EVERSTEP_WORKERS", default_value_t)]
     pub workers: WorkerCount,
     /// Compute threads of each worker. The bits of PyTorch depend on their number, so all workers
@@ -77,6 +78,11 @@ pub struct LaunchFlags {
     /// bits then, more slowly [default: the newest of each CPU]
     #[arg(long, value_name = "ISA", env = "EVERSTEP_ISA")]
     pub isa: Option<InstructionSet>,
+    /// The GPU that each worker sees: cuda (one each, in turn), cuda:N (that one for all), auto (as
+    /// cuda, if there is one), or cpu (none). The script moves its model there [default: all that
+    /// the launcher sees]
+    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE")]
+    pub device: Option<DeviceChoice>,
     /// A TOML file with what the script does not state: the sections checkpoint and redundancy
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
     pub config: Option<PathBuf>,

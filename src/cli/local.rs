@@ -40,7 +40,8 @@ pub struct LocalFlags {
     #[command(flatten)]
     pub start: StartFlags,
     /// Where the workers compute: cpu, cuda (a GPU for each), cuda:N (the GPU of that number), or
-    /// auto (a GPU if there is one)
+    /// auto (a GPU if there is one). A script computes where it says: by default it sees the GPUs
+    /// with which it was launched
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
     /// Threads with which each worker computes [default: as many as there are cores for it]. The

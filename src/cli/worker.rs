@@ -59,7 +59,7 @@ pub struct WorkerFlags {
     pub dir: Option<PathBuf>,
     /// Where the worker computes: cpu, cuda:N (the GPU of that number), or auto:N (that GPU if it
     /// can be used, else the CPU). Without a number it is GPU 0, so give each worker of a machine a
-    /// number
+    /// number. A script computes where it says, and sees the GPU of that number alone
     #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
     pub device: DeviceChoice,
     /// How long the worker waits after SIGTERM, at most, until other workers have copies of what it

@@ -11,6 +11,8 @@ use everstep_kernels::device::{DeviceChoice, Devices};
 use everstep_transport::protocol::RunSpec;
 use serde::{Deserialize, Serialize};
 
+use crate::script::gpus;
+
 /// The settings of a cluster.
 #[derive(Clone, Debug)]
 pub struct ClusterOptions {
@@ -72,6 +74,9 @@ pub struct Script {
     pub threads: u32,
     /// The instructions that its mathematics libraries use. None: the newest of each CPU.
     pub isa: Option<InstructionSet>,
+    /// The GPUs that its processes see: one each, in turn, or the one of a number. None: those that
+    /// this process sees.
+    pub device: Option<DeviceChoice>,
     /// The working directory of each process. None: that of this process.
     pub directory: Option<PathBuf>,
     /// The run that each process must state. None: the first process says what the others must.
@@ -126,6 +131,7 @@ impl Script {
         let isa = self.isa.map(InstructionSet::environment).into_iter().flatten();
         // What a script prints comes at once, also if it is killed then.
         let others = [("PYTHONHASHSEED", "0"), ("PYTHONUNBUFFERED", "1")].into_iter().chain(isa);
+        let others = others.chain(gpus::repeatable());
         counts.into_iter().chain(others.map(|(name, value)| (name, value.into()))).collect()
     }
 }

@@ -29,6 +29,7 @@ use super::naming::Naming;
 use super::options::{Program, Script};
 use super::{ClusterOptions, Directory};
 use crate::failure::Exit;
+use crate::script::gpus;
 pub use output::traceback;
 use output::{first_line, pass_on, tail};
 
@@ -432,6 +433,7 @@ fn start_script(
     if worker.trace {
         command.env("EVERSTEP_TRACE", directory.trace(worker.number)?);
     }
+    command.envs(script.device.as_ref().and_then(|_| gpus::visible_to(&worker.device)));
     command.envs(worker.environment.iter().copied()).stdin(OwnedFd::from(theirs));
     let (mut child, log) = spawn(command, directory, label)?;
     let stdout = child.0.stdout.take().expect("stdout is piped");

@@ -17,6 +17,7 @@ use super::naming::Naming;
 use super::process::{Daemons, Process, ProcessEnd, Starting, WorkerStart};
 use super::{ClusterOptions, Directory};
 use crate::failure::Failure;
+use crate::script::gpus;
 
 /// The workers' processes of this launcher.
 pub(super) struct Workers {
@@ -78,8 +79,14 @@ impl Workers {
         options: &ClusterOptions,
     ) -> Self {
         let ClusterOptions { overlap, shares_memory, trace, respawn, .. } = *options;
-        let device = options.device.clone();
-        let indices = options.devices.usable(&device);
+        let (device, indices) = match &options.script {
+            None => (options.device.clone(), options.devices.usable(&options.device)),
+            Some(script) => {
+                let device = script.device.clone().unwrap_or_default();
+                let indices = gpus::in_turn(&device, &options.devices);
+                (device, indices)
+            }
+        };
         let settings = WorkerSettings {
             daemons,
             coordinators,

@@ -16,7 +16,7 @@ use everstep_worker::registry::Registry;
 use everstep_worker::store_work::ClusterIdentity;
 
 use super::stored_run::{self, StoredRun};
-use super::{check, notes};
+use super::{check, notes, seeing};
 use crate::checkpoint::{self, ReadProgress, store_failure};
 use crate::cli::ResumeFlags;
 use crate::cluster::{self, ClusterError, ClusterOptions, ContinuedHistory};
@@ -36,6 +36,7 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     passed_over.iter().for_each(pass_over);
     go_on_here(&mut run, flags, place)?;
     let script = script::of_kept_run(&run, &flags.from, &flags.script)?;
+    let script = script.map(|script| seeing(script, &flags.local.device, registry)).transpose()?;
     if script.is_none() {
         check(&flags.from, &flags.local.device, &run, registry)?;
         check_stored(&run, &manifest, registry)?;

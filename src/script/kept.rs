@@ -9,6 +9,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::RunSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -38,6 +39,9 @@ struct KeptScript {
     /// The instructions that its mathematics libraries use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     isa: Option<InstructionSet>,
+    /// The GPUs that its processes see, as `--device` names them.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    device: Option<String>,
 }
 
 impl KeptScript {
@@ -56,7 +60,8 @@ impl KeptScript {
 
     fn script(self, threads: u32) -> Script {
         let command = self.command.into_iter().map(Into::into).collect();
-        Script { directory: Some(self.directory), ..of(command, threads, self.isa) }
+        let device = self.device.and_then(|device| device.parse().ok());
+        Script { directory: Some(self.directory), device, ..of(command, threads, self.isa) }
     }
 }
 
@@ -93,7 +98,8 @@ pub(crate) fn here(
 pub(crate) fn keep(directory: &Directory, script: &Script) -> Result<(), Failure> {
     let command = script.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
     let (directory_of_script, isa) = (script.directory.clone().unwrap_or_default(), script.isa);
-    let kept = KeptScript { format: FORMAT, directory: directory_of_script, command, isa };
+    let device = script.device.as_ref().map(DeviceChoice::to_string);
+    let kept = KeptScript { format: FORMAT, directory: directory_of_script, command, isa, device };
     let text = serde_json::to_string_pretty(&kept).expect("a command is plain data") + "\n";
     Ok(directory.write(FILE, text.as_bytes())?)
 }
@@ -125,7 +131,11 @@ pub(crate) fn of_kept_run(
             return Err(unusable(&dir.join(FILE), "it names no script".into()));
         }
         ([], Some(kept)) => kept.script(threads(run)),
-        (stated, kept) => here(stated, threads(run), kept.and_then(|kept| kept.isa))?,
+        (stated, Some(kept)) => {
+            let device = kept.device.and_then(|device| device.parse().ok());
+            Script { device, ..here(stated, threads(run), kept.isa)? }
+        }
+        (stated, None) => here(stated, threads(run), None)?,
     };
     let file = script.directory.clone().unwrap_or_default().join(&script.command[0]);
     if !file.is_file() {
@@ -168,12 +178,14 @@ mod tests {
         assert!(told(&[]).contains("script.json"), "{}", told(&[]));
         let isa = Some(InstructionSet::Avx2);
         let launched = here(&[train.clone().into(), "--lr".into()], 1, isa).expect("a script");
+        let launched = Script { device: "cuda:1".parse().ok(), ..launched };
         keep(&directory, &launched).expect("kept");
         assert!(told(&[]).contains("no such file"), "{}", told(&[]));
         fs::write(&train, "").expect("written");
         let script = of_kept_run(&run, &at, &[]).expect("a script").expect("a script's run");
         assert_eq!((script.threads, &script.command), (3, &launched.command));
         assert_eq!((script.directory, script.isa), (launched.directory, isa));
+        assert_eq!(script.device, launched.device);
         let stated = script.stated.expect("the run that it must state");
         assert_eq!((stated.start_workers, &stated.checkpoint), (1, &None));
     }

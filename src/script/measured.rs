@@ -31,6 +31,9 @@ pub struct Measured {
     pub bytes_per_parameter: u64,
     /// The largest resident set of the process, bytes.
     pub process_bytes: u64,
+    /// The most memory of a GPU that the script's tensors have had, bytes. None on the CPU.
+    #[serde(default)]
+    pub gpu_bytes: Option<u64>,
 }
 
 impl Measured {
