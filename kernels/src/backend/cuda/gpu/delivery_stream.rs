@@ -13,6 +13,9 @@ use super::super::driver::DeliveryId;
 use super::devices::failed;
 use super::error::CudaError;
 
+/// The deliveries under way from which on those that are over are looked for.
+const EVENTS: usize = 1024;
+
 /// The stream, and the events of the deliveries under way on it.
 pub struct DeliveryStream {
     stream: Arc<CudaStream>,
@@ -45,8 +48,9 @@ impl DeliveryStream {
 
     /// Ends a delivery, which is the last one from now on.
     pub fn record(&mut self) -> Result<(), Failure> {
-        // No work need wait for a delivery that is over. The ring of pinned memory bounds the rest.
-        if self.spare.is_empty()
+        // No work need wait for a delivery that is over. To ask costs a call, and most are waited
+        // for soon.
+        if self.under_way.len() >= EVENTS
             && let Some((_, oldest)) = self.under_way.front()
             && oldest.try_is_complete()?
         {
