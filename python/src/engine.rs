@@ -100,6 +100,7 @@ impl Engine {
             rule,
             watched: true,
             processor: settings.processor,
+            update_threads: settings.update_threads as usize,
         };
         let (stated, script) = (Mutex::new(stated), Mutex::new(Some(script)));
         Ok(Self { rendezvous, parameters, writes, sampler, stated, trained, script })

@@ -47,12 +47,15 @@ pub struct WorkerScript {
     pub watched: bool,
     /// The kind of CPU, and the instructions that PyTorch uses there.
     pub processor: String,
+    /// The threads that share the updates of parameter shards.
+    pub update_threads: usize,
 }
 
 /// The model, the data set and the optimizer of a script, under their names.
 pub fn registry(script: WorkerScript) -> Registry {
     let WorkerScript { rendezvous, stated, trained, layout, flat, weights, .. } = script;
     let WorkerScript { samples, held_out, data, rule, watched, processor, .. } = script;
+    let update_threads = script.update_threads;
     let (flat, rule) = (Arc::new(Mutex::new(flat)), Arc::new(rule));
     let build = move |run: &RunSpec, _: everstep::ChosenDevice<'_>| {
         let (rendezvous, layout) = (rendezvous.clone(), layout.clone());
@@ -64,7 +67,9 @@ pub fn registry(script: WorkerScript) -> Registry {
             ScriptModel { rendezvous, layout, flat, weights, watchdog, processor, is_probed };
         Ok(Box::new(model) as Box<dyn Compute>)
     };
-    Registry::new()
+    let mut registry = Registry::new();
+    registry.set_threads(update_threads);
+    registry
         .model(KIND, build)
         .placed_dataset(KIND, move |run| match contradiction(&stated, run) {
             // Another script of the run may be right: the run goes on.

@@ -32,6 +32,8 @@ pub struct Settings {
     clip_norm: Option<f64>,
     copies: u32,
     threads: u32,
+    /// The threads that share the updates of parameter shards. No bit depends on them.
+    pub update_threads: u32,
     /// The loss is multiplied by a scale, so that gradients of fp16 do not vanish.
     loss_scaling: bool,
     /// The kind of CPU, and the instructions that PyTorch uses there. No part of the run.
