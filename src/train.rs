@@ -341,8 +341,21 @@ fn without_model(model: &Path, home: &Path, report: &Report) -> Failure {
         )
 }
 
+/// The parameters of the largest model of which a run shows a sample at its end. A larger one would
+/// take the CPU more than some seconds, and `everstep generate` is there for it.
+const MAX_SAMPLED_PARAMETERS: usize = 16 << 20;
+
+/// Whether a run shows a sample at its end.
+fn is_sampled(run: &RunSpec, registry: &Registry) -> bool {
+    let plan = registry.plan_model(run);
+    plan.is_ok_and(|plan| plan.layout.count() <= MAX_SAMPLED_PARAMETERS)
+}
+
 /// Continues some held-out text with the trained model, if the model can do that.
 fn sample(run: &RunSpec, model: &Path, prompt: &[u8], registry: &Registry) -> Option<String> {
+    if !is_sampled(run, registry) {
+        return None;
+    }
     let options = generate::GenerateOptions { bytes: 240, temperature: 0.7, seed: run.seed };
     let mut compute = read_model(model, registry).ok()?;
     let continued = continue_text(compute.as_mut(), prompt, &options)?;
@@ -411,6 +424,15 @@ mod tests {
         assert_eq!(idle(4, 4), None);
         let told = idle(5, 4).expect("one is idle");
         assert!(told.starts_with("1 of 5 workers compute nothing: every batch has 4 data shards"));
+    }
+
+    /// It would take a GPT-2 minutes on a CPU.
+    #[test]
+    fn the_sample_of_a_large_model_is_left_to_the_verb_for_it() {
+        let mut run = exemplars::run();
+        assert!(is_sampled(&run, &builtin::registry()));
+        (run.model.layers, run.model.heads, run.model.width) = (12, 12, 768);
+        assert!(!is_sampled(&run, &builtin::registry()));
     }
 
     #[test]

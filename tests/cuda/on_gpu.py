@@ -199,7 +199,7 @@ def hashes(runs: Runs, precision: str) -> str:
 
 def killed(runs: Runs) -> str:
     """The hash of three workers, one of which is killed."""
-    model, steps = {**SMALL, "precision": "bf16"}, 600
+    model, steps = {**SMALL, "precision": "bf16"}, 200
     undisturbed = runs.train(model, "cuda:0", 1, steps=steps)[0]
     report = runs.train_with_a_kill(model, "cuda:0", 3, steps=steps)
     if report["state_hash"] != undisturbed["state_hash"]:

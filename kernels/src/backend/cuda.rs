@@ -7,7 +7,7 @@
 //! it uses.
 //!
 //! This file knows shapes and arguments, not how kernels get to a device. Tests check the kernels
-//! by running them on the CPU. On a GPU they have never run.
+//! by running them on the CPU, and on a GPU where there is one (`tests/gpu.rs`).
 
 use std::borrow::Cow;
 use std::collections::VecDeque;

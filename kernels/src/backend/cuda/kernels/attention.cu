@@ -7,7 +7,7 @@
 // 2. one block a query: its threads take a key each, then a column of the output each; scores are
 //    made again for the output: this;
 // 3. tiles of queries and keys in shared memory: flash_attention.cu, which is checked against this.
-// Never run on a GPU; run on the CPU under emulation.
+// On a GPU: right on an H200, beside the f64 reference.
 //
 // q, k, v: query, key and value of a row and head, side by side in the rows of qkv. i: a query.
 // j: a key. s: score. p: probability. d_...: gradients. expected, mean: the sum over keys of p dp

@@ -12,7 +12,7 @@
 //    so that the bits are the same on every run, without atomics: a column a thread reads 2 bytes
 //    at a time in 16 bits;
 // 3. the same with two columns a thread: this.
-// Never run on a GPU; run on the CPU under emulation.
+// On a GPU: the version before was right on an H200; this one ran on the CPU under emulation.
 
 constexpr int COLUMNS = 64;  // of a block: two a thread
 constexpr int LANES = 8;

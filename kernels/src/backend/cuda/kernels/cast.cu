@@ -5,7 +5,7 @@
 // 1. one thread an element with a stride of the whole grid: this;
 // 2. conversion on the host, which halves the bytes that cross the bus, and takes time of the
 //    thread that enqueues: left for a measurement to decide.
-// Never run on a GPU; run on the CPU under emulation.
+// On a GPU: right on an H200, beside the f64 reference.
 //
 // x: f32. y: stored.
 

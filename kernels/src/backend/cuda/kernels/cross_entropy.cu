@@ -7,7 +7,7 @@
 // 3. the largest and the sum in one pass (Milakov, Gimelshein: "Online normalizer calculation for
 //    softmax"), each thread its own, combined by a fixed tree, 16 bytes at a time: this. A row is
 //    read twice. Its sum depends on where the row begins, so on its place in the micro-batch.
-// Never run on a GPU; run on the CPU under emulation.
+// On a GPU: right on an H200, beside the f64 reference.
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;

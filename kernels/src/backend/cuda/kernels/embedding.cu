@@ -6,7 +6,7 @@
 // 2. atomic additions: fast, and other bits on every run;
 // 3. the host, which knows the tokens, sorts their places (stably), and one block adds the rows of
 //    one token in their order: this. The additions are those of the CPU, so in f32 the bits are.
-// Never run on a GPU; run on the CPU under emulation.
+// On a GPU: right on an H200, beside the f64 reference.
 //
 // starts[s] .. starts[s + 1]: the places in `order` of the s-th token that occurs.
 

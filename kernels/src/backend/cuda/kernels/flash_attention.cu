@@ -8,7 +8,7 @@
 // 3. tensor cores: tensor_attention.cu, for 16 bits.
 // Backward in two passes, over the tiles of queries and over those of keys, so that every sum has
 // one owner and one order: no atomics. Scores are made twice for it.
-// Never run on a GPU; run on the CPU under emulation.
+// On a GPU: right on an H200, beside the f64 reference.
 //
 // q, k, v: queries, keys, values. r: a thread's row of its tile. c: its lane among those of the
 // row, which takes the keys (or queries) and columns c, c + LANES, ... s: score. p: probability.

@@ -6,7 +6,7 @@
 // 2. 16 bytes a thread at a time where both vectors are aligned: this; the forward pass does not
 //    use the old output, so it is not read;
 // 3. in the epilogue of the product before it: the library's, where it can (gpu/cublaslt.rs).
-// Never run on a GPU; run on the CPU under emulation.
+// On a GPU: right on an H200, beside the f64 reference.
 
 // 2 sqrt(2 / pi).
 constexpr float FACTOR = 1.5957692f;

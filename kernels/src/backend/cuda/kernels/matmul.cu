@@ -8,7 +8,7 @@
 //    size at a time: this. Sums run in the order of the inner index, so the bits do not depend on
 //    the tiling;
 // 3. tensor cores: the library's work.
-// Never run on a GPU; run on the CPU under emulation.
+// On a GPU: right on an H200, beside the f64 reference.
 //
 // c [m, n], a [m, k], b [k, n]; a transposed operand lies in memory as [k, m] or [n, k].
 

@@ -13,8 +13,8 @@
 //    the scale of gradients applied once to their sums, masks on the diagonal alone: this;
 // 4. wgmma on sm_90: not written.
 // Backward in two passes, as in flash_attention.cu: every sum has one owner and one order.
-// Never run on a GPU; run on the CPU under emulation, where the instructions are written out from
-// their definition in the PTX manual.
+// On a GPU: the version before was right on an H200; this one ran on the CPU under emulation, where
+// the instructions are written out from their definition in the PTX manual.
 //
 // A fragment of 16 x 8 numbers lies four in a lane: elements 0 and 1 in row g = lane / 4, columns
 // 2 t and 2 t + 1 with t = lane % 4; elements 2 and 3 eight rows below. n: fragments along columns.
