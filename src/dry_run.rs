@@ -43,7 +43,7 @@ pub(crate) fn run(
         model: ModelNeeds::on_cpu(&plan, &optimizer, threads as usize),
     };
     let precision = builtin::precision(run);
-    let provider = provider(registry, &local.device, precision);
+    let provider = provider(registry, &local.device(), precision);
     let on_gpu = match (provider, plan.sizes) {
         (Some(provider), Some(sizes)) => provider.memory(sizes, precision),
         _ => Vec::new(),

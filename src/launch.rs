@@ -39,7 +39,12 @@ pub(crate) fn run(flags: &LaunchFlags, registry: &Registry) -> Result<(), Failur
     let stated = if flags.attached { Some(stated_by_parent()?) } else { None };
     let script = script(flags, registry)?;
     if flags.dry_run {
-        return dry_run(flags, workers(flags, registry), &settings, &script);
+        return dry_run(
+            flags,
+            workers(flags, registry),
+            &settings,
+            &gpus::first(script, registry.devices()),
+        );
     }
     let report_file = flags.start.report.as_deref().map(ReportFile::open).transpose()?;
     let directory = claim(flags, &settings, &script)?;
@@ -95,8 +100,7 @@ fn dry_run(
     let (control, theirs) = UnixStream::pair().map_err(|error| failed(error.to_string()))?;
     let stderr = io::stderr().as_fd().try_clone_to_owned();
     let mut command = script.process();
-    let device = script.device.as_ref().map(|it| it.of_worker(0, &[0]));
-    command.envs(device.as_ref().and_then(gpus::visible_to));
+    command.envs(script.device.as_ref().and_then(gpus::visible_to));
     command.env(MEASURED_FILE, &file).stdin(OwnedFd::from(theirs));
     command.stdout(stderr.map_err(|error| failed(error.to_string()))?);
     output::say(format_args!("measuring {}", name(flags)));

@@ -41,9 +41,10 @@ fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure>
     let (directory, run) = Directory::reopen(&flags.from)?;
     unused(flags).for_each(|note| output::say(format_args!("note: {note}")));
     let script = script::of_kept_run(&run, &flags.from, &flags.script)?;
-    let script = script.map(|script| seeing(script, &flags.local.device, registry)).transpose()?;
+    let script =
+        script.map(|script| seeing(script, flags.local.device.as_ref(), registry)).transpose()?;
     if script.is_none() {
-        check(&flags.from, &flags.local.device, &run, registry)?;
+        check(&flags.from, &flags.local.device(), &run, registry)?;
     }
     checks::check_checkpoints(&flags.from, &run, flags.step)?;
     if let Some(spec) = &run.checkpoint {
@@ -72,9 +73,12 @@ fn in_directory(flags: &ResumeFlags, registry: &Registry) -> Result<(), Failure>
 }
 
 /// The script with the GPUs of `--device`, which by default are those of before.
-fn seeing(script: Script, device: &DeviceChoice, registry: &Registry) -> Result<Script, Failure> {
-    let stated = (*device != DeviceChoice::Cpu).then(|| device.clone());
-    let device = stated.or(script.device);
+fn seeing(
+    script: Script,
+    stated: Option<&DeviceChoice>,
+    registry: &Registry,
+) -> Result<Script, Failure> {
+    let device = stated.cloned().or(script.device);
     device.as_ref().map(|device| gpus::check(device, registry.devices())).transpose()?;
     Ok(Script { device, ..script })
 }

@@ -17,7 +17,7 @@ use std::process::Command;
 use std::sync::Arc;
 
 use clap::Parser;
-use everstep_kernels::device::{DeviceChoice, Devices};
+use everstep_kernels::device::Devices;
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::run::OptionValue;
 use everstep_worker::daemon::Ready;
@@ -64,10 +64,10 @@ pub(crate) fn run(flags: &WorkerFlags) -> Result<(), Failure> {
     let script = of(flags.script.clone(), flags.threads.unwrap_or(1), flags.isa);
     let mut command = Command::new(&script.interpreter);
     command.args(&script.command).envs(script.environment());
-    // By default a script computes where it says.
-    if flags.device != DeviceChoice::Cpu {
-        gpus::check(&flags.device, &Devices::default())?;
-        command.envs(gpus::visible_to(&flags.device));
+    if let Some(device) = &flags.device {
+        let devices = Devices::default();
+        gpus::check(device, &devices)?;
+        command.envs(gpus::visible_to(&device.of_worker(0, &gpus::in_turn(device, &devices))));
     }
     command.env("EVERSTEP_COORDINATORS", flags.coordinators.join(","));
     command.env("EVERSTEP_JOIN", worker::token(&flags.join, "join.token")?);

@@ -30,7 +30,7 @@ pub(crate) fn run(flags: &TrainFlags, registry: &Registry) -> Result<(), Failure
         .into_iter()
         .for_each(|note| output::say(format_args!("note: {note}")));
     if !flags.dry_run {
-        check_device(&flags.local.device, &resolved, registry)?;
+        check_device(&flags.local.device(), &resolved, registry)?;
     }
     let text = RunText::find(&resolved)?;
     if flags.dry_run {
@@ -113,7 +113,7 @@ fn check_dry_run(
     resolved: &Resolved,
     registry: &Registry,
 ) -> Result<(), Failure> {
-    let LocalFlags { start, device, .. } = &flags.local;
+    let (start, device) = (&flags.local.start, &flags.local.device());
     match device {
         DeviceChoice::Kind(..) => {
             let provider = registry.devices().provider(device);
@@ -257,7 +257,7 @@ pub(crate) fn claim(
 pub(crate) fn options(flags: &LocalFlags, workers: u32, registry: &Registry) -> ClusterOptions {
     ClusterOptions {
         trace: flags.traces,
-        device: flags.device.clone(),
+        device: flags.device(),
         devices: registry.devices().clone(),
         threads: flags.threads,
         ..start_options(&flags.start, workers)

@@ -50,9 +50,10 @@ pub(crate) fn work(
         supervision::start()?;
     }
     supervision::allow_open_files();
-    registry.devices().provider(&flags.device).map_err(|error| {
+    let device = flags.device.clone().unwrap_or_default();
+    registry.devices().provider(&device).map_err(|error| {
         Failure::new(Exit::Usage, "the device cannot be used")
-            .at(format!("--device {}", flags.device))
+            .at(format!("--device {device}"))
             .because(error)
             .next("everstep devices lists what this machine has")
     })?;
@@ -73,7 +74,7 @@ pub(crate) fn work(
         zone: flags.zone,
         dir,
         kept_in,
-        device: flags.device,
+        device,
         grace: flags.grace.map(Duration::from_secs),
         metadata,
         overlap: !flags.no_overlap,

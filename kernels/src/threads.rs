@@ -9,6 +9,9 @@ use rayon_core::{ThreadPool, ThreadPoolBuilder};
 /// An operation of less work than this is not cut, elements: it is done before another thread is
 /// awake.
 const MIN_WORK: usize = 32 << 10;
+/// The priority of all these threads, as a nice value: that of a thread that computes alone.
+#[cfg(target_os = "linux")]
+const NICE: i32 = 5;
 /// Pieces of a vector begin at multiples of so many elements: no two threads write one line of the
 /// cache.
 const LINE: usize = 64;
@@ -33,7 +36,10 @@ impl Threads {
     /// the caller's alone.
     pub fn new(count: usize) -> Self {
         let name = |number| format!("compute-{number}");
-        let begin = || ThreadPoolBuilder::new().num_threads(count).thread_name(name).build().ok();
+        let begin = || {
+            let builder = ThreadPoolBuilder::new().num_threads(count).thread_name(name);
+            builder.start_handler(|_| give_way()).build().ok()
+        };
         let pool = (count > 1).then(begin).flatten();
         let count = pool.as_ref().map_or(1, ThreadPool::current_num_threads);
         Self { pool: pool.map(Arc::new), count }
@@ -67,7 +73,8 @@ impl Threads {
         work: impl Fn(&[T], &mut [U]) + Sync,
     ) {
         assert_eq!(from.len(), to.len(), "an output for each input");
-        let pieces = self.cut(from.len(), LINE, from.len());
+        let words = size_of_val(from) / size_of::<f32>();
+        let pieces = self.cut(from.len(), LINE, words);
         let inputs = pieces.iter().map(|piece| &from[piece.clone()]);
         self.each(inputs.zip(rows(to, 1, &pieces)).collect(), |(from, to)| work(from, to));
     }
@@ -94,6 +101,16 @@ impl Threads {
         pool.scope(|scope| parts.into_iter().for_each(|part| scope.spawn(move |_| work(part))));
     }
 }
+
+/// Gives this thread a lower priority than a network thread has, whose heartbeats are late
+/// otherwise. Whoever may not do that computes all the same.
+#[cfg(target_os = "linux")]
+fn give_way() {
+    let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
+}
+
+#[cfg(not(target_os = "linux"))]
+fn give_way() {}
 
 /// The rows of a matrix in these pieces, one after the other. A row has `width` elements.
 pub(crate) fn rows<'a, T>(

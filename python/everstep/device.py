@@ -79,11 +79,6 @@ def _tf32() -> str:
     return f"TF32 {'+'.join(found)}" if found else "no TF32"
 
 
-def update_threads(device: torch.device, threads: int) -> int:
-    """How many threads share the updates of parameters. While a GPU computes, the cores are free."""
-    return threads if device.type == "cpu" else len(os.sched_getaffinity(0))
-
-
 def peak_bytes(device: torch.device) -> int | None:
     """The most memory of the GPU that tensors of this process have had. None on the CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
@@ -134,7 +129,7 @@ class Transfers(Protocol):
         Returns the end of the copy."""
 
     def follow(self) -> None:
-        """Has later :meth:`fetch` copy what the device has been asked for so far."""
+        """Later calls of :meth:`fetch` wait for all work enqueued so far."""
 
     def fetch(self, parts: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> Event:
         """Copies each second tensor to the first, in the host's memory, beside what the device is

@@ -35,7 +35,7 @@ class Memory(Protocol):
 
     def update(self, writes: int) -> None:
         """The engine has written ``host`` so many times since the process began, and writes no more
-        before the next :meth:`settle`. Has ``flat`` have the same values."""
+        before the next :meth:`settle`. Copies ``host`` to ``flat`` if it was written since."""
 
     def publish(self, engine: _everstep.Engine, offset: int, gradient: torch.Tensor) -> None:
         """Hands over a final gradient, whose place in the vector begins at ``offset``."""

@@ -154,7 +154,7 @@ class Run:
             "clip_norm": clip_norm,
             "copies": copies,
             "threads": threads,
-            "update_threads": devices.update_threads(self.device, threads),
+            "update_threads": threads if self.device.type == "cpu" else None,
             "loss_scaling": loss_scaling,
             "processor": processor(self.device),
             "data_digest": self._data_digest(keyed, count, validation),

@@ -99,8 +99,8 @@ impl Engine {
             data,
             rule,
             watched: true,
+            update_threads: settings.update_threads(),
             processor: settings.processor,
-            update_threads: settings.update_threads as usize,
         };
         let (stated, script) = (Mutex::new(stated), Mutex::new(Some(script)));
         Ok(Self { rendezvous, parameters, writes, sampler, stated, trained, script })

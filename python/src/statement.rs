@@ -4,6 +4,9 @@
 //! comparison with the run that the cluster trains. Everything that decides the bits is in it, as a
 //! value or as a digest, so a script that would compute something else is refused.
 
+use std::num::NonZero;
+use std::thread::available_parallelism;
+
 use everstep::script::{HANG_AFTER_MS, KIND, THREADS};
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::chunk::Encoding;
@@ -15,6 +18,9 @@ use serde::Deserialize;
 
 /// The name of the optimizer.
 pub const OPTIMIZER: &str = "torch";
+
+/// The most threads that share the updates while a GPU computes: the host has other workers.
+const MAX_UPDATE_THREADS: usize = 8;
 
 /// What Python tells of a run, as JSON.
 #[derive(Clone, Debug, Deserialize)]
@@ -32,8 +38,9 @@ pub struct Settings {
     clip_norm: Option<f64>,
     copies: u32,
     threads: u32,
-    /// The threads that share the updates of parameter shards. No bit depends on them.
-    pub update_threads: u32,
+    /// The threads that share the updates of parameter shards. No bit depends on them. None while a
+    /// GPU computes, and the cores are free.
+    update_threads: Option<u32>,
     /// The loss is multiplied by a scale, so that gradients of fp16 do not vanish.
     loss_scaling: bool,
     /// The kind of CPU, and the instructions that PyTorch uses there. No part of the run.
@@ -51,6 +58,12 @@ impl Settings {
     pub fn batch(&self) -> BatchSpec {
         let Self { data_shards, micro_batch, accumulate, .. } = *self;
         BatchSpec { data_shards, micro_batch, accumulate }
+    }
+
+    /// The threads that share the updates of parameter shards.
+    pub fn update_threads(&self) -> usize {
+        let cores = available_parallelism().map_or(1, NonZero::get);
+        self.update_threads.map_or(cores.min(MAX_UPDATE_THREADS), |threads| threads as usize)
     }
 
     /// The seed of the order of samples.

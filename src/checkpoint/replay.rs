@@ -187,7 +187,7 @@ impl Replay<'_> {
 fn options(flags: &VerifyFlags, registry: &Registry) -> ClusterOptions {
     let wait = Duration::from_secs(600);
     let start = StartFlags { coordinators: 1, wait, ..StartFlags::default() };
-    let local = LocalFlags { start, device: flags.device.clone(), ..LocalFlags::default() };
+    let local = LocalFlags { start, device: Some(flags.device.clone()), ..LocalFlags::default() };
     train::options(&local, 1, registry)
 }
 

@@ -40,10 +40,10 @@ pub struct LocalFlags {
     #[command(flatten)]
     pub start: StartFlags,
     /// Where the workers compute: cpu, cuda (a GPU for each), cuda:N (the GPU of that number), or
-    /// auto (a GPU if there is one). A script computes where it says: by default it sees the GPUs
-    /// with which it was launched
-    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
-    pub device: DeviceChoice,
+    /// auto (a GPU if there is one) [default: cpu]. A script computes where it says: by default it
+    /// sees the GPUs with which it was launched
+    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE")]
+    pub device: Option<DeviceChoice>,
     /// Threads with which each worker computes [default: as many as there are cores for it]. The
     /// bits do not depend on their number. A script keeps to the number with which its run began
     #[arg(long, value_name = "K", env = "EVERSTEP_THREADS",
@@ -53,4 +53,11 @@ pub struct LocalFlags {
     /// DIR/traces, for Perfetto (ui.perfetto.dev) or chrome://tracing
     #[arg(long, env = "EVERSTEP_TRACES", value_parser = BoolishValueParser::new())]
     pub traces: bool,
+}
+
+impl LocalFlags {
+    /// Where the workers compute.
+    pub fn device(&self) -> DeviceChoice {
+        self.device.clone().unwrap_or_default()
+    }
 }

@@ -58,10 +58,11 @@ pub struct WorkerFlags {
     #[arg(long, value_name = "DIR", env = "EVERSTEP_DIR")]
     pub dir: Option<PathBuf>,
     /// Where the worker computes: cpu, cuda:N (the GPU of that number), or auto:N (that GPU if it
-    /// can be used, else the CPU). Without a number it is GPU 0, so give each worker of a machine a
-    /// number. A script computes where it says, and sees the GPU of that number alone
-    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE", default_value_t)]
-    pub device: DeviceChoice,
+    /// can be used, else the CPU) [default: cpu]. Without a number it is GPU 0, so give each worker
+    /// of a machine a number. A script computes where it says, and sees the GPU of that number
+    /// alone. By default it sees all
+    #[arg(long, value_name = "DEVICE", env = "EVERSTEP_DEVICE")]
+    pub device: Option<DeviceChoice>,
     /// How long the worker waits after SIGTERM, at most, until other workers have copies of what it
     /// alone holds. After that time, or after a second SIGTERM, it leaves in any case, which may
     /// cost the run the steps since its newest checkpoint, or all of them if it keeps none

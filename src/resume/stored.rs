@@ -36,9 +36,10 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     passed_over.iter().for_each(pass_over);
     go_on_here(&mut run, flags, place)?;
     let script = script::of_kept_run(&run, &flags.from, &flags.script)?;
-    let script = script.map(|script| seeing(script, &flags.local.device, registry)).transpose()?;
+    let script =
+        script.map(|script| seeing(script, flags.local.device.as_ref(), registry)).transpose()?;
     if script.is_none() {
-        check(&flags.from, &flags.local.device, &run, registry)?;
+        check(&flags.from, &flags.local.device(), &run, registry)?;
         check_stored(&run, &manifest, registry)?;
     }
     // Before the store is claimed: nothing is undone if it is damaged.

@@ -7,6 +7,7 @@ use std::env;
 
 use everstep_kernels::device::{DeviceChoice, Devices};
 
+use crate::cluster::Script;
 use crate::failure::{Exit, Failure};
 
 /// The variable with the GPUs that CUDA shows to a process, separated by commas.
@@ -15,7 +16,7 @@ const VISIBLE: &str = "CUDA_VISIBLE_DEVICES";
 const WORKSPACES: &str = "CUBLAS_WORKSPACE_CONFIG";
 const REPEATABLE: &str = ":4096:8";
 
-/// What has cuBLAS repeat its results, unless the user has said so in another way.
+/// What has cuBLAS repeat its results, unless the user has set it.
 pub(crate) fn repeatable() -> Option<(&'static str, &'static str)> {
     env::var_os(WORKSPACES).is_none().then_some((WORKSPACES, REPEATABLE))
 }
@@ -45,9 +46,18 @@ pub(crate) fn in_turn(choice: &DeviceChoice, devices: &Devices) -> Vec<usize> {
     (0..found.len()).filter(|index| found[*index].is_ok()).collect()
 }
 
+/// A script whose processes all see the GPU that the first one gets.
+pub(crate) fn first(script: Script, devices: &Devices) -> Script {
+    let first = |choice: DeviceChoice| choice.of_worker(0, &in_turn(&choice, devices));
+    Script { device: script.device.map(first), ..script }
+}
+
 /// Whether processes of a script can have these GPUs.
 pub(crate) fn check(choice: &DeviceChoice, devices: &Devices) -> Result<(), Failure> {
     let DeviceChoice::Kind(kind, index) = choice else { return Ok(()) };
+    if index.is_none() && !in_turn(choice, devices).is_empty() {
+        return Ok(());
+    }
     let refused = |why: String| {
         Failure::new(Exit::Usage, "the device cannot be used")
             .at(format!("--device {choice}"))

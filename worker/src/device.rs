@@ -224,13 +224,16 @@ impl Device {
             Job::Enter { .. } => self.parts.model_file.iter_mut().for_each(ModelFile::close),
             _ => {}
         }
-        let Self { parts: DeviceParts { compute, .. }, store, in_user_code, .. } = self;
+        let Self { parts: DeviceParts { compute, .. }, store, deferred, in_user_code, .. } = self;
         let mut load = |offset: usize, values: &[f32]| {
             *in_user_code = true;
             compute.load(offset, values);
             *in_user_code = false;
         };
-        store.handle(job, channel, &mut load)?;
+        match deferred.is_empty() {
+            true => store.handle_with_next(job, channel, &mut load)?,
+            false => store.handle(job, channel, &mut load)?, // all that was put off comes first
+        }
         Ok(())
     }
 

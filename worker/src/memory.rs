@@ -78,6 +78,8 @@ impl WorkerMemory {
     /// - A syncing shard counts as an owned one, and at most four of its reduced gradients wait, 16
     ///   bytes for each of its parameters. If steps outrun a state, more of them wait, but no more
     ///   than 64 MiB of all shards.
+    /// - The parameters of the shards that several threads update at once: two shards for each
+    ///   thread, 32 MiB at most.
     /// - States under way: the bytes that arrive at a joiner in two seconds, 64 MiB at least, 512
     ///   MiB or its part of the state at most. The owners that it asks need the same:
     ///   [`Self::passing`].

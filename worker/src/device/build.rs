@@ -64,6 +64,10 @@ pub struct BuildContext {
     pub lacked: Option<InitSpec>,
 }
 
+/// The most threads beside the device's own that take norms and digests: they are as fast as the
+/// memory. The device's run code of users, for which the network thread must not wait.
+const CORE_THREADS: usize = 4;
+
 /// Builds the device of a run.
 pub fn build(
     registry: &Registry,
@@ -110,7 +114,7 @@ pub fn build(
     let (rates, trained) = (optimizer.rates(), layout.trained());
     let tokens_per_step = targets * batches;
     let threads = match registration.device.accelerator {
-        Some(_) => registry.devices().threads().clone(),
+        Some(_) => Threads::new(registry.devices().threads().count().min(CORE_THREADS)),
         None => Threads::default(),
     };
     let built = Built { registration, tokens_per_step, trained, state_parts, rates, threads };

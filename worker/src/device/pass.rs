@@ -136,7 +136,8 @@ impl ShardPass<'_> {
             self.deferred.retain(|job| !matches!(job, Job::Gradient { .. }));
             self.end_with(job);
         } else if self.is_done_at_once(&job) {
-            let done = self.store.handle(job, self.channel, write);
+            // An update is done at once only if no job is put off, so none is overtaken.
+            let done = self.store.handle_with_next(job, self.channel, write);
             self.end = done.err().map(|reason| PassEnd::Broken(reason.into()));
         } else {
             self.deferred.push_back(job);

@@ -31,9 +31,11 @@ use super::{DeviceChannel, DeviceParts};
 use crate::optimize;
 use crate::step::event::{Job, Report, ShardOrigin, ShardToSave};
 
-/// How many updates are made at once for each thread beyond the first. One thread makes them one by
-/// one, so that each goes out at once.
+/// How many updates are made at once for each thread beyond the first: two, since shards differ in
+/// the time that they take. One thread makes them one by one, so that each goes out at once.
 const UPDATES_A_THREAD: usize = 2;
+/// The parameters of all shards that are updated at once, at most.
+const MAX_UPDATED: usize = 8 << 20;
 
 /// The target of parameters to compute with: `write(offset, values)`.
 pub type Write<'a> = dyn FnMut(usize, &[f32]) + 'a;
@@ -103,6 +105,20 @@ impl ShardStore {
         }
     }
 
+    /// As [`Self::handle`]. Takes the updates that wait next with an update.
+    pub fn handle_with_next(
+        &mut self,
+        job: Job,
+        channel: &mut dyn DeviceChannel,
+        write: &mut Write<'_>,
+    ) -> Result<(), ShardError> {
+        let Job::Update { step, .. } = job else { return self.handle(job, channel, write) };
+        let at_once = UPDATES_A_THREAD * (self.threads.count() - 1);
+        let fit = MAX_UPDATED / reduce::shard_length(self.layout.count());
+        let others = channel.next_updates(step, at_once.min(fit));
+        self.update(step, iter::once(job).chain(others), channel, write)
+    }
+
     /// Does a job on parameter shards. The device does all other jobs elsewhere.
     pub fn handle(
         &mut self,
@@ -121,11 +137,7 @@ impl ShardStore {
                 channel.report(Report::Entered { generation, owned: owned.collect() });
             }
             Job::Load { shard, version, values } => self.load(shard, version, &values, write),
-            Job::Update { step, .. } => {
-                let most = UPDATES_A_THREAD * (self.threads.count() - 1);
-                let others = channel.next_updates(step, most);
-                self.update(step, iter::once(job).chain(others), channel, write)?;
-            }
+            Job::Update { step, .. } => self.update(step, iter::once(job), channel, write)?,
             Job::Skip { step } => self.skip(step),
             Job::Share { to, shards } => {
                 for shard in shards {
@@ -260,8 +272,8 @@ impl ShardStore {
     // A step has committed.
 
     /// Makes the next version of the shards of these jobs, computes with it, and reports each.
-    /// Returns an error if the old version's bits have changed since it was made, or if the gradient
-    /// is not what its primary made.
+    /// Returns an error if the old version's bits have changed since it was made, or if the
+    /// gradient is not what its primary made. Then the device ends, and the store is of no use.
     fn update(
         &mut self,
         step: Step,
@@ -282,7 +294,7 @@ impl ShardStore {
                 continue;
             };
             let copy = self.copies.remove(&shard).expect("only what is held is updated");
-            let change = ShardChange { shard, update, clip, gradient };
+            let change = ShardChange { shard, update, clip, gradient: Some(gradient) };
             updates.push(ShardUpdate::new(change, copy, &mut self.saved));
         }
         self.make(step, &mut updates);

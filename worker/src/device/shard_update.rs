@@ -20,7 +20,8 @@ pub(super) struct ShardChange {
     /// The number of this update in the run's history, from 1.
     pub update: u64,
     pub clip: f32,
-    pub gradient: Gradient,
+    /// What its primary made. Gone once the update has been made: many may be made at once.
+    pub gradient: Option<Gradient>,
 }
 
 /// What the updates of a step have in common.
@@ -41,6 +42,8 @@ pub(super) struct ShardUpdate {
     beside: Option<ShardState>,
     /// The digests as the update saw them.
     seen: Option<Digests>,
+    /// Whether the gradient is what its primary made.
+    is_intact: bool,
     /// The parameters to compute with. None if they are the master weights, and nobody gets them.
     parameters: Option<Buffer>,
 }
@@ -49,7 +52,7 @@ impl ShardUpdate {
     /// An update that is about to be made.
     pub fn new(change: ShardChange, mut copy: StoredShard, saved: &mut SavedStates) -> Self {
         let beside = copy.beside(saved);
-        Self { change, copy, beside, seen: None, parameters: None }
+        Self { change, copy, beside, seen: None, is_intact: false, parameters: None }
     }
 
     /// The shard that it changes.
@@ -60,14 +63,18 @@ impl ShardUpdate {
     /// Makes it.
     pub fn make(&mut self, context: &UpdateContext<'_>) {
         let UpdateContext { optimizer, layout, pool, rounding, step, learning_rate } = *context;
-        let ShardChange { shard, update, clip, ref gradient } = self.change;
+        let ShardChange { shard, update, clip, ref mut gradient } = self.change;
+        let gradient = gradient.take().expect("it is made once");
         let range = reduce::shard_range(layout.count(), shard.0 as usize);
         let start = range.start;
         let inputs =
             UpdateInputs { step: update, run_step: step.0, learning_rate, clip, layout, range };
         let versions = self.copy.versions_to(step);
         let target = self.copy.target(self.beside.as_mut());
-        self.seen = Some(optimizer.update(target, &gradient.values, &inputs, versions));
+        let seen = optimizer.update(target, &gradient.values, &inputs, versions);
+        self.is_intact = gradient.digest == seen.gradient;
+        self.seen = Some(seen);
+        drop(gradient);
         if self.is_primary() || rounding != Rounding::None {
             let state = self.beside.as_ref().unwrap_or(&self.copy.state);
             let mut parameters = copied(&state.master, pool);
@@ -88,10 +95,10 @@ impl ShardUpdate {
         saved: &mut SavedStates,
         write: impl FnOnce(&[f32]),
     ) -> Result<(StoredShard, Option<Shared>), ShardError> {
-        let ShardChange { shard, ref gradient, .. } = self.change;
+        let shard = self.shard();
         let seen = self.seen.expect("it has been made");
         self.copy.check(shard, seen.before)?;
-        if gradient.digest != seen.gradient {
+        if !self.is_intact {
             return Err(ShardError::Gradient { shard, step });
         }
         let is_primary = self.is_primary();
@@ -105,7 +112,7 @@ impl ShardUpdate {
     /// A planted bug: the gradient counts as what its primary made.
     #[cfg(feature = "planted")]
     pub fn believe(&mut self) {
-        self.change.gradient.digest = self.seen.as_ref().expect("it has been made").gradient;
+        self.is_intact = true;
     }
 
     fn is_primary(&self) -> bool {

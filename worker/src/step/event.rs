@@ -254,6 +254,7 @@ pub struct Built {
     pub state_parts: usize,
     /// The table of learning rates that the optimizer brings, if it brings one.
     pub rates: Option<Arc<[f32]>>,
-    /// The threads beside the device's own. A model that computes on the CPU leaves none.
+    /// The threads that take norms and digests. A model that computes on the CPU leaves no core to
+    /// more than the caller's.
     pub threads: Threads,
 }

@@ -129,12 +129,15 @@ impl Progress {
         }
     }
 
-    /// The device has updated a parameter shard.
+    /// The device has updated a parameter shard. It may have made several updates at once: those
+    /// that come in no time after the first one say nothing.
     pub(super) fn updated(&mut self, now: Time) {
         if self.is_at(DeviceTask::Updates) {
             self.look(now, Some(DeviceTask::Updates));
             let took = std::mem::take(&mut self.under_way);
-            self.usual_update = self.usual_update.after(took);
+            if took >= self.usual_update.known().unwrap_or_default() / 8 {
+                self.usual_update = self.usual_update.after(took);
+            }
         }
     }
 

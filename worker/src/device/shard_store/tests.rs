@@ -97,7 +97,7 @@ fn trained(threads: usize) -> (Vec<(usize, Vec<f32>)>, Vec<String>) {
         channel.1 = (0..shards).map(update).collect();
         while let Some(job) = channel.1.pop_front() {
             let mut write = |start, values: &[f32]| written.push((start, values.to_vec()));
-            store.handle(job, &mut channel, &mut write).expect("all is well");
+            store.handle_with_next(job, &mut channel, &mut write).expect("all is well");
         }
         if step == 2 {
             being_saved = (0..shards).map(|it| store.to_save(Shard(it), Step(2))).collect();

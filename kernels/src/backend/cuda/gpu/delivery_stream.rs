@@ -13,7 +13,7 @@ use super::super::driver::DeliveryId;
 use super::devices::failed;
 use super::error::CudaError;
 
-/// The deliveries under way from which on those that are over are looked for.
+/// With so many deliveries under way, [`DeliveryStream::record`] looks whether the oldest is over.
 const EVENTS: usize = 1024;
 
 /// The stream, and the events of the deliveries under way on it.
