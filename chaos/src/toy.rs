@@ -28,9 +28,11 @@ pub const MERGE_BYTES: usize = 1;
 /// The greatest number of fp16.
 const GREATEST: f32 = 65_504.0;
 
-/// The registry of every program, with [`SumsDataset`] and [`Line`].
+/// The registry of every program, with [`SumsDataset`] and [`Line`]. Two threads share the updates,
+/// so devices make several at once.
 pub fn registry() -> Registry {
-    let registry = builtin::registry().dataset(DATASET, |_| Ok(Arc::new(SumsDataset)));
+    let mut registry = builtin::registry().dataset(DATASET, |_| Ok(Arc::new(SumsDataset)));
+    registry.set_threads(2);
     registry.model(MODEL, |run, _| Ok(Box::new(OnHost::new(Line::of(run)))))
 }
 

@@ -67,6 +67,20 @@ def name_of_gpu(device: torch.device) -> str:
     return f"{found.name} {found.major}.{found.minor}, {_tf32()}, torch {torch.__version__}"
 
 
+def description(device: torch.device) -> dict[str, Any] | None:
+    """What a cluster shows of a GPU. None on the CPU."""
+    if device.type == "cpu":
+        return None
+    found = torch.cuda.get_device_properties(device)
+    return {
+        "index": device.index,
+        "capability": [found.major, found.minor],
+        "uuid": str(getattr(found, "uuid", "")),
+        "memory_bytes": found.total_memory,
+        "multiprocessors": found.multi_processor_count,
+    }
+
+
 def _tf32() -> str:
     """Which operations in f32 multiply in TF32."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn

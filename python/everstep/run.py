@@ -157,6 +157,7 @@ class Run:
             "update_threads": threads if self.device.type == "cpu" else None,
             "loss_scaling": loss_scaling,
             "processor": processor(self.device),
+            "gpu": devices.description(self.device),
             "data_digest": self._data_digest(keyed, count, validation),
             "fixed_digest": fixed_digest(model, self._fixed_buffers),
             "torch": torch.__version__,

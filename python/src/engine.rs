@@ -100,6 +100,7 @@ impl Engine {
             rule,
             watched: true,
             update_threads: settings.update_threads(),
+            device: settings.gpu.and_then(|gpu| gpu.info(&settings.processor)),
             processor: settings.processor,
         };
         let (stated, script) = (Mutex::new(stated), Mutex::new(Some(script)));

@@ -10,6 +10,7 @@ use std::time::Duration;
 use everstep::script::KIND;
 use everstep::{Batch, Compute, DataError, Dataset, Evaluation, Init, Layout, Registry};
 use everstep_kernels::compute::{ComputeError, ComputeReport, GradientSink, Pass};
+use everstep_kernels::device::DeviceInfo;
 use everstep_kernels::layout::Statistic;
 use everstep_transport::protocol::RunSpec;
 use everstep_worker::registry::BuildError;
@@ -47,6 +48,8 @@ pub struct WorkerScript {
     pub watched: bool,
     /// The kind of CPU, and the instructions that PyTorch uses there.
     pub processor: String,
+    /// The GPU, if it computes on one.
+    pub device: Option<DeviceInfo>,
     /// The threads that share the updates of parameter shards.
     pub update_threads: usize,
 }
@@ -55,16 +58,25 @@ pub struct WorkerScript {
 pub fn registry(script: WorkerScript) -> Registry {
     let WorkerScript { rendezvous, stated, trained, layout, flat, weights, .. } = script;
     let WorkerScript { samples, held_out, data, rule, watched, processor, .. } = script;
-    let update_threads = script.update_threads;
+    let (device, update_threads) = (script.device, script.update_threads);
     let (flat, rule) = (Arc::new(Mutex::new(flat)), Arc::new(rule));
     let build = move |run: &RunSpec, _: everstep::ChosenDevice<'_>| {
         let (rendezvous, layout) = (rendezvous.clone(), layout.clone());
-        let (flat, weights, processor) = (flat.clone(), weights.clone(), processor.clone());
+        let (flat, weights) = (flat.clone(), weights.clone());
+        let (processor, device) = (processor.clone(), device.clone());
         let hang_after = Duration::from_millis(run.hang_after_ms);
         let watchdog = Watchdog::new(if watched { hang_after } else { Duration::MAX });
         let is_probed = false;
-        let model =
-            ScriptModel { rendezvous, layout, flat, weights, watchdog, processor, is_probed };
+        let model = ScriptModel {
+            rendezvous,
+            layout,
+            flat,
+            weights,
+            watchdog,
+            processor,
+            device,
+            is_probed,
+        };
         Ok(Box::new(model) as Box<dyn Compute>)
     };
     let mut registry = Registry::new();
@@ -91,6 +103,7 @@ struct ScriptModel {
     weights: PathBuf,
     watchdog: Watchdog,
     processor: String,
+    device: Option<DeviceInfo>,
     /// The first pass has been computed several times, with one result.
     is_probed: bool,
 }
@@ -128,7 +141,8 @@ impl Compute for ScriptModel {
     }
 
     fn report(&self) -> ComputeReport {
-        ComputeReport { processor: Some(self.processor.clone()), ..ComputeReport::default() }
+        let (processor, device) = (Some(self.processor.clone()), self.device.clone());
+        ComputeReport { processor, device, ..ComputeReport::default() }
     }
 
     fn initial_weights(&self) -> Option<PathBuf> {

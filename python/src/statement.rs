@@ -8,6 +8,7 @@ use std::num::NonZero;
 use std::thread::available_parallelism;
 
 use everstep::script::{HANG_AFTER_MS, KIND, THREADS};
+use everstep_kernels::device::{DeviceInfo, PeakFlops};
 use everstep_transport::protocol::RunSpec;
 use everstep_transport::protocol::chunk::Encoding;
 use everstep_transport::protocol::run::{
@@ -21,6 +22,9 @@ pub const OPTIMIZER: &str = "torch";
 
 /// The most threads that share the updates while a GPU computes: the host has other workers.
 const MAX_UPDATE_THREADS: usize = 8;
+
+/// Bytes of the UUID of a device.
+const UUID_BYTES: usize = 16;
 
 /// What Python tells of a run, as JSON.
 #[derive(Clone, Debug, Deserialize)]
@@ -45,12 +49,51 @@ pub struct Settings {
     loss_scaling: bool,
     /// The kind of CPU, and the instructions that PyTorch uses there. No part of the run.
     pub processor: String,
+    /// The GPU on which the script computes. No part of the run.
+    #[serde(default)]
+    pub gpu: Option<Gpu>,
     /// A digest of some samples, held-out ones among them, and of their weights, hexadecimal.
     pub data_digest: String,
     /// A digest of what the model has beside its trained parameters, hexadecimal.
     fixed_digest: String,
     /// The version of PyTorch.
     torch: String,
+}
+
+/// An NVIDIA GPU, as PyTorch describes it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Gpu {
+    /// Its number among those that the process sees.
+    index: usize,
+    capability: [u32; 2],
+    /// Hexadecimal, with hyphens.
+    uuid: String,
+    memory_bytes: usize,
+    multiprocessors: u32,
+}
+
+impl Gpu {
+    /// The device, under the name of all that decides its bits. None if it has no UUID by which its
+    /// figures are found. What its maker states of its speed is for models whose operations are
+    /// counted, and a script's are not.
+    pub fn info(&self, name: &str) -> Option<DeviceInfo> {
+        let digits = self.uuid.replace('-', "");
+        let byte = |at: usize| u8::from_str_radix(digits.get(2 * at..2 * at + 2)?, 16).ok();
+        let uuid: Vec<u8> = (0..UUID_BYTES).map(byte).collect::<Option<_>>()?;
+        let [major, minor] = self.capability;
+        Some(DeviceInfo {
+            kind: "cuda".into(),
+            index: self.index,
+            name: name.into(),
+            architecture: format!("sm_{major}{minor}"),
+            capability: format!("{major}.{minor}"),
+            uuid: uuid.try_into().ok()?,
+            memory_bytes: self.memory_bytes,
+            peak_flops: PeakFlops::default(),
+            multiprocessors: Some(self.multiprocessors),
+            is_usable: true,
+        })
+    }
 }
 
 impl Settings {

@@ -303,6 +303,14 @@ impl DeviceChannel for DeliveredJobs<'_> {
         Some(job)
     }
 
+    fn next_updates(&mut self, step: Step, most: usize) -> Vec<Job> {
+        let is_next = |job: &&Job| matches!(job, Job::Update { step: of, .. } if *of == step);
+        let count = self.jobs.iter().take(most).take_while(is_next).count();
+        let updates: Vec<Job> = self.jobs.drain(..count).collect();
+        updates.iter().for_each(|job| note(self.versions, job));
+        updates
+    }
+
     fn now(&self) -> Time {
         self.now
     }
