@@ -154,6 +154,24 @@ mod tests {
     }
 
     #[test]
+    fn values_of_any_size_are_copied_whole_and_two_things_are_both_done() {
+        for threads in [Threads::default(), Threads::new(3)] {
+            for count in [0, 1, 100, MIN_WORK - 1, 9 * MIN_WORK + 5] {
+                let bytes: Vec<u8> = (0..count).map(|index| (index % 251) as u8).collect();
+                let mut copy = vec![0; count];
+                threads.copy(&bytes, &mut copy);
+                assert!(copy == bytes, "{count}");
+                let mut doubled = vec![0.0f32; count];
+                threads.map(&bytes, &mut doubled, |from, to| {
+                    to.iter_mut().zip(from).for_each(|(to, from)| *to = 2.0 * f32::from(*from));
+                });
+                assert!(doubled.iter().zip(&bytes).all(|(to, from)| *to == 2.0 * f32::from(*from)));
+                assert_eq!(threads.both(count, || count, || count + 1), (count, count + 1));
+            }
+        }
+    }
+
+    #[test]
     fn every_part_is_worked_on_once() {
         for count in [1, 3] {
             let done = [const { AtomicUsize::new(0) }; 40];
