@@ -66,7 +66,7 @@ pub struct Gpu {
     /// Its number among those that the process sees.
     index: usize,
     capability: [u32; 2],
-    /// Hexadecimal, with hyphens.
+    /// Its UUID, hexadecimal and with hyphens.
     uuid: String,
     memory_bytes: usize,
     multiprocessors: u32,

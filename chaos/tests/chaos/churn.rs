@@ -220,7 +220,7 @@ fn hang_around_an_update(prepare: Prepare) -> Vec<Duration> {
         let endured = four(4, prepare).endure(OF_THREE_COPIES, &schedule).result;
         endured.unwrap_or_else(|failure| panic!("{us} us: {failure}")).longest
     };
-    (3_242_000..3_244_000).step_by(200).map(of_moment).collect()
+    (3_216_500..3_218_500).step_by(200).map(of_moment).collect()
 }
 
 #[test]

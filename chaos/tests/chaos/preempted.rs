@@ -85,7 +85,8 @@ fn i6_a_notice_that_is_too_short_costs_no_more_than_a_crash() {
 }
 
 /// Some workers have heard of the notice when it is withdrawn. They leave all the same, without a
-/// limit of time.
+/// limit of time. If all have, they leave together after a checkpoint, and whichever ends first is
+/// lost to the others.
 #[test]
 fn i8_a_notice_that_is_withdrawn_costs_no_step() {
     let end = NoticeEnd::Withdrawn { after: ms(1_000), restart: ms(1_500) };
@@ -93,7 +94,8 @@ fn i8_a_notice_that_is_withdrawn_costs_no_step() {
     let left: u64 = changes.iter().map(|one| one.left).sum();
     assert!(left > 4, "{left} have left: too dull");
     for changes in changes {
-        assert_eq!((changes.lost, changes.undone, changes.taken), (0, 0, 0), "{changes:?}");
+        assert_eq!((changes.undone, changes.taken), (0, 0), "{changes:?}");
+        assert!(changes.lost == 0 || changes.restores == 1, "{changes:?}");
     }
 }
 

@@ -60,7 +60,7 @@ impl ShardUpdate {
         self.change.shard
     }
 
-    /// Makes it.
+    /// Makes the update: the next state with its digests, and the parameters to compute with.
     pub fn make(&mut self, context: &UpdateContext<'_>) {
         let UpdateContext { optimizer, layout, pool, rounding, step, learning_rate } = *context;
         let ShardChange { shard, update, clip, ref mut gradient } = self.change;
