@@ -293,7 +293,7 @@ impl Core {
         let (Some(worker), Some(_)) = (self.worker(), self.leader.link()) else { return };
         let readiness = self.readiness();
         self.heartbeats.sent(now, readiness);
-        let asked = self.heartbeats.lacks_lines();
+        let asked = self.tells_all_lines();
         let lines =
             self.member().into_iter().flat_map(|member| member.settled_lines(asked).cloned());
         let step = match &self.phase {

@@ -417,6 +417,39 @@ fn a_long_tail_of_lines_goes_out_page_by_page_without_waiting_for_time() {
     assert_eq!(written, (1..=1_000).collect::<Vec<_>>());
 }
 
+/// Invariant I13. Found by a simulation: the step leader had died with its lines, and the others
+/// left before the leader of the coordinators had asked them for theirs.
+#[test]
+fn a_worker_that_leaves_tells_lines_before_it_promises_a_generation_without_it() {
+    let mut lone = Lone::training(5);
+    let next = |number: u64, members: &[&[u32]]| {
+        let (number, predecessor) = (Generation(number), Generation(number - 1));
+        Record { number, predecessor, ..record_of(members, &[&[0, 1]]) }
+    };
+    let commit = lone.core.member().and_then(|member| member.commit().cloned());
+    let (resume, cause) = (Step(5), Cause::Lost);
+    let mut record = Record { resume, cause, commit, ..next(5, &[&[0, 1], &[2, 3]]) };
+    record.members[1].worker = WORKER;
+    lone.hear(Message::Pause { term: Term(1), number: record.number });
+    lone.hear(Message::Announce(record));
+    lone.told.clear();
+    let told = |lone: &mut Lone| -> Vec<(u64, bool)> {
+        let told = std::mem::take(&mut lone.told).into_iter();
+        told.filter_map(|message| match message {
+            Message::Heartbeat(heartbeat) => Some((heartbeat.lines.len() as u64, false)),
+            Message::Status(_) => Some((0, true)),
+            _ => None,
+        })
+        .collect()
+    };
+    lone.beat();
+    assert_eq!(told(&mut lone), [(0, false)], "the step leader tells them");
+    lone.give(Input::Drain);
+    lone.told.clear();
+    lone.hear(Message::Pause { term: Term(1), number: Generation(6) });
+    assert_eq!(told(&mut lone), [(5, false), (0, true)], "and then it promises");
+}
+
 /// Invariant I10. Found by a simulation: the last lines of a run are news for a leader. They were
 /// told every 25 ms, also to one that was paused.
 #[test]

@@ -48,7 +48,7 @@ impl Core {
                 self.heartbeats.answered(lacks_lines);
                 self.answered(now, generation, written);
             }
-            Message::Pause { term, number } => self.pause(link, term, number),
+            Message::Pause { term, number } => self.pause(now, link, term, number),
             Message::Feed { term, generation, joiner, name, address, shards } => {
                 let feed = Feed { joiner, name, address, shards };
                 if self.obeys(term, generation) {
@@ -199,7 +199,8 @@ impl Core {
             Phase::Training(member) => {
                 let before = member.written_step();
                 member.written(now, written);
-                let is_more = member.settled_lines(self.heartbeats.lacks_lines()).next().is_some();
+                let asked = self.heartbeats.lacks_lines() || self.departure.requested;
+                let is_more = member.settled_lines(asked).next().is_some();
                 // A long tail of lines goes out page by page, each page with the answer to the one
                 // before.
                 if before < written && is_more {
@@ -214,10 +215,13 @@ impl Core {
 
     /// Promises a generation, and answers with the worker's Status (invariant I15: promises never
     /// fall).
-    fn pause(&mut self, link: LinkId, term: Term, number: Generation) {
+    fn pause(&mut self, now: Time, link: LinkId, term: Term, number: Generation) {
         let fresh = number > self.generation() && number >= self.membership.generation();
         if self.worker().is_none() || !fresh || !self.leader.hear(term) {
             return;
+        }
+        if self.departure.requested {
+            self.heartbeat(now); // with its lines: the next generation may not have it
         }
         self.membership.promise(term, number);
         self.stop();

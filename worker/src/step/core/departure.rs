@@ -35,6 +35,12 @@ impl Core {
         }
     }
 
+    /// Whether to tell all unwritten lines, those of the step leader too: the leader lacks some, or
+    /// this worker leaves. In the next generation there may be nobody else to ask.
+    pub(super) fn tells_all_lines(&self) -> bool {
+        self.heartbeats.lacks_lines() || self.departure.requested
+    }
+
     pub(super) fn drain(&mut self, now: Time) {
         self.departure.requested = true;
         match self.worker() {
