@@ -32,7 +32,7 @@ def test_a_mirror_changes_no_bit_on_1_and_2_workers(train, script):
 
 def test_a_run_names_the_gpus_of_its_workers(train):
     report = train("mirrored.py", "gpt.py", flags=("--workers", "2")).report
-    found = [worker["device"]["accelerator"] for worker in report["workers"]]
+    found = [worker["device"]["gpu"] for worker in report["workers"]]
     assert [it["uuid"] for it in found] == ["8c7e2a010000400080000123456789ab"] * 2
     assert (found[0]["kind"], found[0]["capability"], found[0]["number"]) == ("cuda", "9.0", 0)
     assert report["bitwise"] is True and report["model_flops_utilization"] is None
