@@ -72,9 +72,20 @@ impl Threads {
         to: &mut [U],
         work: impl Fn(&[T], &mut [U]) + Sync,
     ) {
+        self.map_at_cost(from, to, 1, work);
+    }
+
+    /// As [`Self::map`], for work that takes `cost` times as long as a sum of two f32.
+    pub(crate) fn map_at_cost<T: Sync, U: Send>(
+        &self,
+        from: &[T],
+        to: &mut [U],
+        cost: usize,
+        work: impl Fn(&[T], &mut [U]) + Sync,
+    ) {
         assert_eq!(from.len(), to.len(), "an output for each input");
         let words = size_of_val(from) / size_of::<f32>();
-        let pieces = self.cut(from.len(), LINE, words);
+        let pieces = self.cut(from.len(), LINE, words * cost);
         let inputs = pieces.iter().map(|piece| &from[piece.clone()]);
         self.each(inputs.zip(rows(to, 1, &pieces)).collect(), |(from, to)| work(from, to));
     }
@@ -92,6 +103,14 @@ impl Threads {
         }
     }
 
+    /// The results of some work on each of these parts, in their order, on all threads.
+    pub fn results<T: Send, R: Send>(&self, parts: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+        let mut results: Vec<Option<R>> = parts.iter().map(|_| None).collect();
+        let places = parts.into_iter().zip(&mut results).collect();
+        self.each(places, |(part, result)| *result = Some(work(part)));
+        results.into_iter().map(|it| it.expect("each part is worked on")).collect()
+    }
+
     /// Does some work for each of these parts, on all threads.
     pub fn each<T: Send>(&self, parts: Vec<T>, work: impl Fn(T) + Sync) {
         let Some(pool) = self.pool.as_ref().filter(|_| parts.len() > 1) else {
@@ -102,8 +121,8 @@ impl Threads {
     }
 }
 
-/// Gives this thread a lower priority than a network thread has, whose heartbeats are late
-/// otherwise. Whoever may not do that computes all the same.
+/// Gives this thread a lower priority than the network thread has, whose heartbeats are late
+/// otherwise. Where the system refuses, the thread computes all the same.
 #[cfg(target_os = "linux")]
 fn give_way() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);

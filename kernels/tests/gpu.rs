@@ -85,8 +85,8 @@ fn the_library_computes_plain_products_and_those_with_epilogues() {
 const ROWS: usize = 8192;
 const WIDTH: usize = 768;
 
-/// Runs an operation on two devices, opened one after the other, whose activations begin as the
-/// same random numbers. Asserts that the results have the same bits.
+/// Runs an operation on two devices, opened one after the other. The activations of both begin as
+/// the same random numbers. Asserts that the results have the same bits.
 fn assert_same_bits(sizes: Sizes, results: &[View], operation: impl Fn(&mut dyn Backend)) {
     let Some(subject) = on_gpu(Precision::Bf16, AttentionKernels::Tensor) else { return };
     let inputs: Vec<f32> = normals(0, sizes.activations).collect();

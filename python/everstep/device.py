@@ -48,7 +48,7 @@ def repeat(device: torch.device) -> None:
         return
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", WORKSPACES)
     torch.use_deterministic_algorithms(True)
-    # No result depends on memory that nobody has written.
+    # No result depends on memory that was not written.
     deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # It would choose algorithms by the time that they take.
     torch.backends.cudnn.benchmark = False

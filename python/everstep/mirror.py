@@ -38,7 +38,7 @@ class Memory(Protocol):
         before the next :meth:`settle`. Copies ``host`` to ``flat`` if it was written since."""
 
     def publish(self, engine: _everstep.Engine, offset: int, gradient: torch.Tensor) -> None:
-        """Hands over a final gradient, whose place in the vector begins at ``offset``."""
+        """Hands over a final gradient. Its first element is the one at ``offset`` of the vector."""
 
     def finish(self, engine: _everstep.Engine) -> None:
         """The engine gets what it has not got yet."""

@@ -84,12 +84,8 @@ impl Cpu {
 
     /// Does something for each element of `x` and `y`, which takes `cost` times as long as a sum.
     fn elementwise(&mut self, [x, y]: [View; 2], cost: usize, work: fn(&[f32], &mut [f32])) {
-        assert_eq!(x.len(), y.len(), "elementwise");
         let [x, y] = self.memory.split([x, y]);
-        let pieces = self.threads.cut(x.len(), LINE, x.len() * cost);
-        let x = pieces.iter().map(|piece| &x[piece.clone()]);
-        let parts = x.zip(threads::rows(y, 1, &pieces)).collect();
-        self.threads.each(parts, |(x, y)| work(x, y));
+        self.threads.map_at_cost(x, y, cost, work);
     }
 }
 

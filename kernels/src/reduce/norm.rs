@@ -22,9 +22,7 @@ pub fn sum_of_squares(values: &[f32]) -> f64 {
 
 /// As [`sum_of_squares`], on several threads, with the same bits.
 pub fn sum_of_squares_on(threads: &Threads, values: &[f32]) -> f64 {
-    let mut sums = vec![0.0; values.len().div_ceil(BLOCK)];
-    threads
-        .each(values.chunks(BLOCK).zip(&mut sums).collect(), |(values, sum)| *sum = block(values));
+    let sums = threads.results(values.chunks(BLOCK).collect(), block);
     canonical_f64(sums.into_iter().fold(0.0, |sum, block| sum + block))
 }
 

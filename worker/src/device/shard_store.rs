@@ -25,7 +25,7 @@ use tracing::trace_span;
 use super::initial::InitialParameters;
 use super::rounding::Rounding;
 use super::saved_states::SavedStates;
-use super::shard_update::{ShardChange, ShardUpdate, UpdateContext};
+use super::shard_update::{MadeUpdate, ShardChange, ShardUpdate, UpdateContext};
 use super::stored_shard::{ShardError, ShardRole, StoredShard};
 use super::{DeviceChannel, DeviceParts};
 use crate::optimize;
@@ -294,12 +294,11 @@ impl ShardStore {
                 continue;
             };
             let copy = self.copies.remove(&shard).expect("only what is held is updated");
-            let change = ShardChange { shard, update, clip, gradient: Some(gradient) };
+            let change = ShardChange { shard, update, clip, gradient };
             updates.push(ShardUpdate::new(change, copy, &mut self.saved));
         }
-        self.make(step, &mut updates);
-        for update in updates {
-            let shard = update.shard();
+        for update in self.make(step, updates) {
+            let shard = update.shard;
             let computing = &mut self.versions[shard.0 as usize];
             let start = reduce::shard_range(self.layout.count(), shard.0 as usize).start;
             let (copy, parameters) = update.end(step, &mut self.saved, |values| {
@@ -316,7 +315,7 @@ impl ShardStore {
     }
 
     /// Makes these updates, on all threads.
-    fn make(&mut self, step: Step, updates: &mut [ShardUpdate]) {
+    fn make(&mut self, step: Step, updates: Vec<ShardUpdate>) -> Vec<MadeUpdate> {
         let context = UpdateContext {
             optimizer: &self.optimizer,
             layout: &self.layout,
@@ -326,12 +325,15 @@ impl ShardStore {
             learning_rate: self.rates.rate(step.0),
         };
         self.in_optimizer = true;
-        self.threads.each(updates.iter_mut().collect(), |update| update.make(&context));
+        let made = self.threads.results(updates, |update| update.make(&context));
         self.in_optimizer = false;
         #[cfg(feature = "planted")]
-        if self.believes_gradients {
-            updates.iter_mut().for_each(ShardUpdate::believe);
-        }
+        let made = {
+            let mut made = made;
+            made.iter_mut().filter(|_| self.believes_gradients).for_each(MadeUpdate::believe);
+            made
+        };
+        made
     }
 
     fn updated(&self, shard: Shard, parameters: Option<Shared>) -> Report {

@@ -20,8 +20,7 @@ pub(super) struct ShardChange {
     /// The number of this update in the run's history, from 1.
     pub update: u64,
     pub clip: f32,
-    /// What its primary made. Gone once the update has been made: many may be made at once.
-    pub gradient: Option<Gradient>,
+    pub gradient: Gradient,
 }
 
 /// What the updates of a step have in common.
@@ -34,14 +33,21 @@ pub(super) struct UpdateContext<'a> {
     pub learning_rate: f32,
 }
 
-/// A shard whose update has been made, or is about to be.
+/// A shard whose update is about to be made.
 pub(super) struct ShardUpdate {
     change: ShardChange,
     copy: StoredShard,
     /// Memory for the next state, while a checkpoint of the present one is being written.
     beside: Option<ShardState>,
+}
+
+/// A shard whose update has been made. The gradient is gone: many updates may be made at once.
+pub(super) struct MadeUpdate {
+    pub shard: Shard,
+    copy: StoredShard,
+    beside: Option<ShardState>,
     /// The digests as the update saw them.
-    seen: Option<Digests>,
+    seen: Digests,
     /// Whether the gradient is what its primary made.
     is_intact: bool,
     /// The parameters to compute with. None if they are the master weights, and nobody gets them.
@@ -49,42 +55,40 @@ pub(super) struct ShardUpdate {
 }
 
 impl ShardUpdate {
-    /// An update that is about to be made.
+    /// The update of this copy by this change.
     pub fn new(change: ShardChange, mut copy: StoredShard, saved: &mut SavedStates) -> Self {
         let beside = copy.beside(saved);
-        Self { change, copy, beside, seen: None, is_intact: false, parameters: None }
-    }
-
-    /// The shard that it changes.
-    pub fn shard(&self) -> Shard {
-        self.change.shard
+        Self { change, copy, beside }
     }
 
     /// Makes the update: the next state with its digests, and the parameters to compute with.
-    pub fn make(&mut self, context: &UpdateContext<'_>) {
+    pub fn make(self, context: &UpdateContext<'_>) -> MadeUpdate {
         let UpdateContext { optimizer, layout, pool, rounding, step, learning_rate } = *context;
-        let ShardChange { shard, update, clip, ref mut gradient } = self.change;
-        let gradient = gradient.take().expect("it is made once");
+        let Self { change, mut copy, mut beside } = self;
+        let ShardChange { shard, update, clip, gradient } = change;
         let range = reduce::shard_range(layout.count(), shard.0 as usize);
         let start = range.start;
         let inputs =
             UpdateInputs { step: update, run_step: step.0, learning_rate, clip, layout, range };
-        let versions = self.copy.versions_to(step);
-        let target = self.copy.target(self.beside.as_mut());
+        let versions = copy.versions_to(step);
+        let target = copy.target(beside.as_mut());
         let seen = optimizer.update(target, &gradient.values, &inputs, versions);
-        self.is_intact = gradient.digest == seen.gradient;
-        self.seen = Some(seen);
+        let is_intact = gradient.digest == seen.gradient;
         drop(gradient);
-        if self.is_primary() || rounding != Rounding::None {
-            let state = self.beside.as_ref().unwrap_or(&self.copy.state);
+        let is_copied = copy.role == ShardRole::Primary || rounding != Rounding::None;
+        let parameters = is_copied.then(|| {
+            let state = beside.as_ref().unwrap_or(&copy.state);
             let mut parameters = copied(&state.master, pool);
             rounding.round(start, &mut parameters);
-            self.parameters = Some(parameters);
-        }
+            parameters
+        });
+        MadeUpdate { shard, copy, beside, seen, is_intact, parameters }
     }
+}
 
-    /// Ends an update that has been made: the shard, with its next state, and the parameters to
-    /// hand out if this worker is its primary. Gives the parameters to compute with to `write`.
+impl MadeUpdate {
+    /// Ends the update: the shard, with its next state, and the parameters to hand out if this
+    /// worker is its primary. Gives the parameters to compute with to `write`.
     ///
     /// # Errors
     /// If the old version's bits have changed since it was made, or if the gradient is not what its
@@ -95,27 +99,21 @@ impl ShardUpdate {
         saved: &mut SavedStates,
         write: impl FnOnce(&[f32]),
     ) -> Result<(StoredShard, Option<Shared>), ShardError> {
-        let shard = self.shard();
-        let seen = self.seen.expect("it has been made");
-        self.copy.check(shard, seen.before)?;
-        if !self.is_intact {
+        let Self { shard, mut copy, beside, seen, is_intact, parameters } = self;
+        copy.check(shard, seen.before)?;
+        if !is_intact {
             return Err(ShardError::Gradient { shard, step });
         }
-        let is_primary = self.is_primary();
-        let mut copy = self.copy;
-        copy.replace(self.beside).into_iter().for_each(|state| saved.keep(state));
+        copy.replace(beside).into_iter().for_each(|state| saved.keep(state));
         (copy.version, copy.digest) = (step, seen.after);
-        write(self.parameters.as_deref().unwrap_or(&copy.state.master));
-        Ok((copy, self.parameters.filter(|_| is_primary).map(Shared::new)))
+        write(parameters.as_deref().unwrap_or(&copy.state.master));
+        let is_primary = copy.role == ShardRole::Primary;
+        Ok((copy, parameters.filter(|_| is_primary).map(Shared::new)))
     }
 
     /// A planted bug: the gradient counts as what its primary made.
     #[cfg(feature = "planted")]
     pub fn believe(&mut self) {
         self.is_intact = true;
-    }
-
-    fn is_primary(&self) -> bool {
-        self.copy.role == ShardRole::Primary
     }
 }

@@ -194,12 +194,12 @@ impl Core {
         if generation > self.generation() && generation >= self.membership.generation() {
             self.send_to_leader(Message::FetchRecord);
         }
+        let asked = self.tells_all_lines();
         match &mut self.phase {
             Phase::Joining(joiner) => joiner.written(written),
             Phase::Training(member) => {
                 let before = member.written_step();
                 member.written(now, written);
-                let asked = self.heartbeats.lacks_lines() || self.departure.requested;
                 let is_more = member.settled_lines(asked).next().is_some();
                 // A long tail of lines goes out page by page, each page with the answer to the one
                 // before.
