@@ -46,7 +46,7 @@ done
 cat >"$out/run.toml" <<TOML
 [run]
 name = "refusals"
-steps = 2400
+steps = 3600
 start_workers = 3
 [model]
 layers = 2
@@ -55,7 +55,7 @@ width = 64
 context = 64
 [batch]
 data_shards = 8
-micro_batch = 2
+micro_batch = 4
 [data]
 path = "$PWD/kernels/src"
 TOML
@@ -79,6 +79,17 @@ for _ in 1 2 3 4 5; do
     sleep 1
 done
 unharmed "a firewall of the coordinator that rejects for 150 ms" 0
+
+tell "both at once, five times for 150 ms: not a packet passes between the coordinator and a worker"
+before=$(lost_links)
+for _ in 1 2 3 4 5; do
+    for chain in INPUT OUTPUT; do on 1 iptables -I "$chain" -p udp -j REJECT; done
+    sleep 0.15
+    for chain in INPUT OUTPUT; do on 1 iptables -D "$chain" -p udp -j REJECT; done
+    sleep 1
+done
+unharmed "a firewall that rejects both ways for 150 ms"
+echo "$(($(lost_links) - before)) links were lost"
 
 tell "2: forged ICMP errors for every port that the coordinator may probe from"
 before=$(lost_links)
