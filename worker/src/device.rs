@@ -276,9 +276,7 @@ impl Device {
             if !self.await_parameters(step, channel)? {
                 return Ok(None);
             }
-            channel.report(Report::Evaluating(true));
             evaluation = self.evaluate(data_shard, channel)?;
-            channel.report(Report::Evaluating(false));
         }
         let began = channel.now();
         #[cfg(not(feature = "planted"))]

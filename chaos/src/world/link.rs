@@ -26,6 +26,10 @@ pub const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 /// The longest time until a prober notices a dead process.
 const MAX_PROBE_TIME: Duration = Duration::from_millis(75);
+/// A peer says that it does not know a link after two messages at least: one of the link, and the
+/// answer. What the process before said last comes first, since a process that ends waits until
+/// that is acknowledged.
+const MIN_FORGOTTEN_TIME: Duration = Duration::from_millis(6);
 
 /// An item on a control lane.
 #[derive(Clone, Debug)]
@@ -414,7 +418,7 @@ impl World {
         let at = match why {
             Silence::Unknown => since + (lost_after - earlier),
             Silence::Refused => now + (MAX_PROBE_TIME - earlier / 10),
-            Silence::Forgotten => now + earlier,
+            Silence::Forgotten => now + earlier.max(MIN_FORGOTTEN_TIME),
         };
         let due = at.max(now);
         side.due = Some((why, due));

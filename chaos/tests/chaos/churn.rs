@@ -233,6 +233,35 @@ fn i11_the_others_go_on_without_two_devices_that_hang_in_the_same_update() {
     assert!(is_met, "no moment is in an update, so choose others: {longest:?}");
 }
 
+/// A device hangs from moments around the end of a run, in some of which it evaluates and digests.
+/// Another one hangs for a moment now and then: a run that waits is not judged for a time after a
+/// fault. Returns how many workers were lost for each.
+fn hang_around_the_end(prepare: Prepare) -> Vec<u64> {
+    let mut run = toy::long_run();
+    (run.steps, run.hang_after_ms) = (10, 1_000);
+    let span = Duration::from_secs(70);
+    let cluster = Simulation::of(run, 4, span, Rates::none()).expect("without a fault");
+    let cluster = cluster.prepared(prepare).precise(Precision::F32).coordinated(1);
+    let of_moment = |us: u64| {
+        let hang = Fault::Hang { node: NodeId::Worker(1), span };
+        let first = (Time(0) + Duration::from_micros(us), hang);
+        let others = (1..4).map(|at| hang_at(20_000 * at, 2, 1));
+        let schedule = Schedule([first].into_iter().chain(others).collect());
+        let endured = cluster.endure(OF_COPIES, &schedule).result;
+        endured.unwrap_or_else(|failure| panic!("{us} us: {failure}")).changes.lost
+    };
+    (2_106_000..2_116_000).step_by(500).map(of_moment).collect()
+}
+
+#[test]
+fn i11_the_others_end_the_run_without_a_device_that_hangs_at_its_end() {
+    let lost = hang_around_the_end(Prepare::default());
+    let ignoring = Prepare { worker: |core| core.plant(Bug::IgnoreUpdates), ..Prepare::default() };
+    let ignored = hang_around_the_end(ignoring);
+    let is_met = lost.iter().zip(&ignored).any(|(lost, ignored)| (*lost, *ignored) == (1, 0));
+    assert!(is_met, "no moment is at the end, so choose others: {lost:?} {ignored:?}");
+}
+
 /// A worker dies while the device of another one hangs in an update. The device of the latter does
 /// not follow into the next generation, in which it has no data shard either.
 #[test]

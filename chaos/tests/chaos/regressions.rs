@@ -389,3 +389,24 @@ fn i26_a_pause_ends_beside_a_removal_that_is_asked_for_again() {
         ]
     });
 }
+
+/// A step leader finds that two owners differ while no coordinator lives. If it ended then, nobody
+/// would know, and the others would go on with the only copy left, which may be the wrong one.
+#[test]
+fn i19_a_member_that_finds_a_broken_run_while_nobody_leads_tells_the_next_leader() {
+    let rates = Rates::none();
+    let cluster = Simulation::new(4, Duration::from_secs(6), rates).expect("without a fault");
+    let cluster = cluster.precise(Precision::F32).coordinated(1);
+    let mut failed = 0;
+    for worker in 0..4 {
+        let crash = Fault::Crash {
+            node: NodeId::Coordinator(0),
+            restart: Some(Duration::from_millis(1_500)),
+        };
+        let mistake = Fault::Mistake { node: NodeId::Worker(worker) };
+        let schedule = Schedule(vec![at(1_500.0, crash), at(1_501.0, mistake)]);
+        let endured = cluster.endure(1, &schedule).result;
+        failed += endured.unwrap_or_else(|failure| panic!("{worker}: {failure}")).failed;
+    }
+    assert_eq!(failed, 4, "each mistake fails a run");
+}

@@ -140,7 +140,6 @@ impl Core {
                 Some(PeerPhase::Evicted(worker)),
                 Message::Failed { at_fault, fatal: true, reason },
             ) => {
-                self.links.enter(from, PeerPhase::Released);
                 let failure = WorkerFailure { at_fault, fatal: true, words: bounded(&reason) };
                 self.failed(now, worker, failure);
             }
@@ -386,8 +385,13 @@ impl Core {
                 self.cannot_compute(now, worker, (inability, &reason));
             }
             Message::Failed { at_fault, fatal, reason } => {
-                self.links.enter(from, PeerPhase::Released);
-                let fatal = fatal && self.state.is_member(worker);
+                let is_member = self.state.is_member(worker);
+                match fatal {
+                    true if is_member => {} // it waits for the end of the run
+                    true => self.release(from, Message::Dismiss),
+                    false => self.links.enter(from, PeerPhase::Released),
+                }
+                let fatal = fatal && is_member;
                 let failure = WorkerFailure { at_fault, fatal, words: bounded(&reason) };
                 self.failed(now, worker, failure);
             }

@@ -12,6 +12,7 @@ use super::{Device, DeviceChannel, DeviceError};
 use crate::data::loader::LoadError;
 use crate::data::row::{self, RowError, SampleIndex};
 use crate::data::validation::validation_part;
+use crate::step::event::Report;
 
 /// The most held-out targets that all data shards evaluate together.
 const VALIDATION_TARGETS: u64 = 64 << 10;
@@ -33,6 +34,7 @@ impl Device {
         self.in_user_code = true;
         let evaluated = self.evaluate_part(part, channel);
         self.in_user_code = false;
+        channel.report(Report::Evaluated);
         evaluated
     }
 
@@ -41,7 +43,8 @@ impl Device {
         part: DataShard,
         channel: &mut dyn DeviceChannel,
     ) -> Result<Option<PartEvaluation>, DeviceError> {
-        let limit = (VALIDATION_TARGETS / self.targets_of_a_sample()?).max(1);
+        channel.report(Report::Evaluating);
+        let limit = (VALIDATION_TARGETS / self.targets_of_a_sample(channel)?).max(1);
         let held_out = self.parts.dataset.validation_len();
         let shape = self.parts.run.batch;
         let indices: Vec<u64> = validation_part(part, shape.data_shards, held_out, limit).collect();
@@ -50,9 +53,10 @@ impl Device {
             if self.training {
                 self.answer(channel)?;
             }
+            channel.report(Report::Evaluating);
             batch.clear();
             for index in rows {
-                self.append(SampleIndex::HeldOut(*index), &mut batch)?;
+                self.append(SampleIndex::HeldOut(*index), &mut batch, channel)?;
             }
             let found = self.parts.compute.evaluate(&batch)?;
             sum.loss += found.loss * rows.len() as f64;
@@ -68,15 +72,30 @@ impl Device {
         }))
     }
 
-    fn targets_of_a_sample(&self) -> Result<u64, DeviceError> {
+    fn targets_of_a_sample(&self, channel: &mut dyn DeviceChannel) -> Result<u64, DeviceError> {
         let mut batch = Batch::default();
-        self.append(SampleIndex::Training(0), &mut batch)?;
+        self.append(SampleIndex::Training(0), &mut batch, channel)?;
         Ok(batch.targets.len().max(1) as u64)
     }
 
     /// Appends a row, however long it takes until it can be read.
-    fn append(&self, sample: SampleIndex, batch: &mut Batch) -> Result<(), DeviceError> {
-        let row = row::append(&*self.parts.dataset, sample, batch, &mut || true);
+    fn append(
+        &self,
+        sample: SampleIndex,
+        batch: &mut Batch,
+        channel: &mut dyn DeviceChannel,
+    ) -> Result<(), DeviceError> {
+        let mut is_stalled = false;
+        let row = row::append(&*self.parts.dataset, sample, batch, &mut || {
+            if !is_stalled {
+                is_stalled = true;
+                channel.report(Report::LoadStalled(true));
+            }
+            true
+        });
+        if is_stalled {
+            channel.report(Report::LoadStalled(false));
+        }
         let (SampleIndex::Training(index) | SampleIndex::HeldOut(index)) = sample;
         match row {
             Err(RowError::Refused(message)) => Err(LoadError::Fill { index, message }.into()),

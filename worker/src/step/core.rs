@@ -17,6 +17,7 @@
 mod checkpoints;
 mod coordinator;
 mod departure;
+mod failure;
 mod heartbeats;
 mod leader;
 mod membership;
@@ -37,6 +38,7 @@ use everstep_transport::time::Time;
 
 use self::checkpoints::Checkpoints;
 use self::departure::Departure;
+use self::failure::BrokenRun;
 pub use self::heartbeats::HEARTBEAT_INTERVAL;
 use self::heartbeats::{Heartbeats, Readiness};
 use self::leader::Leader;
@@ -76,6 +78,8 @@ enum Phase {
     Training(Box<Member>),
     /// Cannot compute the run, and waits for the next one or to try again.
     Unable(Box<RunSpec>, Unable),
+    /// Has found that no worker may go on, and waits until a leader has heard that.
+    Broken(BrokenRun),
     /// Has ended: it sends nothing more.
     Ended,
 }
@@ -209,8 +213,10 @@ impl Core {
 
     /// Takes an input at `now`.
     pub fn handle(&mut self, now: Time, input: Input) {
-        if matches!(self.phase, Phase::Ended) {
-            return;
+        match self.phase {
+            Phase::Broken(_) => return self.tell_broken(input),
+            Phase::Ended => return,
+            _ => {}
         }
         match input {
             Input::CoordinatorUp { link, name } => {
@@ -382,15 +388,6 @@ impl Core {
     }
 
     // Ends.
-
-    /// The worker cannot go on, because of a member, of the history or of itself: it says so, and
-    /// ends. It cannot repeat this to the next leader, so it tells every coordinator.
-    fn fail(&mut self, at_fault: Option<WorkerId>, fatal: bool, reason: String) {
-        for link in self.leader.links() {
-            self.send_on(link, Message::Failed { at_fault, fatal, reason: reason.clone() });
-        }
-        self.end(Exit::Failed(reason));
-    }
 
     fn end(&mut self, exit: Exit) {
         self.phase = Phase::Ended;

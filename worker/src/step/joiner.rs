@@ -233,8 +233,8 @@ impl Joiner {
     pub fn report(&mut self, report: Report) {
         match report {
             Report::Entered { generation, .. } => self.replica.device.entered(generation),
-            Report::LoadStalled(is_exempt) | Report::Evaluating(is_exempt) => {
-                self.replica.progress.exempt(is_exempt);
+            Report::LoadStalled(_) | Report::Evaluating | Report::Evaluated => {
+                self.replica.progress.report(&report);
             }
             _ if self.replica.device.entering.is_some() => {}
             Report::Restored { version, shard, intact, .. } => {

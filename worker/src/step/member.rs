@@ -277,7 +277,8 @@ impl Member {
             Report::Entered { .. }
             | Report::Saving { .. }
             | Report::LoadStalled(_)
-            | Report::Evaluating(_)
+            | Report::Evaluating
+            | Report::Evaluated
             | Report::Opened
             | Report::Unwritten(_)
             | Report::Written
@@ -307,6 +308,7 @@ impl Member {
         let is_behind = entering.is_some() || !all_gather.is_updated();
         match entering {
             _ if !restoring.is_over() => None,
+            None if self.finishes() => Some(DeviceTask::Evaluation),
             _ if computes => Some(DeviceTask::DataShard),
             _ if !is_behind => None,
             Some(_) if void_until.is_some() => Some(DeviceTask::Beginning),
@@ -314,6 +316,11 @@ impl Member {
             None if !gradients.has_earlier_pass() => Some(DeviceTask::Updates),
             _ => Some(DeviceTask::Remainder),
         }
+    }
+
+    /// Whether the device evaluates and digests after the last step.
+    fn finishes(&self) -> bool {
+        self.is_over() && self.round.voted.is_some() && self.finish.summary().is_none()
     }
 
     /// How long the device computes, for a heartbeat.

@@ -5,10 +5,10 @@
 //! worker's heartbeats go on. The time of a data shard does not include waiting for parameters, but
 //! it includes loading: a data set that is always slow has long data shards. A stall, in which the
 //! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
-//! a build has no usual time, since a device may compile then: the coordinator is patient. An
-//! evaluation of held-out samples is no data shard, and is never under suspicion. A change of
-//! generation builds nothing, so the usual time outlives it: the coordinator finds a sample that
-//! hangs one worker after the other at each of them.
+//! a build has no usual time, since a device may compile then: the coordinator is patient. A batch
+//! of held-out samples never has one. A change of generation builds nothing, so the usual time
+//! outlives it: the coordinator finds a sample that hangs one worker after the other at each of
+//! them.
 //!
 //! A device that waits for parameters, or has no data shard, still updates what its worker owns.
 //! Then the same is told of the update of a parameter shard. Where a data shard can be computed,
@@ -22,6 +22,8 @@ use std::time::Duration;
 
 use everstep_transport::protocol::message::ShardTime;
 use everstep_transport::time::Time;
+
+use super::event::Report;
 
 /// The most that counts of the time between two looks. A process that stood still in between has
 /// not computed meanwhile.
@@ -38,6 +40,8 @@ pub(super) enum DeviceTask {
     Remainder,
     /// End that, and begin with the initial state or that of a checkpoint.
     Beginning,
+    /// Evaluate a batch of held-out samples. After the last step, also digest the shards.
+    Evaluation,
 }
 
 /// The device's progress since its model was built. At a change of generation the time under way
@@ -52,9 +56,10 @@ pub struct Progress {
     usual_shard: Usual,
     /// How long the update of a parameter shard takes, where there is nothing else to do.
     usual_update: Usual,
-    /// The data set cannot read a sample yet, or the device evaluates held-out samples: no data
-    /// shard is computed, and nothing hangs.
-    is_exempt: bool,
+    /// The data set cannot read a sample yet: the device computes nothing, and does not hang.
+    is_stalled: bool,
+    /// The device evaluates held-out samples, whatever else it has to do.
+    evaluates: bool,
     /// The last look at all.
     last_look: Option<Time>,
     /// The time since the newest data shard, without spans in which this process stood still.
@@ -102,7 +107,8 @@ impl Progress {
         let before = self.last_look.replace(now);
         self.since_shard +=
             before.map_or(Duration::ZERO, |before| now.since(before).min(MAX_COUNTED_GAP));
-        let task = task.filter(|_| !self.is_exempt);
+        let task = if self.evaluates { Some(DeviceTask::Evaluation) } else { task };
+        let task = task.filter(|_| !self.is_stalled);
         let before = std::mem::replace(&mut self.looked, task.map(|task| (task, now)));
         match before.filter(|(before, _)| Some(*before) == task) {
             Some((_, looked)) => self.under_way += now.since(looked).min(MAX_COUNTED_GAP),
@@ -110,10 +116,21 @@ impl Progress {
         }
     }
 
-    /// The time from now on does not count, since the data set cannot read a sample yet or the
-    /// device evaluates held-out samples. Or it counts again.
-    pub(super) fn exempt(&mut self, is_exempt: bool) {
-        self.is_exempt = is_exempt;
+    /// The device says that it waits for its data set, or evaluates, or does so no longer.
+    pub(super) fn report(&mut self, report: &Report) {
+        match report {
+            Report::LoadStalled(is_stalled) => self.is_stalled = *is_stalled,
+            Report::Evaluating | Report::Evaluated => {
+                self.evaluates = matches!(report, Report::Evaluating);
+                self.restart();
+            }
+            _ => {}
+        }
+    }
+
+    /// The device is done with what it was at.
+    fn restart(&mut self) {
+        (self.looked, self.under_way) = (None, Duration::ZERO);
     }
 
     /// The device has computed a data shard, and its samples took so long to load. The loader may
@@ -147,7 +164,7 @@ impl Progress {
 
     /// The device has followed into the generation, so its work of the one before is done.
     pub(super) fn entered(&mut self) {
-        (self.looked, self.under_way) = (None, Duration::ZERO);
+        self.restart();
     }
 
     /// The times for a heartbeat. None while nothing is computed.
@@ -156,7 +173,7 @@ impl Progress {
             DeviceTask::DataShard => self.usual_shard,
             DeviceTask::Updates => self.usual_update,
             DeviceTask::Remainder => self.usual_shard.longer(self.usual_update),
-            DeviceTask::Beginning => Usual::Unknown,
+            DeviceTask::Beginning | DeviceTask::Evaluation => Usual::Unknown,
         };
         let ms = |time: Duration| time.as_millis() as u64;
         let usual_ms = usual.known().map_or(0, |usual| ms(usual).max(1));
@@ -215,29 +232,38 @@ mod tests {
     #[test]
     fn a_device_whose_data_cannot_be_read_yet_does_not_hang() {
         let mut progress = computing(&[1, 10, 50]);
-        progress.exempt(true);
+        progress.report(&Report::LoadStalled(true));
         for tenths in 61..=900 {
             progress.look(Time(tenths * 100_000_000), SHARD);
             assert_eq!(progress.told(), None);
         }
-        progress.exempt(false);
+        progress.report(&Report::LoadStalled(false));
         progress.computed(Time(90_000_000_000), Duration::from_millis(10));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(1_000), "nor is it slow");
     }
 
     #[test]
-    fn an_evaluation_is_neither_a_hang_nor_usual() {
+    fn an_evaluation_is_told_of_by_the_batch_and_changes_nothing_that_is_usual() {
         let mut progress = computing(&[1, 10, 1]);
-        progress.exempt(true);
-        for tenths in 13..=900 {
-            progress.look(Time(tenths * 100_000_000), SHARD);
-            assert_eq!(progress.told(), None);
+        let mut now = 13;
+        for _ in 0..3 {
+            progress.report(&Report::Evaluating);
+            for tenths in 0..300 {
+                progress.look(Time((now + tenths) * 100_000_000), SHARD);
+                let told = progress.told().map(|told| (told.under_way_ms, told.usual_ms));
+                assert_eq!(told, Some((tenths * 100, 0)));
+            }
+            now += 300;
         }
-        progress.exempt(false);
-        for tenths in 900..=905 {
+        progress.report(&Report::LoadStalled(true));
+        progress.look(Time(91_300_000_000), SHARD);
+        assert_eq!(progress.told(), None, "it waits for held-out samples");
+        progress.report(&Report::LoadStalled(false));
+        progress.report(&Report::Evaluated);
+        for tenths in 914..=919 {
             progress.look(Time(tenths * 100_000_000), SHARD);
         }
-        progress.computed(Time(90_500_000_000), Duration::ZERO);
+        progress.computed(Time(91_900_000_000), Duration::ZERO);
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(937), "it falls slowly");
     }
 

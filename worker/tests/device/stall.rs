@@ -52,8 +52,11 @@ fn held_out_samples_are_waited_for_too() {
         test_device.fail_reads(failures);
         let data_shards = (0..DATA_SHARDS).map(DataShard).collect();
         let reports = test_device.give(Job::Finish { version: Step(1), data_shards });
-        let [Report::Finished(summary)] = reports.as_slice() else { panic!("{reports:?}") };
-        summary.evaluations.clone()
+        let stalls = reports.iter().filter(|it| matches!(it, Report::LoadStalled(true))).count();
+        let Some(Report::Finished(summary)) = reports.last() else { panic!("{reports:?}") };
+        (stalls, summary.evaluations.clone())
     };
-    assert_eq!(evaluate(FAILURES), evaluate(0));
+    let ((stalls, waited), (_, there)) = (evaluate(FAILURES), evaluate(0));
+    assert_eq!(waited, there);
+    assert!(stalls > 0, "the device says that it waits");
 }

@@ -8,6 +8,7 @@ use everstep_transport::protocol::{
 use everstep_worker::step::event::{Effect, Exit, Input, Job, LinkId, Report};
 
 use crate::cluster::{Cluster, run};
+use crate::scaling::{committed, scale, voted};
 use crate::solo::{LINK, Solo, TERM, commit, next_record};
 use crate::support::{GENERATION, MEMBERS, STRANGER};
 
@@ -67,6 +68,50 @@ fn a_worker_gives_up_without_a_coordinator_only_if_it_never_met_one() {
         matches!(exit(&mut solo), Some(Exit::Failed(_)))
     };
     assert_eq!([false, true].map(gives_up), [true, false]);
+}
+
+/// Two owners hold different bits, as this step leader finds while no coordinator leads.
+fn broken() -> Solo {
+    let mut solo = voted();
+    solo.peer(MEMBERS[0], Message::Commit(committed(1, Decision::Skip, scale(15, 0))));
+    solo.took();
+    solo.peer(MEMBERS[2], Message::Commit(committed(1, Decision::Skip, scale(14, 0))));
+    assert!(tells_that_it_broke(&mut solo));
+    solo
+}
+
+fn tells_that_it_broke(solo: &mut Solo) -> bool {
+    let effects = solo.took();
+    let ends = |effect: &Effect| matches!(effect, Effect::Exit(_));
+    assert!(!effects.iter().any(ends), "nobody would know");
+    let failed = |effect: &Effect| {
+        let Effect::SendToCoordinator { message, .. } = effect else { return false };
+        matches!(message, Message::Failed { fatal: true, .. })
+    };
+    effects.iter().any(failed)
+}
+
+#[test]
+fn i19_a_broken_run_is_told_to_each_leader_until_one_has_heard_it() {
+    let mut solo = broken();
+    solo.give(Input::Tick);
+    assert!(!tells_that_it_broke(&mut solo), "no leader asks");
+    solo.connect(LinkId(2));
+    let [Message::Hello { worker, .. }] = solo.told()[..] else { panic!("one greeting") };
+    assert_eq!(worker, Some(MEMBERS[1]));
+    let registered = || Message::Registered { worker: MEMBERS[1], term: TERM };
+    for message in [registered(), registered(), Message::Evicted { worker: MEMBERS[1] }] {
+        solo.hear_on(LinkId(2), message);
+        assert!(tells_that_it_broke(&mut solo));
+    }
+    solo.give(Input::Drain);
+    solo.give(Input::CoordinatorGone("no coordinator answers".into()));
+    assert!(!tells_that_it_broke(&mut solo));
+    solo.hear_on(LinkId(2), Message::Released { term: TERM });
+    assert!(matches!(exit(&mut solo), Some(Exit::Failed(_))));
+    let mut solo = broken();
+    solo.give(Input::DrainOverdue);
+    assert!(matches!(exit(&mut solo), Some(Exit::Failed(_))), "somebody insists");
 }
 
 #[test]

@@ -16,11 +16,11 @@ fn in_fp16(steps: u64) -> RunSpec {
     run
 }
 
-fn scale(exponent: u8, good: u32) -> LossScale {
+pub fn scale(exponent: u8, good: u32) -> LossScale {
     LossScale { exponent, good }
 }
 
-fn committed(step: u64, decision: Decision, loss_scale: LossScale) -> Commit {
+pub fn committed(step: u64, decision: Decision, loss_scale: LossScale) -> Commit {
     Commit { decision, loss_scale, ..commit(step) }
 }
 
@@ -34,7 +34,7 @@ fn computes(solo: &mut Solo) -> Vec<(Step, LossScale)> {
 }
 
 /// The member of rank 1, after its vote for the first step.
-fn voted() -> Solo {
+pub fn voted() -> Solo {
     let mut solo = Solo::member_for(in_fp16(10), 1);
     solo.prepare(1);
     solo.took();

@@ -134,7 +134,7 @@ impl Core {
             return Admission::Drop;
         }
         match &self.phase {
-            Phase::Ended => Admission::Drop,
+            Phase::Broken(_) | Phase::Ended => Admission::Drop,
             _ if chunk.generation > self.generation() => Admission::Wait,
             _ if chunk.kind == ChunkKind::Master && chunk.generation == self.generation() => {
                 self.admit_master(from, chunk)

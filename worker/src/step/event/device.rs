@@ -205,9 +205,10 @@ pub enum Report {
     },
     /// The data set cannot read a sample yet, or can again. The device waits meanwhile.
     LoadStalled(bool),
-    /// The device begins to evaluate held-out samples, or has evaluated them. It computes no data
-    /// shard meanwhile.
-    Evaluating(bool),
+    /// The device begins with another batch of held-out samples. It computes no data shard.
+    Evaluating,
+    /// It has evaluated the held-out samples of a data shard.
+    Evaluated,
     /// A held shard has a new version.
     Updated {
         /// The new version of the shard.

@@ -142,8 +142,8 @@ impl Member {
                 Some(Report::Entered { generation, owned: Vec::new() })
             }
             // It holds for the device, whatever generation its work is of.
-            Report::LoadStalled(is_exempt) | Report::Evaluating(is_exempt) => {
-                self.replica.progress.exempt(is_exempt);
+            Report::LoadStalled(_) | Report::Evaluating | Report::Evaluated => {
+                self.replica.progress.report(&report);
                 None
             }
             _ if device.void_until.is_some() => None,
