@@ -7,10 +7,7 @@
 //! its run on the launcher's stdin, and joins as a worker of its own.
 
 use std::cell::RefCell;
-use std::fs;
 use std::io::{self, BufRead};
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 
 use everstep_kernels::device::DeviceChoice;
@@ -23,7 +20,7 @@ use crate::cluster::{self, ClusterOptions, Directory, Script};
 use crate::config::{self, LaunchSettings};
 use crate::failure::{Exit, Failure};
 use crate::progress::Display;
-use crate::script::{MEASURED_FILE, Measured, gpus};
+use crate::script::{Measured, gpus};
 use crate::text::RunText;
 use crate::train::{self, ReportFile, Trained, check_coordinators, check_places, start_options};
 use crate::{announce, logging, output, supervision};
@@ -92,28 +89,7 @@ fn dry_run(
     script: &Script,
 ) -> Result<(), Failure> {
     check_places(&flags.start, settings.checkpoint.as_ref())?;
-    let failed = |why: String| {
-        Failure::new(Exit::Failed, "the script cannot be measured").at(name(flags)).because(why)
-    };
-    let folder = tempfile::tempdir().map_err(|error| failed(error.to_string()))?;
-    let file = folder.path().join("measured.json");
-    let (control, theirs) = UnixStream::pair().map_err(|error| failed(error.to_string()))?;
-    let stderr = io::stderr().as_fd().try_clone_to_owned();
-    let mut command = script.process();
-    command.envs(script.device.as_ref().and_then(gpus::visible_to));
-    command.env(MEASURED_FILE, &file).stdin(OwnedFd::from(theirs));
-    command.stdout(stderr.map_err(|error| failed(error.to_string()))?);
-    output::say(format_args!("measuring {}", name(flags)));
-    let ended = command.status().map_err(|error| failed(error.to_string()))?;
-    drop(control); // it ends with the launcher
-    let measured: Measured = match fs::read(&file) {
-        Ok(text) => serde_json::from_slice(&text).map_err(|error| failed(error.to_string()))?,
-        Err(_) => {
-            let how = cluster::describe(ended);
-            let why = format!("it {how} before it had computed a micro-batch of an everstep.Run");
-            return Err(failed(why));
-        }
-    };
+    let measured = Measured::of(script)?;
     let run = settings.complete(&measured.run, workers);
     crate::dry_run::of_script(&measured, &run, workers, &flags.script[0].to_string_lossy())
 }
@@ -163,19 +139,13 @@ fn workers(flags: &LaunchFlags, registry: &Registry) -> u32 {
 
 /// The script of the workers. Its interpreter is that of this program, if one runs it.
 fn script(flags: &LaunchFlags, registry: &Registry) -> Result<Script, Failure> {
-    let Some(path) = flags.script.first().map(Path::new) else {
+    if flags.script.is_empty() {
         return crate::script::here(&[NO_SCRIPT.into()], flags.threads, flags.isa);
-    };
-    if !path.is_file() {
-        return Err(Failure::new(Exit::Usage, "the script cannot be launched")
-            .at(path.display())
-            .because("there is no such file")
-            .next("name a Python script, and after it the script's own arguments"));
     }
+    let script = crate::script::found_here(&flags.script, flags.threads, flags.isa)?;
     if let Some(device) = &flags.device {
         gpus::check(device, registry.devices())?;
     }
-    let script = crate::script::here(&flags.script, flags.threads, flags.isa)?;
     Ok(Script { device: flags.device.clone(), ..script })
 }
 

@@ -27,8 +27,7 @@ use crate::cli::{Cli, Verb, WorkerFlags, WorkerVerb};
 use crate::cluster::{InstructionSet, Program, Script};
 use crate::failure::{Exit, Failure};
 use crate::{config, supervision, worker};
-pub(crate) use kept::{here, is_kept, keep, of_kept_run};
-pub(crate) use measured::FILE as MEASURED_FILE;
+pub(crate) use kept::{found_here, here, is_kept, keep, of_kept_run};
 pub use measured::Measured;
 
 /// The kind of the model and of the data set of a script's run.
@@ -49,6 +48,11 @@ pub(crate) fn of(command: Vec<OsString>, threads: u32, isa: Option<InstructionSe
     let own = Program::own().ok().filter(|own| !own.arguments.is_empty());
     let interpreter = own.map_or(INTERPRETER.into(), |own| own.executable);
     Script { interpreter, command, threads, isa, ..Script::default() }
+}
+
+/// Whether the models, data and optimizer of the run are a script's.
+pub(crate) fn is_of_script(run: &RunSpec) -> bool {
+    run.model.kind == KIND
 }
 
 /// The number of compute threads of each worker of a script's run.

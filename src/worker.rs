@@ -78,6 +78,7 @@ pub(crate) fn work(
         grace: flags.grace.map(Duration::from_secs),
         metadata,
         overlap: !flags.no_overlap,
+        ends_with_run: registry.has_dataset(script::KIND),
         shares_memory: !flags.no_shared_memory,
     };
     match daemon::run(options, registry, ready) {

@@ -1,5 +1,6 @@
 //! The command line of `everstep run`.
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -45,7 +46,8 @@ pub struct RollbackFlags {
 pub struct SubmitFlags {
     /// The run: a TOML file as for `everstep train --config`, or another run's run.json. Its data
     /// path is one of the workers' machines
-    #[arg(value_name = "FILE", required_unless_present = "from", conflicts_with = "from")]
+    #[arg(value_name = "FILE", required_unless_present_any = ["from", "script"],
+        conflicts_with_all = ["from", "script"])]
     pub file: Option<PathBuf>,
     /// Go on with the run in this store of checkpoints, which this machine reads and the workers
     /// use: a directory that all of them see, or a URL such as s3://BUCKET/FOLDER
@@ -59,7 +61,26 @@ pub struct SubmitFlags {
     /// must be the same
     #[arg(long, value_name = "PATH", env = "EVERSTEP_DATA")]
     pub data: Option<String>,
+    /// With a script: begin when so many workers are there
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub workers: u32,
+    /// With a script: compute threads of each worker. The workers are started with the same number
+    #[arg(long, value_name = "K", env = "EVERSTEP_THREADS", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1024))]
+    pub threads: u32,
+    /// With a script: a TOML file with what it does not state: the sections checkpoint and
+    /// redundancy
+    #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]
+    pub config: Option<PathBuf>,
+    /// With a script: write a checkpoint every so many steps, and one at the end. 0: none
+    #[arg(long, value_name = "STEPS", env = "EVERSTEP_CHECKPOINT_EVERY")]
+    pub checkpoint_every: Option<u64>,
     /// The cluster to ask.
     #[command(flatten)]
     pub ask: AskFlags,
+    /// The Python script of the run, and its arguments. One process of it computes a micro-batch
+    /// here, and says which run it trains. The workers are processes of it, too
+    #[arg(value_name = "SCRIPT", last = true, conflicts_with = "from")]
+    pub script: Vec<OsString>,
 }

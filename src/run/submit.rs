@@ -1,13 +1,15 @@
 //! `everstep run submit`: gives a cluster a run to train.
 //!
-//! In: a file with the run, or the store of a run that another cluster has begun. Out: its id, and
-//! what it waits for. The program does not look for the data: the workers' machines have it.
+//! In: a file with the run, a script that states it, or the store of a run that another cluster has
+//! begun. Out: its id, and what it waits for. The program does not look for the data: the workers'
+//! machines have it.
 
 use std::fs;
 use std::path::Path;
 
 use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::rejection::Rejection;
+use everstep_transport::protocol::run::SpecError;
 use everstep_transport::protocol::{RunOrigin, RunSpec};
 use everstep_worker::registry::Registry;
 use serde_json::json;
@@ -19,6 +21,7 @@ use crate::failure::{Exit, Failure};
 use crate::operator::{ClusterHandle, OperatorError};
 use crate::resume::ClaimedRun;
 use crate::store_check::{self, StoreUse};
+use crate::script::{self, Measured};
 use crate::{checkpoint, output, resume, train};
 
 pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
@@ -28,6 +31,7 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
             (run, Some(stored))
         }
         (None, Some(file)) => (read(file, registry)?, None),
+        (None, None) if !flags.script.is_empty() => (stated(flags)?, None),
         (None, None) => {
             return Err(Failure::new(Exit::Usage, "there is no run to submit")
                 .next("name a TOML file, a run's run.json, or a store with --from"));
@@ -36,7 +40,7 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
     if let Some(spec) = &run.checkpoint {
         store_check::check(spec, StoreUse::Elsewhere)?;
     }
-    let path = run.data.path.clone();
+    let needed = needed_on_workers(&run);
     let idle = train::idle(run.start_workers, run.batch.data_shards);
     let cluster = ClusterHandle::find(&flags.ask.cluster)?;
     let origin = stored.map(|stored| claim(stored, &cluster)).transpose()?;
@@ -55,8 +59,38 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
     if let Some(note) = idle {
         output::say(format_args!("note: {note}"));
     }
-    output::say(format_args!("note: its data, \"{path}\", is looked for on each worker's machine"));
+    output::say(format_args!("note: {needed}"));
     output::print(view.map_or("the run is accepted".into(), sentence))
+}
+
+/// What the machines of the workers must have.
+fn needed_on_workers(run: &RunSpec) -> String {
+    if script::is_of_script(run) {
+        return "each worker is a process of its script: `everstep worker … -- SCRIPT ARGS`".into();
+    }
+    format!("its data, \"{}\", is looked for on each worker's machine", run.data.path)
+}
+
+/// The run that a script states.
+fn stated(flags: &SubmitFlags) -> Result<RunSpec, Failure> {
+    let settings = config::read_launch(flags.config.as_deref(), flags.checkpoint_every)?;
+    let script = script::found_here(&flags.script, flags.threads, None)?;
+    let run = settings.complete(&Measured::of(&script)?.run, flags.workers);
+    with_reachable_store(run, &flags.script[0].to_string_lossy())
+}
+
+/// The run, if all workers can reach its store.
+fn with_reachable_store(run: RunSpec, place: &str) -> Result<RunSpec, Failure> {
+    let Some(why) = run.checkpoint.as_ref().and_then(config::is_elsewhere) else { return Ok(run) };
+    Err(Failure::new(Exit::Usage, "there is no run to submit").at(place).because(why).next(
+        "state checkpoint.path: a directory that all workers see under the same absolute path, or \
+         a URL such as s3://BUCKET/FOLDER",
+    ))
+}
+
+/// Checks the run against this program's models. Those of a script are checked by its workers.
+fn validate(registry: &Registry, run: &RunSpec) -> Result<(), SpecError> {
+    if script::is_of_script(run) { run.validate() } else { registry.validate(run) }
 }
 
 /// Claims the store of a run for a cluster, and reads what the cluster has to know of it. A cluster
@@ -89,7 +123,7 @@ fn stored(
         let failure = Failure::new(Exit::Usage, "the run cannot go on from its store");
         failure.at(from.display()).because(why).next(next)
     };
-    if let Some(why) = run.data.is_elsewhere() {
+    if let Some(why) = run.data.is_elsewhere().filter(|_| !script::is_of_script(&run)) {
         let next = "name with --data the absolute path that they have on the workers' machines";
         return Err(refused(why, next));
     }
@@ -102,7 +136,7 @@ fn stored(
         }
     }
     let next = "submit it with the program that began it";
-    registry.validate(&run).map_err(|error| refused(error.to_string(), next))?;
+    validate(registry, &run).map_err(|error| refused(error.to_string(), next))?;
     // Before the store is claimed: nothing is undone if it is damaged.
     if flags.step.is_some() {
         checkpoint::must_be_whole(&*checkpoint::open(&place)?, step)?;
@@ -123,7 +157,7 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         let next = "pass it as a run's directory has it in run.json";
         let run = RunSpec::from_file(text.as_bytes());
         let run = run.map_err(|error| refused(error.to_string(), next))?;
-        registry.validate(&run).map_err(|error| refused(error.to_string(), next))?;
+        validate(registry, &run).map_err(|error| refused(error.to_string(), next))?;
         run
     } else {
         let mut resolved = config::resolve(Some((file, &text)), &Overrides::default(), registry)?;
@@ -134,6 +168,9 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         config::read_initial_weights(&mut resolved, registry)?;
         resolved.run
     };
+    if script::is_of_script(&run) {
+        return with_reachable_store(run, &file.display().to_string());
+    }
     if run.data.kind == "text" && run.data.path.is_empty() {
         let why = "it states no data.path, and the default text is one of this machine's".into();
         return Err(refused(why, "state data.path, a path on the workers' machines"));
@@ -147,12 +184,7 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         );
         return Err(refused(why, &next));
     }
-    if let Some(why) = run.checkpoint.as_ref().and_then(config::is_elsewhere) {
-        let next = "state checkpoint.path: a directory that all workers see under the same \
-                    absolute path, or a URL such as s3://BUCKET/FOLDER";
-        return Err(refused(why, next));
-    }
-    Ok(run)
+    with_reachable_store(run, &file.display().to_string())
 }
 
 #[cfg(test)]

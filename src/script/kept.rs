@@ -14,7 +14,7 @@ use everstep_transport::protocol::RunSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::{KIND, of, threads};
+use super::{is_of_script, of, threads};
 use crate::cluster::{Directory, InstructionSet, Script};
 use crate::config;
 use crate::failure::{Exit, Failure};
@@ -94,6 +94,25 @@ pub(crate) fn here(
     Ok(Script { directory: Some(directory), ..of(command.to_vec(), threads, isa) })
 }
 
+/// As [`here`], for a script that is a file here.
+///
+/// # Errors
+/// If it is none.
+pub(crate) fn found_here(
+    command: &[OsString],
+    threads: u32,
+    isa: Option<InstructionSet>,
+) -> Result<Script, Failure> {
+    let path = command.first().map_or(Path::new(""), Path::new);
+    if !path.is_file() {
+        return Err(Failure::new(Exit::Usage, "the script cannot be launched")
+            .at(path.display())
+            .because("there is no such file")
+            .next("name a Python script, and after it the script's own arguments"));
+    }
+    here(command, threads, isa)
+}
+
 /// Writes down the script of the run that the directory holds, or will hold.
 pub(crate) fn keep(directory: &Directory, script: &Script) -> Result<(), Failure> {
     let command = script.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
@@ -116,7 +135,7 @@ pub(crate) fn of_kept_run(
     dir: &Path,
     stated: &[OsString],
 ) -> Result<Option<Script>, Failure> {
-    if run.model.kind != KIND {
+    if !is_of_script(run) {
         return match stated.first() {
             None => Ok(None),
             Some(name) => Err(unusable(Path::new(name), "the run is of no script".into())),
@@ -156,6 +175,7 @@ mod tests {
     use everstep_transport::protocol::exemplars;
     use everstep_transport::protocol::run::OptionValue;
 
+    use super::super::KIND;
     use super::*;
 
     fn run_of_script() -> RunSpec {

@@ -172,6 +172,7 @@ fn a_worker_whose_program_has_another_model_is_refused() {
         grace: None,
         metadata: None,
         overlap: true,
+        ends_with_run: false,
         shares_memory: true,
     };
     let refused = daemon::run(options, Arc::new(wider), |_| {}).expect_err("another model");

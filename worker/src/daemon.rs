@@ -86,6 +86,8 @@ pub struct WorkerOptions {
     pub metadata: Option<MetadataService>,
     /// Overlap communication with compute. Off only to measure what that saves.
     pub overlap: bool,
+    /// End with the run that the worker takes part in. Otherwise the worker waits for another one.
+    pub ends_with_run: bool,
     /// Exchange tensors with workers of this host through shared memory. Off only to measure what
     /// that saves.
     pub shares_memory: bool,
@@ -217,12 +219,13 @@ async fn work(
     let (known, coordinators) = watch::channel(Vec::new());
     let shell =
         Shell { endpoint: endpoint.clone(), device_host, known, began, ended, shares_memory };
+    let core = core_of(name, &shell, options.ends_with_run);
     let places = options.coordinators;
     let dial_context =
         DialContext { endpoint: endpoint.clone(), places, known: coordinators, token };
     let notices = preemption::notices(metadata);
     let orders = LeaveOrders { terminations, grace, notices };
-    let (exit, links) = run_actor(shell, dial_context, name, orders).await;
+    let (exit, links) = run_actor(core, shell, dial_context, orders).await;
     tracing::info!(reason = words(&exit), "leaving");
     // The last messages must arrive before the process ends.
     let mut finishing = JoinSet::new();
@@ -250,18 +253,23 @@ fn words(exit: &Exit) -> &str {
     }
 }
 
-/// Runs the actor until it ends.
-async fn run_actor(
-    shell: Shell,
-    dial_context: DialContext,
-    name: NodeName,
-    orders: LeaveOrders,
-) -> Ending {
+/// The core of the worker of this name.
+fn core_of(name: NodeName, shell: &Shell, ends_with_run: bool) -> Core {
     let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     let unix_ms = since_epoch.map_or(0, |span| span.as_millis() as u64);
     let unix_ms_at_zero = unix_ms.saturating_sub(shell.began.elapsed().as_millis() as u64);
     let identity = WorkerIdentity { name, unix_ms_at_zero };
     let core = Core::new(identity, shell.device_host.pool.clone()).succeeding(shell.ended.clone());
+    if ends_with_run { core.ending_with_run() } else { core }
+}
+
+/// Runs the actor until it ends.
+async fn run_actor(
+    core: Core,
+    shell: Shell,
+    dial_context: DialContext,
+    orders: LeaveOrders,
+) -> Ending {
     let (exit, ended) = tokio::sync::oneshot::channel();
     let endpoint = shell.endpoint.clone();
     let actor = WorkerActor::create(|context| WorkerActor::new(core, shell, exit, context));

@@ -79,6 +79,7 @@ impl Scene {
             grace,
             metadata: None,
             overlap: true,
+            ends_with_run: false,
             shares_memory: true,
         };
         let worker = thread::spawn(|| run(options, Arc::new(registry), |_| {}));

@@ -138,6 +138,13 @@ impl Core {
         self
     }
 
+    /// The worker ends with the run that it takes part in, and waits for no other one: it can
+    /// compute no other.
+    pub fn ending_with_run(mut self) -> Self {
+        self.settings.ends_with_run = true;
+        self
+    }
+
     /// Sets how many bytes of kept sums the core adds up at once, at least one shard's. A model
     /// with small shards may need fewer.
     pub fn merging(mut self, merge_bytes: usize) -> Self {

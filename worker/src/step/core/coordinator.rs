@@ -159,7 +159,13 @@ impl Core {
 
     /// The run is over. The worker waits for another one.
     fn released(&mut self) {
-        if self.forget().is_some() {
+        let took_part = self.worker().is_some();
+        if self.forget().is_none() {
+            return;
+        }
+        if took_part && self.settings.ends_with_run {
+            self.end(Exit::Dismissed);
+        } else {
             self.phase = Phase::Greeting;
             self.greet_all(|_| true);
         }

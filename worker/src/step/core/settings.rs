@@ -24,12 +24,15 @@ pub(super) struct CoreSettings {
     pub growth: u32,
     /// The core adds up so many bytes of kept sums at once.
     pub merge_bytes: usize,
+    /// The worker ends with the run that it takes part in, and waits for no other one.
+    pub ends_with_run: bool,
 }
 
 impl CoreSettings {
     /// The usual settings of a worker that takes buffers for sums from `pool`.
     pub fn new(identity: WorkerIdentity, pool: Pool) -> Self {
-        Self { identity, pool, growth: scaling::GROWTH_INTERVAL, merge_bytes: MERGE_BYTES }
+        let growth = scaling::GROWTH_INTERVAL;
+        Self { identity, pool, growth, merge_bytes: MERGE_BYTES, ends_with_run: false }
     }
 
     /// What all generations of a run share, for a model that was built.
