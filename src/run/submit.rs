@@ -20,8 +20,8 @@ use crate::config;
 use crate::failure::{Exit, Failure};
 use crate::operator::{ClusterHandle, OperatorError};
 use crate::resume::ClaimedRun;
-use crate::store_check::{self, StoreUse};
 use crate::script::{self, Measured};
+use crate::store_check::{self, StoreUse};
 use crate::{checkpoint, output, resume, train};
 
 pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
