@@ -85,7 +85,7 @@ def _tf32() -> str:
     """Which operations in f32 multiply in TF32."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     try:
-        chosen = {"matmul": matmul.fp32_precision, "conv": cudnn.conv.fp32_precision}
+        chosen = {"matmul": matmul.fp32_precision, "conv": cudnn.conv.fp32_precision}  # type: ignore[attr-defined]
         found = [name for name, precision in chosen.items() if precision == "tf32"]
     except AttributeError:  # before PyTorch 2.9
         allowed = {"matmul": matmul.allow_tf32, "conv": cudnn.allow_tf32}

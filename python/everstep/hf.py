@@ -6,6 +6,7 @@ import math
 import warnings
 from typing import Any
 
+import torch
 import transformers
 from transformers.trainer_utils import TrainOutput
 
@@ -70,6 +71,7 @@ class Trainer(transformers.Trainer):
         if steps <= 0:
             steps = math.ceil(settings.num_train_epochs * epoch)
         self.create_optimizer_and_scheduler(num_training_steps=steps)
+        assert self.model is not None and self.optimizer is not None
         # Its samples have no columns that the model does not take.
         loader = self.get_train_dataloader()
         every = self._evaluates_each(steps, epoch)
@@ -147,11 +149,12 @@ class Trainer(transformers.Trainer):
             )
         if strategy != "steps":
             return max(1, math.ceil(epoch))
-        stated = self.args.eval_steps
+        stated = self.args.eval_steps or self.args.logging_steps
         return max(1, math.ceil(stated if stated >= 1.0 else stated * steps))
 
     def _mean_loss(self, inputs: Any) -> Any:
         with self.compute_loss_context_manager(), self.accelerator.autocast():
+            assert self.model is not None
             return self.compute_loss(self.model, self._prepare_inputs(inputs))
 
     def _backward(self, run: Run, inputs: Any) -> None:
@@ -162,5 +165,7 @@ class Trainer(transformers.Trainer):
         weight = None if items is None or count_alike else float(items)
         with self.compute_loss_context_manager(), self.accelerator.autocast():
             inputs = self._prepare_inputs(inputs)
+            assert self.model is not None
             loss = self.compute_loss(self.model, inputs, num_items_in_batch=items)
+        assert isinstance(loss, torch.Tensor), "without its outputs"
         run.backward(loss, weight=weight)

@@ -155,7 +155,7 @@ class MirroredMemory:
     def _hand_over(self, engine: _everstep.Engine) -> None:
         """The engine gets the oldest gradients on their way, which have come."""
         for place, _ in self._leaving.popleft()[1]:
-            engine.publish(place.storage_offset(), place.data_ptr(), place.numel())
+            engine.publish(int(place.storage_offset()), place.data_ptr(), place.numel())
 
 
 def of(device: torch.device, count: int) -> Memory:

@@ -109,7 +109,7 @@ Entry = tuple[float, tuple[float, float], float]
 
 
 def _group(kind: str, group: dict[str, Any], table: list[Entry], steps: int) -> dict[str, Any]:
-    schedules = [(0.0, 0.0, 0.0)]
+    schedules: list[tuple[float, ...]] = [(0.0, 0.0, 0.0)]
     if kind == "nadam":
         schedules = _nesterov(group, table, steps)
     elif kind == "asgd":

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the Python package and runs its tests with PyTorch.
+# Builds the Python package, checks its types, and runs its tests with PyTorch.
 #
 # VENV: the virtual environment [target/python-venv]. TORCH: the version of PyTorch, or `none`. EXTENSION: the extension
 # module, as `cargo test --workspace --no-run` leaves it; without it a wheel is built, which takes minutes.
@@ -24,7 +24,7 @@ for tool in cargo "$python"; do
 done
 [ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check --quiet)
-"${pip[@]}" install 'maturin>=1.7,<2' pytest pytest-xdist
+"${pip[@]}" install 'maturin>=1.7,<2' pytest pytest-xdist mypy
 
 # have: whether a package can be imported.
 have() {
@@ -77,6 +77,11 @@ else
         --interpreter "$venv/bin/python" --target-dir "$target" --out "$target/wheels"
     wheel=$(ls -t "$target"/wheels/everstep-*.whl | head -1)
     "${pip[@]}" install --force-reinstall --no-deps "$wheel"
+fi
+
+# What the package states of its types, beside those of PyTorch, transformers and Lightning.
+if have torch && have transformers && have lightning; then
+    (cd python && "$venv/bin/python" -m mypy --cache-dir "$target/mypy" everstep)
 fi
 
 cd python/tests
