@@ -33,7 +33,7 @@ use error::ValueSources;
 pub use error::{ConfigError, ValueSource};
 pub(crate) use init::{is_init_elsewhere, read_initial_weights};
 use keys::Keys;
-pub(crate) use launch::{LaunchSettings, part_of_script, read_launch};
+pub(crate) use launch::{LaunchSettings, part_of_script, read_launch, read_launch_elsewhere};
 pub(crate) use path::locate;
 use value::{Clip, HangAfter, OptionalDuration, Vocabulary};
 

@@ -9,6 +9,7 @@ use std::sync::mpsc::channel;
 use std::thread;
 use std::time::Duration;
 
+use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::store::probe::probe;
 use everstep_checkpoint::store::{
     self, Environment, ErrorKind, Place, StoreError, missing_credentials,
@@ -67,6 +68,24 @@ pub(crate) fn check(spec: &CheckpointSpec, usage: StoreUse) -> Result<(), Failur
                 .because(error.why)
                 .next("change what it names, or name another store in checkpoint.path"))
         }
+    }
+}
+
+/// Tells the user of the checkpoints that the store of a new run has already.
+pub(crate) fn tell_of_older(spec: &CheckpointSpec) {
+    let opened =
+        spec.path.parse().and_then(|it: Place| store::open(&it, &Environment::of_process()));
+    let found = opened.and_then(|store| store.list_checkpoints()).unwrap_or_default();
+    let steps = found.into_iter().filter_map(|object| match object.name {
+        ObjectName::Manifest(step) => Some(step),
+        _ => None,
+    });
+    if let Some(step) = steps.max() {
+        let place = &spec.path;
+        output::say(format_args!(
+            "note: {place} has checkpoints already, up to step {step}. This run begins at step 0 \
+             and writes over them: `everstep resume {place}` goes on from them"
+        ));
     }
 }
 

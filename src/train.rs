@@ -231,6 +231,7 @@ pub(crate) fn with_usable_store(
         directory.give_up();
         return Err(failure);
     }
+    store_check::tell_of_older(&spec);
     Ok(directory)
 }
 

@@ -402,15 +402,17 @@ class Run:
 
         Every worker may call it: the file is written whole, with the same bytes. A worker in another
         directory than its launcher's, which reaches no store of the run either, has no trained
-        model: it writes nothing, and says so.
+        model: it writes nothing, and says so. So has every worker on a cluster of daemons whose run
+        writes no checkpoints.
         """
         if self._report is None:
             raise RuntimeError(
                 "there is no trained model yet: it comes after the loop, which ends by itself"
             )
         if not self._is_complete:
-            words = f"note: {os.fspath(path)} was not written: this worker has no trained model. It is"
-            print(words, "in the directory of the launcher", file=sys.stderr, flush=True)
+            words = f"note: {os.fspath(path)} was not written: this worker has no trained model. It is in"
+            where = "the directory of the launcher, or where `everstep run status` says"
+            print(words, where, file=sys.stderr, flush=True)
             return
         safetensors.write(path, self._model.state_dict())
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
+import re
 import subprocess
 import sys
 import time
@@ -118,6 +117,23 @@ def test_a_run_outlives_all_processes_of_its_cluster(cluster, train, tmp_path):
     for worker in workers:
         worker.communicate(timeout=LAUNCH_TIMEOUT)
     assert cluster.status()["hash"] == train("faulty.py", "slow", STEPS).hash
+    log = (cluster.folder / "coordinator.log").read_text()
+    back = [int(step) for step in re.findall(r"went back from step \d+ to step (\d+)", log)]
+    assert back and min(back) >= 10, log
+
+
+def test_a_cancelled_run_is_no_complete_one(cluster, tmp_path):
+    hold = tmp_path / "hold"
+    hold.write_text("20")
+    script = ("faulty.py", "held", STEPS, str(hold))
+    cluster.submit(script=script)
+    worker = cluster.worker("first", *script)
+    cluster.until("a step that waits", lambda: cluster.status()["step"] >= 10)
+    assert cluster.ask("cancel").returncode == 0
+    hold.write_text(STEPS)
+    worker.communicate(timeout=LAUNCH_TIMEOUT)
+    log = (cluster.folder / "first.log").read_text()
+    assert worker.returncode == 1 and "`everstep run status` says how" in log, log
 
 
 def test_what_cannot_be_submitted_is_refused_in_words(cluster, tmp_path):
@@ -128,5 +144,12 @@ def test_what_cannot_be_submitted_is_refused_in_words(cluster, tmp_path):
     failing = cluster.ask("submit", after=("--", str(broken)))
     assert failing.returncode == 1 and "there are no texts" in failing.stderr, failing.stderr
     assert "before it had computed a micro-batch" in failing.stderr, failing.stderr
-    relative = cluster.ask("submit", "--checkpoint-every", "5", after=("--", str(SCRIPTS / "faulty.py"), "slow"))
-    assert relative.returncode == 2 and "checkpoint.path" in relative.stderr, relative.stderr
+    script = ("--", str(SCRIPTS / "faulty.py"), "slow")
+    config = tmp_path / "run.toml"
+    config.write_text('[checkpoint]\nevery = 5\npath = "store"\n')
+    for flags in (("--checkpoint-every", "5"), ("--config", str(config))):
+        relative = cluster.ask("submit", *flags, after=script)
+        assert relative.returncode == 2 and "checkpoint.path" in relative.stderr, relative.stderr
+        assert "measuring" not in relative.stderr, relative.stderr
+    misplaced = cluster.ask("submit", "--workers", "3", str(config))
+    assert misplaced.returncode == 2 and "--workers" in misplaced.stderr, misplaced.stderr

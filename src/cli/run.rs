@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand};
 
 use super::AskFlags;
+use crate::cluster::InstructionSet;
 
 /// What an operator does with runs.
 #[derive(Subcommand, Clone, Debug)]
@@ -61,14 +62,19 @@ pub struct SubmitFlags {
     /// must be the same
     #[arg(long, value_name = "PATH", env = "EVERSTEP_DATA")]
     pub data: Option<String>,
-    /// With a script: begin when so many workers are there
-    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS", default_value_t = 1,
+    /// With a script: begin when so many workers are there [default: 1]
+    #[arg(long, value_name = "N", env = "EVERSTEP_WORKERS",
         value_parser = clap::value_parser!(u32).range(1..))]
-    pub workers: u32,
+    pub workers: Option<u32>,
     /// With a script: compute threads of each worker. The workers are started with the same number
-    #[arg(long, value_name = "K", env = "EVERSTEP_THREADS", default_value_t = 1,
+    /// [default: 1]
+    #[arg(long, value_name = "K", env = "EVERSTEP_THREADS",
         value_parser = clap::value_parser!(u32).range(1..=1024))]
-    pub threads: u32,
+    pub threads: Option<u32>,
+    /// With a script: the instructions to which the workers keep, as `worker --isa` [default: the
+    /// newest of each CPU]
+    #[arg(long, value_name = "ISA", env = "EVERSTEP_ISA")]
+    pub isa: Option<InstructionSet>,
     /// With a script: a TOML file with what it does not state: the sections checkpoint and
     /// redundancy
     #[arg(long, value_name = "FILE", env = "EVERSTEP_CONFIG")]

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use everstep_transport::protocol::{CheckpointSpec, RunSpec};
 
-use super::error::ConfigError;
+use super::error::{ConfigError, ValueSources};
 use super::keys::Keys;
 use super::value::{HangAfter, OptionalDuration};
 use super::{checkpoint, text_of};
@@ -37,23 +37,40 @@ pub(crate) fn part_of_script(run: &RunSpec) -> RunSpec {
     LaunchSettings::default().complete(run, 1)
 }
 
-/// Reads the file that `--config` names, if any. `every` is the flag `--checkpoint-every`.
+/// Reads the file that `--config` names, if any. `every` is the flag `--checkpoint-every`. The path
+/// of the store is one of this machine.
 pub(crate) fn read_launch(
     path: Option<&Path>,
     every: Option<u64>,
 ) -> Result<LaunchSettings, ConfigError> {
+    let (mut settings, places) = read(path, every)?;
+    if let Some(spec) = &mut settings.checkpoint {
+        checkpoint::locate(spec, &places)?;
+    }
+    Ok(settings)
+}
+
+/// The same for a run on other machines: a relative path stays one.
+pub(crate) fn read_launch_elsewhere(
+    path: Option<&Path>,
+    every: Option<u64>,
+) -> Result<LaunchSettings, ConfigError> {
+    read(path, every).map(|(settings, _)| settings)
+}
+
+fn read(
+    path: Option<&Path>,
+    every: Option<u64>,
+) -> Result<(LaunchSettings, ValueSources), ConfigError> {
     let text = text_of(path)?;
     let mut keys = Keys::parse(path.map(|path| (path, text.as_str())))?;
     let give_up_after = keys.read::<OptionalDuration>("redundancy.give_up_after")?;
     let hang_after_ms = keys.read::<HangAfter>("redundancy.hang_after")?.map(|it| it.0);
-    let mut checkpoint = checkpoint::checkpoints(&mut keys, every)?;
+    let checkpoint = checkpoint::checkpoints(&mut keys, every)?;
     keys.reject_unknown()?;
-    let places = keys.into_places();
-    if let Some(spec) = &mut checkpoint {
-        checkpoint::locate(spec, &places)?;
-    }
     let give_up_after_ms = give_up_after.and_then(|it| it.0);
-    Ok(LaunchSettings { checkpoint, give_up_after_ms, hang_after_ms })
+    let settings = LaunchSettings { checkpoint, give_up_after_ms, hang_after_ms };
+    Ok((settings, keys.into_places()))
 }
 
 #[cfg(test)]
@@ -62,7 +79,7 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str, every: Option<u64>) -> Result<LaunchSettings, String> {
+    fn read_text(text: &str, every: Option<u64>) -> Result<LaunchSettings, String> {
         let file = tempfile::NamedTempFile::new().expect("a file");
         std::fs::write(file.path(), text).expect("written");
         read_launch(Some(file.path()), every).map_err(|error| error.to_string())
@@ -70,12 +87,12 @@ mod tests {
 
     #[test]
     fn a_launcher_states_checkpoints_and_nothing_of_the_script() {
-        let settings = read("[checkpoint]\nevery = 5\nkeep = 2", None).expect("valid");
+        let settings = read_text("[checkpoint]\nevery = 5\nkeep = 2", None).expect("valid");
         let spec = settings.checkpoint.clone().expect("checkpoints");
         assert_eq!((spec.every, spec.keep, &*spec.path), (5, 2, "checkpoints"));
-        let told = read("[run]\nsteps = 5", None).expect_err("the script states its steps");
+        let told = read_text("[run]\nsteps = 5", None).expect_err("the script states its steps");
         assert!(told.contains("unknown section [run]"), "{told}");
-        let told = read("[checkpoint]\nevery = 1\nkeep = 0", None).expect_err("none is kept");
+        let told = read_text("[checkpoint]\nevery = 1\nkeep = 0", None).expect_err("none is kept");
         assert!(told.contains("checkpoint.keep is 0"), "{told}");
         assert_eq!(read_launch(None, None), Ok(LaunchSettings::default()));
     }
@@ -83,15 +100,16 @@ mod tests {
     #[test]
     fn a_flag_wins_over_the_file_and_needs_none() {
         let every = |settings: LaunchSettings| settings.checkpoint.map(|spec| spec.every);
-        assert_eq!(every(read("[checkpoint]\nevery = 5", Some(7)).expect("valid")), Some(7));
+        assert_eq!(every(read_text("[checkpoint]\nevery = 5", Some(7)).expect("valid")), Some(7));
         assert_eq!(every(read_launch(None, Some(3)).expect("valid")), Some(3));
-        assert_eq!(every(read("[checkpoint]\nevery = 5", Some(0)).expect("valid")), None);
+        assert_eq!(every(read_text("[checkpoint]\nevery = 5", Some(0)).expect("valid")), None);
     }
 
     #[test]
     fn the_part_of_the_script_is_what_it_stated() {
         let stated = part_of_script(&exemplars::run());
-        let settings = read("[checkpoint]\nevery = 5\n[redundancy]\ngive_up_after = \"9s\"", None);
+        let settings =
+            read_text("[checkpoint]\nevery = 5\n[redundancy]\ngive_up_after = \"9s\"", None);
         let run = settings.expect("valid").complete(&stated, 4);
         assert_eq!((run.start_workers, run.give_up_after_ms), (4, Some(9_000)));
         assert!(run.checkpoint.is_some());

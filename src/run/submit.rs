@@ -10,7 +10,7 @@ use std::path::Path;
 use everstep_transport::protocol::question::RunView;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::run::SpecError;
-use everstep_transport::protocol::{RunOrigin, RunSpec};
+use everstep_transport::protocol::{CheckpointSpec, RunOrigin, RunSpec};
 use everstep_worker::registry::Registry;
 use serde_json::json;
 
@@ -25,6 +25,7 @@ use crate::store_check::{self, StoreUse};
 use crate::{checkpoint, output, resume, train};
 
 pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failure> {
+    reject_misplaced(flags)?;
     let (run, stored) = match (&flags.from, &flags.file) {
         (Some(from), _) => {
             let (run, stored) = stored(from, flags, registry)?;
@@ -39,6 +40,9 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
     };
     if let Some(spec) = &run.checkpoint {
         store_check::check(spec, StoreUse::Elsewhere)?;
+        if stored.is_none() {
+            store_check::tell_of_older(spec);
+        }
     }
     let needed = needed_on_workers(&run);
     let idle = train::idle(run.start_workers, run.batch.data_shards);
@@ -73,15 +77,39 @@ fn needed_on_workers(run: &RunSpec) -> String {
 
 /// The run that a script states.
 fn stated(flags: &SubmitFlags) -> Result<RunSpec, Failure> {
-    let settings = config::read_launch(flags.config.as_deref(), flags.checkpoint_every)?;
-    let script = script::found_here(&flags.script, flags.threads, None)?;
-    let run = settings.complete(&Measured::of(&script)?.run, flags.workers);
-    with_reachable_store(run, &flags.script[0].to_string_lossy())
+    let settings = config::read_launch_elsewhere(flags.config.as_deref(), flags.checkpoint_every)?;
+    let file = flags.config.as_ref().map_or("--config FILE".into(), |it| it.display().to_string());
+    // Before the script computes, which may take long.
+    must_be_reachable(settings.checkpoint.as_ref(), &file)?;
+    ClusterHandle::find(&flags.ask.cluster)?;
+    let script = script::found_here(&flags.script, flags.threads.unwrap_or(1), flags.isa)?;
+    Ok(settings.complete(&Measured::of(&script)?.run, flags.workers.unwrap_or(1)))
 }
 
-/// The run, if all workers can reach its store.
-fn with_reachable_store(run: RunSpec, place: &str) -> Result<RunSpec, Failure> {
-    let Some(why) = run.checkpoint.as_ref().and_then(config::is_elsewhere) else { return Ok(run) };
+/// Refuses what would have no effect.
+fn reject_misplaced(flags: &SubmitFlags) -> Result<(), Failure> {
+    let (of_script, of_store) = (!flags.script.is_empty(), flags.from.is_some());
+    let given = [
+        ("--workers", flags.workers.is_some(), of_script, "a script"),
+        ("--threads", flags.threads.is_some(), of_script, "a script"),
+        ("--isa", flags.isa.is_some(), of_script, "a script"),
+        ("--config", flags.config.is_some(), of_script, "a script"),
+        ("--checkpoint-every", flags.checkpoint_every.is_some(), of_script, "a script"),
+        ("--step", flags.step.is_some(), of_store, "--from"),
+        ("--data", flags.data.is_some(), of_store, "--from"),
+    ];
+    match given.into_iter().find(|(_, is_given, has_effect, _)| *is_given && !has_effect) {
+        None => Ok(()),
+        Some((flag, _, _, with)) => Err(Failure::new(Exit::Usage, "there is no run to submit")
+            .at(flag)
+            .because(format_args!("it has a meaning with {with} alone"))
+            .next("state it in the run's file, or leave it and its variable out")),
+    }
+}
+
+/// Checks that all workers can reach the store.
+fn must_be_reachable(store: Option<&CheckpointSpec>, place: &str) -> Result<(), Failure> {
+    let Some(why) = store.and_then(config::is_elsewhere) else { return Ok(()) };
     Err(Failure::new(Exit::Usage, "there is no run to submit").at(place).because(why).next(
         "state checkpoint.path: a directory that all workers see under the same absolute path, or \
          a URL such as s3://BUCKET/FOLDER",
@@ -116,13 +144,17 @@ fn stored(
     let found = resume::read_run(&place, flags.step)?;
     let stored = ClaimedRun::new(&place, flags.step, &found.manifest);
     let (step, mut run) = (found.origin.step(), found.run);
-    if let Some(data) = &flags.data {
-        run.data.path = data.clone();
-    }
     let refused = |why: String, next: &str| {
         let failure = Failure::new(Exit::Usage, "the run cannot go on from its store");
         failure.at(from.display()).because(why).next(next)
     };
+    if let Some(data) = &flags.data {
+        if script::is_of_script(&run) {
+            let why = "it is the run of a script, which names its data itself".into();
+            return Err(refused(why, "leave --data out"));
+        }
+        run.data.path = data.clone();
+    }
     if let Some(why) = run.data.is_elsewhere().filter(|_| !script::is_of_script(&run)) {
         let next = "name with --data the absolute path that they have on the workers' machines";
         return Err(refused(why, next));
@@ -168,8 +200,9 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         config::read_initial_weights(&mut resolved, registry)?;
         resolved.run
     };
+    must_be_reachable(run.checkpoint.as_ref(), &file.display().to_string())?;
     if script::is_of_script(&run) {
-        return with_reachable_store(run, &file.display().to_string());
+        return Ok(run);
     }
     if run.data.kind == "text" && run.data.path.is_empty() {
         let why = "it states no data.path, and the default text is one of this machine's".into();
@@ -184,7 +217,7 @@ fn read(file: &Path, registry: &Registry) -> Result<RunSpec, Failure> {
         );
         return Err(refused(why, &next));
     }
-    with_reachable_store(run, &file.display().to_string())
+    Ok(run)
 }
 
 #[cfg(test)]

@@ -68,6 +68,13 @@ impl<'w> Training<'w> {
         until("workers train", || (self.loads() >= wanted).then_some(()));
     }
 
+    /// A worker is lost, and the others go on without it.
+    pub fn lose_one(&mut self) {
+        let lost = self.others.pop().expect("there are two");
+        lost.signal(Signal::KILL);
+        self.until_it_goes_on();
+    }
+
     /// The slow worker is lost, and the run becomes complete, with the bits of any other. Returns
     /// the lines.
     fn complete(self, group: &CoordinatorGroup) -> Vec<Value> {

@@ -35,6 +35,9 @@ use super::roster::Roster;
 use super::{Core, LinkId, Parts, links};
 use crate::state::{Change, Command, Loss, State};
 
+/// Lost coordinators cannot have begun more generations than this. A worker that claims so errs.
+const MAX_LOST_GENERATIONS: u64 = 1 << 20;
+
 /// What the leader knows of the change of generation under way, and of the next one.
 #[derive(Debug, Default)]
 pub(super) struct GenerationChange {
@@ -46,6 +49,9 @@ pub(super) struct GenerationChange {
     /// The greatest step that a member of the current generation has committed, as far as this
     /// coordinator knows.
     reached: Step,
+    /// The newest generation that a worker has entered. It is newer than the log's where the log
+    /// was recovered from a coordinator that had not heard of it.
+    entered: Generation,
 }
 
 /// How far a change has come.
@@ -94,8 +100,8 @@ impl GenerationChange {
 impl GenerationChange {
     /// A coordinator begins or ceases to lead. Joins that were given up stay given up.
     pub(super) fn reset(&mut self) {
-        let catch_up = std::mem::take(&mut self.catch_up);
-        *self = Self { catch_up, ..Self::default() };
+        let (catch_up, entered) = (std::mem::take(&mut self.catch_up), self.entered);
+        *self = Self { catch_up, entered, ..Self::default() };
     }
 
     /// A generation begins after this step.
@@ -107,6 +113,13 @@ impl GenerationChange {
     /// A member of the current generation has committed this step.
     pub(super) fn reach(&mut self, step: Step) {
         self.reached = self.reached.max(step);
+    }
+
+    /// A worker has entered this generation. `agreed` is the log's.
+    pub(super) fn hear_of(&mut self, generation: Generation, agreed: Generation) {
+        if generation.0.saturating_sub(agreed.0) <= MAX_LOST_GENERATIONS {
+            self.entered = self.entered.max(generation);
+        }
     }
 
     /// Drops what is known of a worker that is gone.
@@ -133,7 +146,8 @@ impl GenerationChange {
         if forgets {
             self.statuses.clear();
         }
-        let (number, missing) = (roster.state.generation().next(), self.expected(roster));
+        let newest = roster.state.generation().max(self.entered);
+        let (number, missing) = (newest.next(), self.expected(roster));
         self.phase = ChangePhase::Pausing(Pausing::new(roster.now, number, missing));
     }
 
@@ -231,6 +245,7 @@ impl GenerationChange {
             complete: pausing.everyone_is_heard(roster, has_answered),
             broken: &partition.repeated(now, is_settled),
             newest: state.generation(),
+            number: pausing.number,
             written,
             reached: self.reached,
             checkpoints: state.checkpoints(),

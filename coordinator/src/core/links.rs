@@ -163,11 +163,12 @@ impl Links {
         self.registered.clear();
         for link in self.links.values_mut() {
             match link.phase {
-                PeerPhase::Registered(worker) => link.phase = PeerPhase::Greeted(Some(worker)),
+                PeerPhase::Registered(worker)
+                | PeerPhase::Evicted(worker)
+                | PeerPhase::Left(worker) => link.phase = PeerPhase::Greeted(Some(worker)),
                 PeerPhase::Welcomed | PeerPhase::Registering(_) | PeerPhase::Unable => {
                     link.phase = PeerPhase::Greeted(None);
                 }
-                PeerPhase::Evicted(_) | PeerPhase::Left(_) => link.phase = PeerPhase::Connected,
                 _ => {}
             }
         }

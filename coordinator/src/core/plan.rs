@@ -71,6 +71,8 @@ pub(super) struct PlanInputs<'a> {
     pub(super) broken: &'a [Pair],
     /// The newest generation there was, of this run or of an earlier one.
     pub(super) newest: Generation,
+    /// The number that all workers have promised.
+    pub(super) number: Generation,
     /// The newest step with a line here.
     pub(super) written: Step,
     /// The newest step that a member has reported as committed.
@@ -227,7 +229,7 @@ impl GenerationBasis<'_> {
         let owners = owners::owners(inputs, &target, shard_holders, &planned.members);
         let predecessor = inputs.newest;
         let mut record = Record {
-            number: predecessor.next(),
+            number: inputs.number,
             predecessor,
             term: inputs.term,
             cause: Cause::Start,

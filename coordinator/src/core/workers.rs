@@ -137,11 +137,18 @@ impl Core {
                 self.unsaved(now, worker, id, reason);
             }
             (
-                Some(PeerPhase::Evicted(worker)),
+                Some(PeerPhase::Evicted(worker) | PeerPhase::Left(worker)),
                 Message::Failed { at_fault, fatal: true, reason },
             ) => {
                 let failure = WorkerFailure { at_fault, fatal: true, words: bounded(&reason) };
                 self.failed(now, worker, failure);
+            }
+            // Its run is over, or has long forgotten it.
+            (Some(PeerPhase::Connected), Message::Failed { fatal: true, .. })
+                if self.leader().is_some() =>
+            {
+                self.links.ignore();
+                self.release(from, Message::Dismiss);
             }
             _ => self.links.ignore(),
         }
@@ -267,7 +274,11 @@ impl Core {
 
     /// Evicts a worker: its state is void. It may say Hello again, without an id.
     pub(super) fn evict(&mut self, link: LinkId, worker: WorkerId) {
-        self.links.enter(link, PeerPhase::Connected);
+        let name = self.links.find(link).map(|link| &link.identity.name);
+        let known = self.state.workers().get(&worker).map(|known| &known.name);
+        let is_known = known.is_some() && known == name;
+        let phase = if is_known { PeerPhase::Evicted(worker) } else { PeerPhase::Connected };
+        self.links.enter(link, phase);
         self.outbox.send(link, Message::Evicted { worker });
     }
 
@@ -406,6 +417,7 @@ impl Core {
         self.health.set_telemetry(worker, telemetry);
         self.on_file_status(now, worker, heartbeat.unwritten);
         self.on_store_status(now, worker, heartbeat.store_error);
+        self.change.hear_of(generation, current);
         if promised > current {
             self.keep_promise(now);
         }

@@ -242,7 +242,8 @@ impl State {
     /// Checks that the record follows the current one, is whole, and lists workers that are there.
     fn fits(&self, record: &Record) -> Result<(), Rejection> {
         let (number, current) = (record.number, self.generation());
-        if record.predecessor != current || number != current.next() {
+        // Numbers are left out where a recovery has lost generations that workers have entered.
+        if record.predecessor != current || number <= current {
             let predecessor = record.predecessor;
             return Err(Rejection::OtherPredecessor { number, predecessor, current });
         }

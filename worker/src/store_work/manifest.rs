@@ -46,7 +46,13 @@ pub(super) fn carry_out(
     if let Some(reason) = missing(store, parts, (&listing, number))? {
         return Ok(Attempt::Refused(reason));
     }
-    delete.iter().try_for_each(|id| remove(store, &listing, *id))?;
+    // A list may be long. Each is deleted only if no other cluster has claimed the store meanwhile.
+    for id in delete {
+        if let Permit::MayNot(reason) = claim.ask(store)? {
+            return Ok(Attempt::MayNot(reason));
+        }
+        remove(store, &listing, *id)?;
+    }
     history::write(store, CheckpointId::of(commit), lines, events)?;
     pass_point("manifest.due");
     if let Permit::MayNot(reason) = claim.ask(store)? {

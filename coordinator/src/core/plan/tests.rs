@@ -90,6 +90,7 @@ impl Cluster {
             complete: true,
             broken: &self.broken,
             newest: self.current.as_ref().map_or(Generation(0), |current| current.number),
+            number: self.current.as_ref().map_or(Generation(0), |current| current.number).next(),
             written: self.written,
             reached: Step(0),
             checkpoints: &self.checkpoints,

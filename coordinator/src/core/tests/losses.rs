@@ -243,6 +243,29 @@ fn a_broken_history_ends_the_run_though_who_says_so_is_a_member_no_more() {
     assert!(world.failure().ends_with("cannot go on, nor may any other worker: it diverged"));
 }
 
+/// It was cut off while the others lost it, and says what it has found when it is back.
+#[test]
+fn a_broken_history_ends_the_run_though_who_says_so_was_cut_off() {
+    let failed = || Message::Failed { at_fault: None, fatal: true, reason: "it diverged".into() };
+    let (mut world, links) = World::training(3);
+    world.commit(1..=2);
+    let id = world.id(links[2]);
+    world.cut(links[2]);
+    world.pass(2_250, &links[..2]);
+    assert_eq!((world.generation(), world.running()), (Generation(2), true));
+    let stranger = world.connect(Role::Worker, "worker-9");
+    world.say(stranger, Message::Hello { worker: Some(id) });
+    assert_eq!(world.hear(stranger), [Message::Evicted { worker: id }]);
+    world.say(stranger, failed());
+    assert_eq!(world.hear(stranger), [Message::Dismiss], "it is not that worker");
+    assert!(world.running());
+    let back = world.relink(links[2]);
+    assert_eq!(world.hear(back), [Message::Evicted { worker: id }]);
+    world.say(back, failed());
+    assert!(world.failure().ends_with("cannot go on, nor may any other worker: it diverged"));
+    assert_eq!(world.hear(back), [Message::Dismiss], "it may end");
+}
+
 #[test]
 fn the_last_worker_that_fails_ends_the_run_with_its_reason() {
     let (mut world, links) = World::training(2);

@@ -23,6 +23,10 @@ use crate::step::replica_state::{EnterError, ReplicaState};
 use crate::step::setup::Setup;
 use crate::step::sized_record::SizedRecord;
 
+/// Why a worker that ends with its run has failed, although nothing went wrong here.
+const ENDED_EARLY: &str = "the run has ended before this worker had trained it to its last step: \
+                           `everstep run status` says how";
+
 impl Core {
     /// Handles a message of a coordinator. An order of a leader is void if the worker has heard of
     /// a later term. A verdict on an id is in the log, and so is true for ever, whichever
@@ -160,15 +164,18 @@ impl Core {
     /// The run is over. The worker waits for another one.
     fn released(&mut self) {
         let took_part = self.worker().is_some();
+        let has_finished = self.membership.finished().is_some();
         if self.forget().is_none() {
             return;
         }
-        if took_part && self.settings.ends_with_run {
-            self.end(Exit::Dismissed);
-        } else {
+        if !took_part || !self.settings.ends_with_run {
             self.phase = Phase::Greeting;
-            self.greet_all(|_| true);
+            return self.greet_all(|_| true);
         }
+        self.end(match has_finished {
+            true => Exit::Dismissed,
+            false => Exit::Failed(ENDED_EARLY.into()),
+        });
     }
 
     /// Gives up the worker's id and all its state, and returns the run. None if the worker was told

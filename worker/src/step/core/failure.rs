@@ -53,7 +53,7 @@ impl Core {
                 let known = self.leader.take_list(revision, members);
                 self.out.extend(known.map(Effect::Coordinators));
             }
-            Message::Registered { .. } | Message::Evicted { .. } => {
+            Message::Registered { .. } | Message::Evicted { .. } | Message::Drain { .. } => {
                 if let Phase::Broken(BrokenRun { at_fault, reason }) = &self.phase {
                     let (at_fault, reason) = (*at_fault, reason.clone());
                     self.send_on(link, Message::Failed { at_fault, fatal: true, reason });
