@@ -54,9 +54,14 @@ pub(super) fn run(flags: &VerifyFlags, steps: u64, registry: &Registry) -> Resul
         return Err(nothing(&*store, &manifest));
     };
     let later = choose::steps(&listing).into_iter().filter(|step| *step <= last);
-    let hash = |step: Step| {
-        let later = choose::exactly(&*store, step, Some(&manifest.run)).ok()?;
-        Some((step, later.state_hash.to_string()))
+    let hash = |step: Step| match choose::exactly(&*store, step, Some(&manifest.run)) {
+        Ok(later) => Some((step, later.state_hash.to_string())),
+        Err(error) => {
+            output::say(format_args!(
+                "note: the checkpoint of step {step} is not compared: {error}"
+            ));
+            None
+        }
     };
     let hashes = later.filter(is_later).filter_map(hash).collect();
     let recorded = TrainedSteps { lines, hashes };

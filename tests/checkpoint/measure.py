@@ -24,6 +24,7 @@ Standard output is JSON, and what happens goes to standard error.
 """
 import argparse
 import json
+import math
 import os
 import random
 import signal
@@ -392,7 +393,7 @@ def shell(*command: object) -> str:
 
 def quantiles(values: list) -> dict:
     ordered = sorted(values)
-    at = [ordered[min(len(ordered) - 1, int(len(ordered) * part))] for part in (0.5, 0.99)]
+    at = [ordered[max(0, math.ceil(len(ordered) * part) - 1)] for part in (0.5, 0.99)]
     return {"p50": at[0], "p99": at[1], "longest": ordered[-1]}
 
 
