@@ -35,6 +35,10 @@ struct Lone {
     told: VecDeque<Message>,
     /// The generations that name the parts that it has its store write.
     parts: Vec<Generation>,
+    /// The shards of the newest of these parts.
+    saved: Vec<Shard>,
+    /// What the device hands out as it follows into the next generation.
+    late: Option<Report>,
     /// How many checkpoints its store was asked to verify.
     verifies: usize,
     exit: Option<Exit>,
@@ -94,7 +98,8 @@ impl Lone {
         let core = Core::new(identity, Pool::new(1 << 20));
         let sampler = Sampler::new(run.seed, SAMPLES, run.batch);
         let (told, parts, exit) = (VecDeque::new(), Vec::new(), None);
-        Self { core, sampler, now: Time(1), told, parts, verifies: 0, exit }
+        let (saved, late) = (Vec::new(), None);
+        Self { core, sampler, now: Time(1), told, parts, saved, late, verifies: 0, exit }
     }
 
     fn hear(&mut self, message: Message) {
@@ -107,7 +112,10 @@ impl Lone {
             match effect {
                 Effect::SendToCoordinator { message, .. } => self.told.push_back(message),
                 Effect::Device(job) => self.compute(job),
-                Effect::Store(StoreJob::Save(part)) => self.parts.push(part.generation),
+                Effect::Store(StoreJob::Save(part)) => {
+                    self.parts.push(part.generation);
+                    self.saved = part.shards.iter().map(|of| of.shard).collect();
+                }
                 Effect::Store(StoreJob::Verify { .. }) => self.verifies += 1,
                 Effect::Exit(exit) => self.exit = Some(exit),
                 _ => {}
@@ -122,6 +130,10 @@ impl Lone {
             digest: version.0,
             parameters: None,
         };
+        let late = match job {
+            Job::Enter { .. } => self.late.take(),
+            _ => None,
+        };
         let reports = match job {
             Job::Enter { generation, origin: ShardOrigin::Checkpoint, .. } => {
                 vec![Report::Entered { generation, owned: Vec::new() }]
@@ -135,7 +147,7 @@ impl Lone {
             Job::Save { commit, shards } => vec![saving(commit, &shards)],
             _ => Vec::new(),
         };
-        for report in reports {
+        for report in late.into_iter().chain(reports) {
             self.core.handle(self.now, Input::Device(report));
         }
     }
@@ -311,6 +323,19 @@ fn a_checkpoint_that_is_asked_for_is_written_once_for_each_generation_that_asks(
     assert_eq!(lone.parts_told(), 1);
     lone.is_asked(Generation(6));
     assert_eq!((lone.parts.len(), lone.parts_told()), (2, 1), "a durable part is told again");
+}
+
+/// The device had handed them out for the generation before, in which this worker was primary of
+/// others. Found by a simulation: the checkpoint lacked shards for ever.
+#[test]
+fn shards_that_were_primary_before_are_not_saved_for_the_generation_that_asks() {
+    let mut lone = Lone::saving();
+    let commit = lone.core.member().and_then(|member| member.commit().cloned());
+    let commit = Box::new(commit.expect("a commit"));
+    lone.late = Some(saving(commit, &[Shard(0), Shard(1)]));
+    lone.is_asked(Generation(5));
+    assert_eq!(lone.parts, [GENERATION, Generation(5)]);
+    assert_eq!(lone.saved, [Shard(0)]);
 }
 
 #[test]

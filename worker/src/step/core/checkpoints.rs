@@ -108,7 +108,13 @@ impl Core {
         let (id, Some(worker)) = (CheckpointId::of(&commit), self.worker()) else { return };
         let Some(record) = self.record() else { return };
         let (number, is_current) = (record.number, is_history(record, &commit));
-        let is_asked = record.saves() && record.commit.as_ref().map(CheckpointId::of) == Some(id);
+        let is_beginning = record.commit.as_ref().map(CheckpointId::of) == Some(id);
+        // Where a generation begins with a state, its members save that themselves. What the device
+        // handed out for the generation before may lack shards of which this worker is primary now.
+        if is_beginning && !self.are_primaries(&shards) {
+            return;
+        }
+        let is_asked = record.saves() && is_beginning;
         if is_asked {
             self.checkpoints.seen = Some(id);
             return self.save_anew((number, worker), commit, shards);
@@ -123,6 +129,13 @@ impl Core {
             return self.give_up(id, UnsavedPart::Skipped { earlier });
         }
         self.write_part(PartToSave { worker, generation: number, commit, shards });
+    }
+
+    /// Whether these are the shards of which this worker is primary in its generation.
+    fn are_primaries(&self, shards: &[ShardToSave]) -> bool {
+        let owned = self.member().into_iter().flat_map(|member| member.plan().owned());
+        let primaries = owned.filter(|(_, primary)| **primary).map(|(shard, _)| *shard);
+        primaries.eq(shards.iter().map(|of| of.shard))
     }
 
     /// Has the state saved that a generation begins with, once, under a name of that generation: an
