@@ -73,8 +73,11 @@ pub(crate) fn check(spec: &CheckpointSpec, usage: StoreUse) -> Result<(), Failur
 
 /// Tells the user of the checkpoints that the store of a new run has already.
 pub(crate) fn tell_of_older(spec: &CheckpointSpec) {
-    let opened =
-        spec.path.parse().and_then(|it: Place| store::open(&it, &Environment::of_process()));
+    let Ok(place) = spec.path.parse::<Place>() else { return };
+    if matches!(&place, Place::Directory(path) if !path.is_dir()) {
+        return; // opening it would make it
+    }
+    let opened = store::open(&place, &Environment::of_process());
     let found = opened.and_then(|store| store.list_checkpoints()).unwrap_or_default();
     let steps = found.into_iter().filter_map(|object| match object.name {
         ObjectName::Manifest(step) => Some(step),
