@@ -90,13 +90,14 @@ def test_a_script_is_submitted_and_trained_by_its_own_processes(cluster, train):
     stranger = cluster.worker("stranger", "faulty.py", "slow", "77")
     said = cluster.submit("--workers", "2", script=script)
     assert "starting: " in said and "process of its script" in said, said
+    log = cluster.folder / "stranger.log"
+    cluster.until("the stranger is refused", lambda: "number of steps differ" in log.read_text())
     workers.append(cluster.worker("second", *script))
     for worker in workers:
         out, _ = worker.communicate(timeout=LAUNCH_TIMEOUT)
         assert worker.returncode == 0, cluster.logs()
     cluster.until("the run is complete", lambda: cluster.status()["state"] == "complete")
     assert cluster.status()["hash"] == train(*script).hash
-    assert "number of steps differ" in (cluster.folder / "stranger.log").read_text(), cluster.logs()
     assert stranger.poll() is None or stranger.returncode == 1
 
 
@@ -110,16 +111,18 @@ def test_a_run_outlives_all_processes_of_its_cluster(cluster, train, tmp_path):
     cluster.worker("first", *script)
     cluster.until("a step that waits", lambda: cluster.status()["step"] >= 50)
     cluster.kill_all()
-    hold.write_text(STEPS)
     cluster.coordinator()
     workers = [cluster.worker(name, *script) for name in ("first", "second")]
+    log = cluster.folder / "coordinator.log"
+    # One that came after the end would wait for the next run.
+    cluster.until("both are there", lambda: log.read_text().count('event="registered"') >= 3)
+    hold.write_text(STEPS)
     cluster.until("the run is complete", lambda: cluster.status()["state"] == "complete")
     for worker in workers:
         worker.communicate(timeout=LAUNCH_TIMEOUT)
     assert cluster.status()["hash"] == train("faulty.py", "slow", STEPS).hash
-    log = (cluster.folder / "coordinator.log").read_text()
-    back = [int(step) for step in re.findall(r"went back from step \d+ to step (\d+)", log)]
-    assert back and min(back) >= 10, log
+    back = re.findall(r"went back from step \d+ to step (\d+)", log.read_text())
+    assert back and min(map(int, back)) >= 10, log.read_text()
 
 
 def test_a_cancelled_run_is_no_complete_one(cluster, tmp_path):
