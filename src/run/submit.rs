@@ -98,12 +98,20 @@ fn reject_misplaced(flags: &SubmitFlags) -> Result<(), Failure> {
         ("--step", flags.step.is_some(), of_store, "--from"),
         ("--data", flags.data.is_some(), of_store, "--from"),
     ];
-    match given.into_iter().find(|(_, is_given, has_effect, _)| *is_given && !has_effect) {
+    // A variable may be meant for another command.
+    let is_stated = |flag: &str| {
+        let name = flag.trim_start_matches('-').replace('-', "_").to_uppercase();
+        std::env::var_os(format!("EVERSTEP_{name}")).is_none()
+    };
+    let misplaced = |(flag, is_given, has_effect, _): &(&str, bool, bool, &str)| {
+        *is_given && !has_effect && is_stated(flag)
+    };
+    match given.into_iter().find(misplaced) {
         None => Ok(()),
         Some((flag, _, _, with)) => Err(Failure::new(Exit::Usage, "there is no run to submit")
             .at(flag)
             .because(format_args!("it has a meaning with {with} alone"))
-            .next("state it in the run's file, or leave it and its variable out")),
+            .next("state it in the run's file, or leave it out")),
     }
 }
 
