@@ -12,9 +12,9 @@ use std::time::Duration;
 use everstep_checkpoint::names::ObjectName;
 use everstep_checkpoint::store::probe::probe;
 use everstep_checkpoint::store::{
-    self, Environment, ErrorKind, Place, StoreError, missing_credentials,
+    self, Environment, ErrorKind, Place, Store, StoreError, missing_credentials,
 };
-use everstep_transport::protocol::CheckpointSpec;
+use everstep_transport::protocol::{CheckpointSpec, Step};
 
 use crate::failure::{Exit, Failure};
 use crate::output;
@@ -32,15 +32,17 @@ pub(crate) enum StoreUse {
     /// It has what a run goes on from. A directory that is not there may be one that is not
     /// mounted.
     Resume,
-    /// Workers on other machines will write into it, with credentials of their own.
+    /// Workers on other machines go on from what it has, with credentials of their own.
     Elsewhere,
+    /// Workers on other machines begin a new run in it.
+    BeginElsewhere,
 }
 
 /// What a look at a store comes to.
 #[derive(Clone, Debug, PartialEq)]
 enum Finding {
-    /// It keeps what checkpoints need.
-    Usable,
+    /// It keeps what checkpoints need, and has one of this step, if any: the newest.
+    Usable(Option<Step>),
     /// It may be usable later, or from another machine. The words say what is wrong.
     Away(String),
     /// It will not be usable before a person has changed something.
@@ -53,7 +55,17 @@ enum Finding {
 /// What the store refuses, with what to do.
 pub(crate) fn check(spec: &CheckpointSpec, usage: StoreUse) -> Result<(), Failure> {
     match look(&spec.path, usage) {
-        Finding::Usable => Ok(()),
+        Finding::Usable(Some(step))
+            if matches!(usage, StoreUse::Begin | StoreUse::BeginElsewhere) =>
+        {
+            let place = output::plain(&spec.path);
+            output::say(format_args!(
+                "note: {place} has checkpoints already, up to step {step}. This run begins at \
+                 step 0 and writes over them: `everstep resume {place}` goes on from them"
+            ));
+            Ok(())
+        }
+        Finding::Usable(_) => Ok(()),
         Finding::Away(why) => {
             let why = output::plain(&why);
             output::say(format_args!(
@@ -68,27 +80,6 @@ pub(crate) fn check(spec: &CheckpointSpec, usage: StoreUse) -> Result<(), Failur
                 .because(error.why)
                 .next("change what it names, or name another store in checkpoint.path"))
         }
-    }
-}
-
-/// Tells the user of the checkpoints that the store of a new run has already.
-pub(crate) fn tell_of_older(spec: &CheckpointSpec) {
-    let Ok(place) = spec.path.parse::<Place>() else { return };
-    if matches!(&place, Place::Directory(path) if !path.is_dir()) {
-        return; // opening it would make it
-    }
-    let opened = store::open(&place, &Environment::of_process());
-    let found = opened.and_then(|store| store.list_checkpoints()).unwrap_or_default();
-    let steps = found.into_iter().filter_map(|object| match object.name {
-        ObjectName::Manifest(step) => Some(step),
-        _ => None,
-    });
-    if let Some(step) = steps.max() {
-        let place = &spec.path;
-        output::say(format_args!(
-            "note: {place} has checkpoints already, up to step {step}. This run begins at step 0 \
-             and writes over them: `everstep resume {place}` goes on from them"
-        ));
     }
 }
 
@@ -111,9 +102,9 @@ fn look(path: &str, usage: StoreUse) -> Finding {
     };
     // A request may be repeated for minutes. The thread ends with the process.
     let (answers, answered) = channel();
-    thread::spawn(move || answers.send(probe(&*store)));
+    thread::spawn(move || answers.send(probe(&*store).and_then(|()| newest(&*store))));
     match answered.recv_timeout(STORE_PROBE_TIMEOUT) {
-        Ok(Ok(())) => Finding::Usable,
+        Ok(Ok(step)) => Finding::Usable(step),
         Ok(Err(error)) => judge(error, usage, lacks),
         Err(_) => {
             let why = format!("it has not answered for {} s", STORE_PROBE_TIMEOUT.as_secs());
@@ -123,12 +114,23 @@ fn look(path: &str, usage: StoreUse) -> Finding {
     }
 }
 
+/// The step of the newest checkpoint that is complete by its names.
+fn newest(store: &dyn Store) -> Result<Option<Step>, StoreError> {
+    let steps = store.list_checkpoints()?.into_iter().filter_map(|object| match object.name {
+        ObjectName::Manifest(step) => Some(step),
+        _ => None,
+    });
+    Ok(steps.max())
+}
+
 /// Sorts an error. `lacks` says what to set if this machine has no credentials for the store. The
 /// workers' machines may have some. A service that does not answer here gives no role to this
 /// machine, so that is no outage.
 fn judge(error: StoreError, usage: StoreUse, lacks: Option<&str>) -> Finding {
     let may_pass = match usage {
-        StoreUse::Elsewhere => error.kind == ErrorKind::Retry || lacks.is_some(),
+        StoreUse::Elsewhere | StoreUse::BeginElsewhere => {
+            error.kind == ErrorKind::Retry || lacks.is_some()
+        }
         StoreUse::Begin | StoreUse::Estimate | StoreUse::Resume => {
             error.kind == ErrorKind::Retry && lacks.is_none()
         }
@@ -147,7 +149,9 @@ fn judge(error: StoreError, usage: StoreUse, lacks: Option<&str>) -> Finding {
 /// A directory that is not there. A run makes its own in the course of time.
 fn missing_directory(path: &Path, usage: StoreUse) -> Finding {
     match usage {
-        StoreUse::Begin | StoreUse::Estimate | StoreUse::Elsewhere => Finding::Usable,
+        StoreUse::Begin | StoreUse::Estimate | StoreUse::Elsewhere | StoreUse::BeginElsewhere => {
+            Finding::Usable(None)
+        }
         StoreUse::Resume => Finding::Away(format!("there is no directory {}", path.display())),
     }
 }
@@ -167,13 +171,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let (store, file) = (folder.path().join("a/store"), folder.path().join("file"));
         assert!(matches!(found(&store, StoreUse::Resume), Finding::Away(_)));
-        assert_eq!(found(&store, StoreUse::Elsewhere), Finding::Usable, "the workers may see it");
-        assert_eq!(found(&store, StoreUse::Estimate), Finding::Usable, "the run makes it");
+        assert_eq!(
+            found(&store, StoreUse::Elsewhere),
+            Finding::Usable(None),
+            "the workers may see it"
+        );
+        assert_eq!(found(&store, StoreUse::Estimate), Finding::Usable(None), "the run makes it");
         assert!(!store.exists(), "a look makes nothing");
-        assert_eq!(found(&store, StoreUse::Begin), Finding::Usable);
-        assert_eq!(found(&store, StoreUse::Resume), Finding::Usable);
+        assert_eq!(found(&store, StoreUse::Begin), Finding::Usable(None));
+        assert_eq!(found(&store, StoreUse::Resume), Finding::Usable(None));
         fs::write(&file, b"").expect("written");
-        assert!(!matches!(found(&file, StoreUse::Begin), Finding::Usable));
+        assert!(!matches!(found(&file, StoreUse::Begin), Finding::Usable(None)));
         assert!(matches!(found(Path::new("ftp://a/b"), StoreUse::Begin), Finding::Refused(_)));
     }
 
@@ -181,7 +189,7 @@ mod tests {
     fn what_waits_and_what_refuses_by_table() {
         let of = |kind| StoreError { kind, ..StoreError::refuse("s3://b", "no answer") };
         let judged = |kind, usage, lacks| match judge(of(kind), usage, lacks) {
-            Finding::Usable => panic!("it was an error"),
+            Finding::Usable(_) => panic!("it was an error"),
             Finding::Away(_) => "away",
             Finding::Refused(_) => "refused",
         };

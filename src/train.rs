@@ -231,7 +231,6 @@ pub(crate) fn with_usable_store(
         directory.give_up();
         return Err(failure);
     }
-    store_check::tell_of_older(&spec);
     Ok(directory)
 }
 

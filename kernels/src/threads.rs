@@ -121,8 +121,8 @@ impl Threads {
     }
 }
 
-/// Gives this thread a lower priority than the network thread has, whose heartbeats are late
-/// otherwise. Where the system refuses, the thread computes all the same.
+/// The calling thread gets a lower priority than the network thread: heartbeats come first. Where
+/// the system refuses, the thread computes all the same.
 #[cfg(target_os = "linux")]
 fn give_way() {
     let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);

@@ -39,10 +39,8 @@ pub(super) fn run(flags: &SubmitFlags, registry: &Registry) -> Result<(), Failur
         }
     };
     if let Some(spec) = &run.checkpoint {
-        store_check::check(spec, StoreUse::Elsewhere)?;
-        if stored.is_none() {
-            store_check::tell_of_older(spec);
-        }
+        let begins = if stored.is_none() { StoreUse::BeginElsewhere } else { StoreUse::Elsewhere };
+        store_check::check(spec, begins)?;
     }
     let needed = needed_on_workers(&run);
     let idle = train::idle(run.start_workers, run.batch.data_shards);

@@ -390,8 +390,8 @@ fn i26_a_pause_ends_beside_a_removal_that_is_asked_for_again() {
     });
 }
 
-/// A step leader finds that two owners differ while no coordinator lives. If it ended then, nobody
-/// would know, and the others would go on with the only copy left, which may be the wrong one.
+/// A step leader finds that two owners differ while no coordinator lives. If the step leader ended
+/// then, the other workers would go on with the only copy left, which may be the wrong one.
 #[test]
 fn i19_a_member_that_finds_a_broken_run_while_nobody_leads_tells_the_next_leader() {
     let rates = Rates::none();

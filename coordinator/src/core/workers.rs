@@ -397,10 +397,10 @@ impl Core {
             }
             Message::Failed { at_fault, fatal, reason } => {
                 let is_member = self.state.is_member(worker);
-                match fatal {
-                    true if is_member => {} // it waits for the end of the run
-                    true => self.release(from, Message::Dismiss),
-                    false => self.links.enter(from, PeerPhase::Released),
+                match (fatal, is_member) {
+                    (true, true) => {} // the worker waits for the end of the run
+                    (true, false) => self.release(from, Message::Dismiss),
+                    (false, _) => self.links.enter(from, PeerPhase::Released),
                 }
                 let fatal = fatal && is_member;
                 let failure = WorkerFailure { at_fault, fatal, words: bounded(&reason) };

@@ -33,7 +33,7 @@ pub(super) struct UpdateContext<'a> {
     pub learning_rate: f32,
 }
 
-/// A shard whose update is about to be made.
+/// The old state of a shard, and the gradient that is about to be applied to it.
 pub(super) struct ShardUpdate {
     change: ShardChange,
     copy: StoredShard,
@@ -41,7 +41,7 @@ pub(super) struct ShardUpdate {
     beside: Option<ShardState>,
 }
 
-/// A shard whose update has been made. The gradient is gone: many updates may be made at once.
+/// The new state of a shard. Its gradient is gone, since the device may make many updates at once.
 pub(super) struct MadeUpdate {
     pub shard: Shard,
     copy: StoredShard,

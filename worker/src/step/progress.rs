@@ -58,7 +58,7 @@ pub struct Progress {
     usual_update: Usual,
     /// The data set cannot read a sample yet: the device computes nothing, and does not hang.
     is_stalled: bool,
-    /// The device evaluates held-out samples, whatever else it has to do.
+    /// The device evaluates held-out samples. Other work waits meanwhile.
     evaluates: bool,
     /// The last look at all.
     last_look: Option<Time>,

@@ -18,6 +18,13 @@ pub(super) struct BrokenRun {
     reason: String,
 }
 
+impl BrokenRun {
+    fn message(&self) -> Message {
+        let Self { at_fault, reason } = self.clone();
+        Message::Failed { at_fault, fatal: true, reason }
+    }
+}
+
 impl Core {
     /// The worker cannot go on. If that is `fatal`, no other worker may.
     pub(super) fn fail(&mut self, at_fault: Option<WorkerId>, fatal: bool, reason: String) {
@@ -54,9 +61,9 @@ impl Core {
                 self.out.extend(known.map(Effect::Coordinators));
             }
             Message::Registered { .. } | Message::Evicted { .. } | Message::Drain { .. } => {
-                if let Phase::Broken(BrokenRun { at_fault, reason }) = &self.phase {
-                    let (at_fault, reason) = (*at_fault, reason.clone());
-                    self.send_on(link, Message::Failed { at_fault, fatal: true, reason });
+                if let Phase::Broken(broken) = &self.phase {
+                    let failed = broken.message();
+                    self.send_on(link, failed);
                 }
             }
             Message::Dismiss | Message::Released { .. } => self.end_broken(),
