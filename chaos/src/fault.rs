@@ -275,6 +275,13 @@ pub enum Fault {
         /// How long the store is full.
         span: Duration,
     },
+    /// The directory where a worker writes the model does not answer for a while.
+    SilentDirectory {
+        /// The machine of the worker.
+        node: NodeId,
+        /// How long the directory does not answer.
+        span: Duration,
+    },
     /// The store of the run's checkpoints answers no worker for a while.
     StoreAway {
         /// How long it is away.
@@ -388,6 +395,7 @@ impl Fault {
             Self::Reorder { .. } => "reorder",
             Self::Hang { .. } => "hang of a device",
             Self::FullStore { .. } => "full store",
+            Self::SilentDirectory { .. } => "silent directory",
             Self::StoreAway { .. } => "store away",
             Self::CutStore => "power cut of the store",
             Self::TearCheckpoint => "torn checkpoint",
@@ -446,6 +454,7 @@ impl Fault {
             | Self::Drift { node, .. }
             | Self::Hang { node, .. }
             | Self::FullStore { node, .. }
+            | Self::SilentDirectory { node, .. }
             | Self::Flip { node }
             | Self::Garble { node }
             | Self::Mistake { node } => named(node),

@@ -37,6 +37,7 @@ mod queue;
 mod reconnect;
 mod road;
 mod sim_device;
+mod sim_model_file;
 mod store;
 mod successor;
 mod types;
@@ -268,6 +269,9 @@ impl World {
             Event::Worker(place, input) => return self.step_worker(place, *input),
             Event::Device(place, build, done) => {
                 return self.on_device_output(place, build, *done);
+            }
+            Event::ModelFile(place, build, done) => {
+                return self.on_file_report(place, build, *done);
             }
             Event::Store { place, builds, was_away, job } => {
                 return self.on_store_job(place, (builds, was_away), *job);

@@ -1,7 +1,7 @@
 //! The worker's shell: sockets, threads and clocks around the core.
 //!
-//! One thread runs the endpoint and an actor that owns the core. The device and the loader have
-//! threads of their own. Messages enter as events, one at a time. A task that brings an event waits
+//! One thread runs the endpoint and an actor that owns the core. The device, the loader, the
+//! checkpoints and the model's file have threads of their own. Messages enter as events, one at a time. A task that brings an event waits
 //! for the answer before it reads on, so a busy actor exerts back-pressure on its peers. Each
 //! stream's task reads tensors into buffers, which then change hands by pointer.
 //!
@@ -16,6 +16,7 @@ mod drain;
 mod event;
 #[cfg(feature = "failpoints")]
 pub mod failpoint;
+mod file_thread;
 mod lane;
 mod machine;
 mod peer;

@@ -29,12 +29,11 @@ use std::time::Duration;
 use everstep_kernels::buffer::Pool;
 use everstep_kernels::compute::{Batch, Compute, Pass, STAGES};
 use everstep_kernels::optimizer::Optimizer;
-use everstep_kernels::reduce;
 use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::message::Fingerprint;
 use everstep_transport::protocol::scalar::ScalarSum;
 use everstep_transport::protocol::step::Contribution;
-use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Shard, Step};
+use everstep_transport::protocol::{DataShard, LossScale, RunSpec, Step};
 use everstep_transport::time::Time;
 use tracing::trace_span;
 
@@ -167,6 +166,11 @@ impl Device {
         Some(CheckpointFacts { model: model_file.as_ref().map(|it| it.path().into()), ..facts })
     }
 
+    /// The model's file, for the thread that writes it.
+    pub fn take_model_file(&mut self) -> Option<ModelFile> {
+        self.parts.model_file.take()
+    }
+
     /// The device has this bug from now on.
     #[cfg(feature = "planted")]
     pub fn plant(&mut self, plant: crate::plant::Plant) {
@@ -212,16 +216,6 @@ impl Device {
                 }
                 return Ok(());
             }
-            Job::Open => {
-                self.open(channel);
-                return Ok(());
-            }
-            Job::Write { shard, values } => {
-                self.write(shard, &values, channel);
-                return Ok(());
-            }
-            // The file of the generation before may be incomplete.
-            Job::Enter { .. } => self.parts.model_file.iter_mut().for_each(ModelFile::close),
             _ => {}
         }
         let Self { parts: DeviceParts { compute, .. }, store, deferred, in_user_code, .. } = self;
@@ -447,26 +441,6 @@ impl Device {
     }
 
     /// Errors of the file end nothing. The worker that asked gets a report, and asks again.
-    fn open(&mut self, channel: &mut dyn DeviceChannel) {
-        let Some(file) = &mut self.parts.model_file else {
-            return channel.report(Report::Unwritten("this worker has no directory".into()));
-        };
-        channel.report(match file.open() {
-            Ok(()) => Report::Opened,
-            Err(error) => Report::Unwritten(error.to_string()),
-        });
-    }
-
-    fn write(&mut self, shard: Shard, values: &[f32], channel: &mut dyn DeviceChannel) {
-        let range = reduce::shard_range(self.store.layout().count(), shard.0 as usize);
-        let Some(file) = &mut self.parts.model_file else { return };
-        match file.write(range, values) {
-            Ok(false) => {}
-            Ok(true) => channel.report(Report::Written),
-            Err(error) => channel.report(Report::Unwritten(error.to_string())),
-        }
-    }
-
     /// The error for a panic. A panic in the code of the model, the data set or the optimizer would
     /// recur on every worker.
     pub fn panicked(&self, words: &str) -> DeviceError {

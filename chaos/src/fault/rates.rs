@@ -94,6 +94,8 @@ pub struct Rates {
     pub hangs: f64,
     /// Stores that take no model for a while.
     pub full_stores: f64,
+    /// Directories that do not answer for a while.
+    pub silent_directories: f64,
     /// Times in which the store of checkpoints answers no worker.
     pub store_outages: f64,
     /// Power failures of the store's machine.
@@ -165,6 +167,7 @@ impl Default for Rates {
             reorders: 4.0,
             hangs: 0.3,
             full_stores: 2.0,
+            silent_directories: 1.0,
             store_outages: 0.3,
             store_cuts: 2.0,
             torn_checkpoints: 0.5,
@@ -211,6 +214,7 @@ impl Rates {
             standstills: 0.0,
             hangs: 0.0,
             full_stores: 0.0,
+            silent_directories: 0.0,
             store_outages: 0.0,
             store_cuts: 0.0,
             torn_checkpoints: 0.0,

@@ -68,7 +68,10 @@ impl Draw<'_> {
         let hang: Make = |draw| Fault::Hang { node: draw.worker(), span: draw.outage() };
         let all = self.of_processes_and_ways().into_iter().chain(self.of_coordinators());
         let full: Make = |draw| Fault::FullStore { node: draw.worker(), span: draw.outage() };
+        let silent: Make =
+            |draw| Fault::SilentDirectory { node: draw.worker(), span: draw.outage() };
         let all = all.chain([(self.rates.hangs, hang), (self.rates.full_stores, full)]);
+        let all = all.chain([(self.rates.silent_directories, silent)]);
         let all = all.chain(self.of_evidence()).chain(self.of_operators());
         let probes: Make = |draw| Fault::RefuseProbes { node: draw.worker(), span: draw.outage() };
         let all = all.chain(self.of_the_store()).chain([(self.rates.refused_probes, probes)]);

@@ -118,6 +118,9 @@ impl Fault {
             Self::Misstate { node, of } => write!(f, "{node} states the address of {of}"),
             Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
             Self::FullStore { node, span } => write!(f, "the store of {node} is full for {span:?}"),
+            Self::SilentDirectory { node, span } => {
+                write!(f, "the directory of {node} does not answer for {span:?}")
+            }
             Self::Flip { node } => write!(f, "a bit flips in the memory of {node}"),
             Self::Garble { node } => write!(f, "a gradient is garbled in the memory of {node}"),
             Self::Mistake { node } => write!(f, "{node} errs in an update"),

@@ -28,6 +28,8 @@ pub struct ActiveFaults {
     notices: BTreeMap<NodeId, MachineNotice>,
     /// Until when the stores of workers' machines are full, by slot.
     full_stores: BTreeMap<usize, Time>,
+    /// Until when the directories of workers' machines do not answer, by slot.
+    silent_directories: BTreeMap<usize, Time>,
     /// Faults that wait for their moment.
     pub armed: ArmedFaults,
     /// The virtual time at which the phase of faults ends.
@@ -81,6 +83,7 @@ impl ActiveFaults {
             probes_refused_until: BTreeMap::new(),
             notices: BTreeMap::new(),
             full_stores: BTreeMap::new(),
+            silent_directories: BTreeMap::new(),
             armed: ArmedFaults::default(),
             end: Time(u64::MAX),
         }
@@ -219,6 +222,16 @@ impl ActiveFaults {
     /// Until when the store of a slot's machine is full. Time zero if it never was.
     pub fn store_full_until(&self, slot: usize) -> Time {
         self.full_stores.get(&slot).copied().unwrap_or_default()
+    }
+
+    /// The directory of a slot's machine does not answer.
+    pub fn silence_directory(&mut self, slot: usize, until: Time) {
+        self.silent_directories.insert(slot, until);
+    }
+
+    /// Until when the directory of a slot's machine does not answer. Time zero if it always has.
+    pub fn directory_silent_until(&self, slot: usize) -> Time {
+        self.silent_directories.get(&slot).copied().unwrap_or_default()
     }
 }
 

@@ -10,6 +10,7 @@ use everstep_worker::step::event::{Input, Job, Report};
 use everstep_worker::store_work::StoreWork;
 
 use super::sim_device::{DeviceOutput, SimDevice};
+use super::sim_model_file::SimModelFile;
 use super::types::Event;
 use super::{NodeId, World};
 use crate::check::{Invariant, Observation, QueueKind, ShardCopy, Violation};
@@ -24,7 +25,7 @@ fn address(slot: usize) -> SocketAddr {
 }
 
 /// The model's place on a machine. Each machine has a store of its own.
-fn place_of(slot: usize) -> ModelPlace {
+pub(super) fn place_of(slot: usize) -> ModelPlace {
     ModelPlace { host: format!("machine-{slot}"), path: "/runs/model.safetensors".into() }
 }
 
@@ -33,12 +34,12 @@ impl World {
     pub(super) fn fill_store(&mut self, node: NodeId, until: Time) {
         let (NodeId::Worker(slot), until) = (node, until.min(self.faults.end())) else { return };
         self.faults.fill_store(slot, until);
-        if let NodeId::Worker(place) = self.workers.process(node)
-            && let Some(sim_device) =
-                self.workers.find_mut(place).and_then(|it| it.sim_device.as_mut())
-        {
-            sim_device.fill_store(until);
-        }
+    }
+
+    /// The directory of a worker's machine does not answer until `until`, or until the faults end.
+    pub(super) fn silence_directory(&mut self, node: NodeId, until: Time) {
+        let (NodeId::Worker(slot), until) = (node, until.min(self.faults.end())) else { return };
+        self.faults.silence_directory(slot, until);
     }
 
     /// Builds a device. The worker drops the earlier one, with every link to other workers.
@@ -73,8 +74,8 @@ impl World {
                 self.store.begin_thread((place, builds), work);
             }
             let shards = built.registration.fingerprint.shards;
-            let full_until = self.faults.store_full_until(worker.slot());
-            worker.sim_device = Some(SimDevice::new(device, shards, full_until));
+            worker.sim_device = Some(SimDevice::new(device, shards));
+            worker.model_file = SimModelFile::new(shards);
             built.registration.model = Some(place_of(worker.slot()));
             built
         });
@@ -183,10 +184,6 @@ impl World {
         let Some(id) = self.workers[place].id() else { return Ok(()) };
         let current = self.workers[place].core().generation();
         match report {
-            Report::Written => {
-                let place = place_of(self.workers[place].slot());
-                self.observe(Observation::Durable(&place))
-            }
             Report::Entered { generation, owned } => {
                 let record = self.checkers.invariants.record_of(*generation);
                 let resume = record.map_or_else(Default::default, |record| record.resume);

@@ -89,6 +89,7 @@ impl World {
             }
             Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.faults.end())),
             Fault::FullStore { node, span } => self.fill_store(*node, now + *span),
+            Fault::SilentDirectory { node, span } => self.silence_directory(*node, now + *span),
             Fault::Flip { node } => self.flip(*node),
             Fault::Garble { node: NodeId::Worker(slot) } => self.faults.armed.garble(*slot),
             Fault::Mistake { node: NodeId::Worker(slot) } => self.faults.armed.mistake(*slot),

@@ -5,7 +5,7 @@
 //! gradient begins only when the queue has all that it waits for, or a job that ends it. Jobs that
 //! overtake a waiting gradient do so here, too.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use everstep_transport::protocol::{Generation, LossScale, Shard, Step};
@@ -42,49 +42,6 @@ pub struct SimDevice {
     busy_until: Option<Time>,
     /// Whether a bit has flipped in its memory.
     flipped: bool,
-    store: Store,
-}
-
-/// The directory of a worker. It takes the model's file, or is full.
-#[derive(Debug, Default)]
-struct Store {
-    /// The shards that the open file lacks. None while no file is open.
-    missing: Option<BTreeSet<Shard>>,
-    full_until: Time,
-}
-
-impl Store {
-    /// Does a job that concerns the file. Returns any other job.
-    fn perform(&mut self, job: Job, now: Time, shards: u32) -> Result<Option<Report>, Job> {
-        match &job {
-            Job::Enter { .. } => {
-                self.missing = None;
-                return Err(job);
-            }
-            Job::Open | Job::Write { .. } if now < self.full_until => {
-                let tries = matches!(job, Job::Open) || self.missing.is_some();
-                self.missing = None;
-                return Ok(tries.then(|| Report::Unwritten("no space left".into())));
-            }
-            _ => {}
-        }
-        match job {
-            Job::Open => {
-                self.missing = Some((0..shards).map(Shard).collect());
-                Ok(Some(Report::Opened))
-            }
-            Job::Write { shard, .. } => {
-                let Some(missing) = &mut self.missing else { return Ok(None) };
-                missing.remove(&shard);
-                if !missing.is_empty() {
-                    return Ok(None);
-                }
-                self.missing = None;
-                Ok(Some(Report::Written))
-            }
-            job => Err(job),
-        }
-    }
 }
 
 /// What a job has left when its time is over.
@@ -98,9 +55,8 @@ pub struct FinishedJob {
 }
 
 impl SimDevice {
-    /// A device with no jobs, for a model of `shards` parameter shards. Its store is full until
-    /// `full_until`.
-    pub fn new(device: Device, shards: u32, full_until: Time) -> Self {
+    /// A device with no jobs, for a model of `shards` parameter shards.
+    pub fn new(device: Device, shards: u32) -> Self {
         Self {
             device,
             jobs: VecDeque::new(),
@@ -108,13 +64,7 @@ impl SimDevice {
             generation: Generation(0),
             busy_until: None,
             flipped: false,
-            store: Store { missing: None, full_until },
         }
-    }
-
-    /// The store refuses writes until `until`.
-    pub fn fill_store(&mut self, until: Time) {
-        self.store.full_until = until;
     }
 
     /// How many jobs wait.
@@ -150,8 +100,7 @@ impl SimDevice {
         };
         let changed = self.flipped && matches!(job, Job::Update { .. });
         note(&mut self.versions, &job);
-        let shards = self.versions.len() as u32;
-        let Self { device, jobs, versions, generation, store, .. } = self;
+        let Self { device, jobs, versions, generation, .. } = self;
         let mut channel =
             DeliveredJobs { jobs, versions, random, now, generation, reports: vec![] };
         if gradient.is_some() {
@@ -161,15 +110,9 @@ impl SimDevice {
                 + COMPUTE_TIME
                 + Duration::from_nanos(channel.random.below(COMPUTE_SPREAD_NS));
         }
-        let done = match store.perform(job, now, shards) {
-            Ok(report) => {
-                report.into_iter().for_each(|report| channel.report(report));
-                Ok(())
-            }
-            Err(_) if changed => {
-                Err(DeviceError::Failed("a parameter shard changed in memory".into()))
-            }
-            Err(job) => device.handle(job, &mut channel),
+        let done = match changed {
+            true => Err(DeviceError::Failed("a parameter shard changed in memory".into())),
+            false => device.handle(job, &mut channel),
         };
         if let Err(error) = done {
             channel.report(error.into());

@@ -8,12 +8,14 @@ use everstep_coordinator::core::HistoryCache;
 use everstep_coordinator::node::{self, NodeError};
 use everstep_coordinator::raft::DurableState;
 use everstep_transport::protocol::outcome::WorkerResult;
-use everstep_transport::protocol::{Lineage, Message, MetricsLine, RunSpec, Step, WorkerId};
+use everstep_transport::protocol::{
+    Generation, Lineage, Message, MetricsLine, RunSpec, Step, WorkerId,
+};
 use everstep_transport::time::Time;
 use everstep_worker::device::Device;
 use everstep_worker::registry::Registry;
 use everstep_worker::step::core::Core;
-use everstep_worker::step::event::{Input, Lane, Report, StoreJob, StreamItem};
+use everstep_worker::step::event::{FileReport, Input, Lane, Report, StoreJob, StreamItem};
 use everstep_worker::store_work::StoreWork;
 
 use super::preemption::CloudEvent;
@@ -268,6 +270,9 @@ pub enum Event {
     Worker(usize, Box<Input>),
     /// A worker's device, identified by its number, has been built or has reported.
     Device(usize, u64, Box<DeviceOutput>),
+    /// The thread of a worker's model file has reported on the file of a generation: the place of
+    /// the worker, and the number of the build that the thread is for.
+    ModelFile(usize, u64, Box<(Generation, FileReport)>),
     /// A job of the thread that reads and writes a worker's checkpoints takes effect.
     Store {
         /// The place of the worker among the processes.
@@ -381,6 +386,7 @@ impl Event {
             | Self::Overdue { place, .. }
             | Self::Worker(place, _)
             | Self::Device(place, ..)
+            | Self::ModelFile(place, ..)
             | Self::Store { place, .. }
             | Self::StoreAgain(place, _)
             | Self::Free(place, _)
@@ -441,6 +447,7 @@ impl Event {
             Self::Leave { place, .. } => [19, *place as u64, 1],
             Self::Removed(place) => [19, *place as u64, 2],
             Self::Device(place, build, done) => [20 + build, *place as u64, report_word(done)],
+            Self::ModelFile(place, build, _) => [29, *place as u64, *build],
             Self::Store { place, builds, .. } => [26, *builds, *place as u64],
             Self::StoreAgain(place, builds) => [27, *builds, *place as u64],
             Self::Operator(_) => [6, 0, 1],

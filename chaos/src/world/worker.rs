@@ -18,6 +18,7 @@ use super::clock::Clock;
 use super::peer::Peers;
 use super::preemption::KnownFate;
 use super::sim_device::SimDevice;
+use super::sim_model_file::SimModelFile;
 use super::types::Event;
 use super::wire::StreamId;
 use super::{NodeId, UNIX_MS_AT_ZERO, WORKER_TICK_INTERVAL, World};
@@ -32,6 +33,7 @@ pub struct SimWorker {
     core: Core,
     pool: Pool,
     pub(super) sim_device: Option<SimDevice>,
+    pub(super) model_file: SimModelFile,
     /// Since when its device does nothing, or did nothing the last time.
     pub(super) hangs_since: Time,
     /// Its device does nothing until this time.
@@ -86,6 +88,7 @@ impl SimWorker {
             clock,
             pool,
             sim_device: None,
+            model_file: SimModelFile::default(),
             hangs_since: Time(0),
             hangs_until: Time(0),
             builds: 0,
@@ -300,6 +303,7 @@ impl World {
             Effect::AcceptPeer { worker, name, .. } => self.accept_peer(place, worker, &name),
             Effect::Device(job) => return self.give_job(place, job),
             Effect::Store(job) => self.give_store(place, job),
+            Effect::File(job) => self.give_file(place, job),
             Effect::Yield => self.later(Event::Worker(place, Input::Yielded.into())),
             Effect::Exit(exit) => self.exit(place, exit),
         }

@@ -60,3 +60,23 @@ fn a_worker_joins_a_trained_run_and_all_others_leave_it() {
     let changes = while_stores_are_full(vec![join, a, b, c, d]);
     assert_eq!((changes.left, changes.lost, changes.rollbacks), (4, 0, 0), "{changes:?}");
 }
+
+/// The directory of the worker that is told to write is on a file server that is away. Another
+/// worker writes the model, and the cluster goes on to its next run meanwhile.
+#[test]
+fn a_model_goes_to_another_directory_if_the_first_does_not_answer() {
+    let span = Duration::from_secs(70);
+    let cluster = Simulation::of(toy::long_run(), 4, span, Rates::none()).expect("faultless");
+    let silent = |slot| {
+        let fault = Fault::SilentDirectory { node: NodeId::Worker(slot), span };
+        (Time(0) + Duration::from_millis(100), fault)
+    };
+    let completed = |slots: std::ops::Range<usize>| {
+        let schedule = Schedule(slots.map(silent).collect());
+        let simulation = cluster.clone().precise(Precision::F32).coordinated(1);
+        let endured = simulation.endure(OF_THREE_COPIES, &schedule).result;
+        endured.unwrap_or_else(|failure| panic!("{failure}")).completed
+    };
+    assert_eq!(completed(0..4), 1, "none of them answers before the end");
+    assert!((0..4).all(|slot| completed(slot..slot + 1) > 1));
+}

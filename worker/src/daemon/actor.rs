@@ -13,8 +13,8 @@ use tokio::sync::{oneshot, watch};
 
 use super::device_host::DeviceHost;
 use super::event::{
-    AdmitChunk, CoordinatorConnected, CoreInput, DeviceBuilt, DeviceReported, PeerConnected,
-    PeerInput, StoreReported,
+    AdmitChunk, CoordinatorConnected, CoreInput, DeviceBuilt, DeviceReported, FileReported,
+    PeerConnected, PeerInput, StoreReported,
 };
 #[cfg(feature = "failpoints")]
 use super::failpoint;
@@ -217,6 +217,7 @@ impl WorkerActor {
             }
             Effect::Device(job) => self.shell.device_host.give(job),
             Effect::Store(job) => self.shell.device_host.give_store(job),
+            Effect::File(job) => self.shell.device_host.give_file(job),
             Effect::Yield => {
                 let own = context.address();
                 actix::spawn(async move {
@@ -366,6 +367,16 @@ impl Handler<StoreReported> for WorkerActor {
 
     fn handle(&mut self, reported: StoreReported, context: &mut Self::Context) {
         if let Some(input) = self.shell.device_host.store_report(reported) {
+            self.on_input(input, context);
+        }
+    }
+}
+
+impl Handler<FileReported> for WorkerActor {
+    type Result = ();
+
+    fn handle(&mut self, reported: FileReported, context: &mut Self::Context) {
+        if let Some(input) = self.shell.device_host.file_report(reported) {
             self.on_input(input, context);
         }
     }

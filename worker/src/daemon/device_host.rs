@@ -18,16 +18,18 @@ use everstep_transport::protocol::{RunSpec, Telemetry};
 use tokio::sync::mpsc;
 
 use super::actor::WorkerActor;
-use super::event::{DeviceBuilt, DeviceReported, StoreReported};
+use super::event::{DeviceBuilt, DeviceReported, FileReported, StoreReported};
+use super::file_thread;
 use super::predecessors::LockedFile;
 use super::store_thread;
 use super::telemetry::{self, DeviceTelemetry};
 use crate::device::build::{BuildContext, DataContent, build};
 use crate::device::checkpoint_facts::CheckpointFacts;
+use crate::device::model_file::ModelFile;
 use crate::device::model_path::remove_passing;
 use crate::device::{Device, thread as device_thread};
 use crate::registry::{BuildError, Registry};
-use crate::step::event::{Input, Job, Report, StoreJob};
+use crate::step::event::{FileJob, FileReport, Input, Job, Report, StoreJob};
 use crate::store_work::ClusterIdentity;
 
 /// Builds, like devices, give way to the network thread, so that heartbeats go out meanwhile.
@@ -56,6 +58,8 @@ pub struct DeviceHost {
     device: Option<Sender<Job>>,
     /// The thread that reads and writes the run's checkpoints, if it has any.
     store: Option<Sender<StoreJob>>,
+    /// The thread that writes the model's file.
+    file: Option<Sender<FileJob>>,
     /// The devices that were built or begun. Each is alive as long as its thread.
     begun: Vec<Weak<()>>,
     /// The state of the device, if it is no CPU.
@@ -70,7 +74,7 @@ pub struct DeviceHost {
 
 impl Drop for DeviceHost {
     fn drop(&mut self) {
-        (self.device, self.store) = (None, None);
+        (self.device, self.store, self.file) = (None, None, None);
         remove_passing(self.context.incarnation);
     }
 }
@@ -91,6 +95,7 @@ impl DeviceHost {
             build: 0,
             device: None,
             store: None,
+            file: None,
             begun: Vec::new(),
             telemetry: None,
             kept_in: None,
@@ -108,7 +113,8 @@ impl DeviceHost {
     /// Drops the device, which ends after its queued jobs, and then builds another one. `own` hears
     /// when the build is done, or that the earlier device does not end.
     pub fn build(&mut self, run: RunSpec, own: Addr<WorkerActor>) {
-        (self.device, self.store, self.telemetry) = (None, None, None);
+        (self.device, self.store, self.file) = (None, None, None);
+        self.telemetry = None;
         self.content.take_if(|content| content.data != run.data);
         self.build += 1;
         remove_passing(self.context.incarnation);
@@ -148,11 +154,12 @@ impl DeviceHost {
     pub fn start(&mut self, done: DeviceBuilt, own: Addr<WorkerActor>) -> Option<Input> {
         match done.built {
             _ if done.build != self.build => None,
-            Ok((device, built)) => {
+            Ok((mut device, built)) => {
                 self.context.lacked = None;
                 let facts = device.checkpoint_facts(&built.registration.fingerprint);
                 self.content = DataContent::of(&device);
                 self.store = facts.map(|facts| self.run_store(facts, own.clone()));
+                self.file = Some(self.run_file(device.take_model_file(), own.clone()));
                 self.take_over(device, done.alive, own);
                 let accelerator = built.registration.device.accelerator.clone();
                 self.telemetry = accelerator.map(|it| telemetry::start(it, self.registry.clone()));
@@ -203,6 +210,14 @@ impl DeviceHost {
         store_thread::start(facts, &self.cluster, take)
     }
 
+    /// Starts the thread that writes the model's file.
+    fn run_file(&self, file: Option<ModelFile>, own: Addr<WorkerActor>) -> Sender<FileJob> {
+        let build = self.build;
+        let take =
+            move |generation, report| own.do_send(FileReported { build, generation, report });
+        file_thread::start(file, take)
+    }
+
     /// The recent state of the device. None for a CPU, or if its driver has no figures.
     pub fn telemetry(&self) -> Option<Telemetry> {
         self.telemetry.as_ref()?.at(Instant::now())
@@ -214,9 +229,6 @@ impl DeviceHost {
             return None;
         }
         match &report {
-            Report::Unwritten(reason) => {
-                tracing::warn!(reason, "the model cannot be written: it is tried again");
-            }
             Report::Unable { inability: Inability::Place, reason } => {
                 self.context.lacked.clone_from(&self.init);
                 tracing::warn!(reason, "the run cannot be computed yet: it is tried again");
@@ -236,6 +248,25 @@ impl DeviceHost {
     /// earlier build's.
     pub fn store_report(&self, reported: StoreReported) -> Option<Input> {
         (reported.build == self.build).then_some(Input::Store(reported.report))
+    }
+
+    /// The input for the core that a report on the model's file means. None if the thread is an
+    /// earlier build's.
+    pub fn file_report(&self, reported: FileReported) -> Option<Input> {
+        let FileReported { build, generation, report } = reported;
+        if let FileReport::Unwritten(reason) = &report {
+            tracing::warn!(reason, "the model cannot be written: it is tried again");
+        }
+        (build == self.build).then_some(Input::File(generation, report))
+    }
+
+    /// Hands the thread of the model's file a job.
+    ///
+    /// # Panics
+    /// If no device was built.
+    pub fn give_file(&self, job: FileJob) {
+        let file = self.file.as_ref().expect("a device is built before its model is written");
+        let _ = file.send(job); // an error means that the process is ending
     }
 
     /// Hands the store's thread a job. A run without checkpoints has no thread, and no such jobs.

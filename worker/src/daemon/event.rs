@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use everstep_kernels::buffer::Buffer;
-use everstep_transport::protocol::{Chunk, Message};
+use everstep_transport::protocol::{Chunk, Generation, Message};
 use everstep_transport::quic::Link;
 
 use crate::device::Device;
 use crate::registry::BuildError;
-use crate::step::event::{Admission, Built, Input, LinkId, Report, StoreReport};
+use crate::step::event::{Admission, Built, FileReport, Input, LinkId, Report, StoreReport};
 
 /// An input for the core.
 #[derive(actix::Message)]
@@ -93,4 +93,16 @@ pub struct StoreReported {
     pub build: u64,
     /// What the thread has done.
     pub report: StoreReport,
+}
+
+/// The thread that writes the model's file reports.
+#[derive(actix::Message)]
+#[rtype(result = "()")]
+pub struct FileReported {
+    /// The number of the build that the thread is for.
+    pub build: u64,
+    /// The generation that the file is of.
+    pub generation: Generation,
+    /// What the thread has done.
+    pub report: FileReport,
 }

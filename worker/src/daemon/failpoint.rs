@@ -169,6 +169,7 @@ fn of_effect(effect: &Effect) -> Option<&'static str> {
         | Effect::Build(_)
         | Effect::Device(_)
         | Effect::Store(_)
+        | Effect::File(_)
         | Effect::Yield
         | Effect::Exit(_) => None,
     }

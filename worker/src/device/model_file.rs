@@ -65,6 +65,16 @@ impl ModelFile {
         &self.path
     }
 
+    /// How many parameters the complete file has.
+    pub fn parameters(&self) -> usize {
+        self.parameters
+    }
+
+    /// Whether the file is under way.
+    pub fn is_open(&self) -> bool {
+        self.file.is_some()
+    }
+
     /// Begins the file from its start: every range is still to come. Reserves all of its room on
     /// the disk, if the file system can do that.
     ///

@@ -160,11 +160,7 @@ impl ShardStore {
                 }
                 channel.report(Report::Restored { version, shard, digest, intact });
             }
-            Job::Gradient { .. }
-            | Job::Finish { .. }
-            | Job::Masters { .. }
-            | Job::Open
-            | Job::Write { .. } => {
+            Job::Gradient { .. } | Job::Finish { .. } | Job::Masters { .. } => {
                 unreachable!("these are not about the state of shards")
             }
         }

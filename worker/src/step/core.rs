@@ -249,6 +249,7 @@ impl Core {
             Input::Device(Report::Failed(reason)) => self.fail(None, false, reason),
             Input::Device(report) => self.report(now, report),
             Input::Store(report) => self.store(report),
+            Input::File(generation, report) => self.follow_file(now, generation, report),
             Input::Yielded => {
                 if let Phase::Training(member) = &mut self.phase {
                     member.after_yield(now);
@@ -265,7 +266,7 @@ impl Core {
 
     /// Takes a report of the device.
     fn report(&mut self, now: Time, report: Report) {
-        let Some(report) = self.follow_file(now, report) else { return };
+        let Some(report) = self.follow_master(now, report) else { return };
         let Some(report) = self.follow_saving(report) else { return };
         match &mut self.phase {
             Phase::Joining(joiner) => joiner.report(report),
@@ -358,7 +359,7 @@ impl Core {
 
     /// Does what follows from the new state.
     fn follow(&mut self, now: Time) {
-        self.begin_to_write();
+        self.begin_to_write(now);
         match &mut self.phase {
             Phase::Joining(joiner) => self.out.extend(std::iter::from_fn(|| joiner.poll_effect())),
             Phase::Training(member) => {

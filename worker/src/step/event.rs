@@ -1,6 +1,7 @@
 //! The inputs and the outputs of the worker's core.
 
 mod device;
+mod model_file;
 mod store;
 
 use std::net::SocketAddr;
@@ -11,10 +12,12 @@ use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{
-    Chunk, CoordinatorView, Message, NodeName, PreemptionNotice, Record, RunSpec, Step, WorkerId,
+    Chunk, CoordinatorView, Generation, Message, NodeName, PreemptionNotice, Record, RunSpec, Step,
+    WorkerId,
 };
 
 pub use device::{Gradient, Job, Report, ShardOrigin, Summary, Work};
+pub use model_file::{FileJob, FileReport};
 pub use store::{PartToSave, ShardToSave, StoreJob, StoreReport};
 
 /// A link to a coordinator. The shell uses a number once: a second link to the same coordinator has
@@ -94,6 +97,8 @@ pub enum Input {
     Device(Report),
     /// The thread that reads and writes checkpoints reports.
     Store(StoreReport),
+    /// The thread that writes the model's file reports on the file of this generation.
+    File(Generation, FileReport),
     /// Links and other inputs have had their turn: the work that [`Effect::Yield`] put off is due.
     Yielded,
     /// The shell tells the time, as often as its ticks come.
@@ -153,6 +158,8 @@ pub enum Effect {
     Device(Job),
     /// Give the thread that reads and writes checkpoints a job.
     Store(StoreJob),
+    /// Give the thread that writes the model's file a job.
+    File(FileJob),
     /// The core has more work than one input should take: give links and other inputs their turn,
     /// and then give [`Input::Yielded`].
     Yield,

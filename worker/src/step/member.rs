@@ -279,9 +279,6 @@ impl Member {
             | Report::LoadStalled(_)
             | Report::Evaluating
             | Report::Evaluated
-            | Report::Opened
-            | Report::Unwritten(_)
-            | Report::Written
             | Report::Unable { .. }
             | Report::Failed(_) => {}
         }

@@ -8,8 +8,10 @@
 //! ```
 //!
 //! The worker asks for weights only once the file can take them, so an error of the disk costs no
-//! traffic and no memory: owners keep their state until the run is over. This module does not know
-//! the owners, nor why the leader chose this worker.
+//! traffic and no memory: owners keep their state until the run is over. A directory that does not
+//! answer, such as that of a file server that is away, is an error, too. The file's thread goes on
+//! when it answers again. This module does not know the owners, nor why the leader chose this
+//! worker.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -25,6 +27,11 @@ pub const MODEL_WRITE_BACKOFF: Duration = Duration::from_secs(1);
 pub const MODEL_WRITE_BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// The worker asks owners again if nothing has come for so long.
 const MASTERS_RETRY_AFTER: Duration = Duration::from_secs(10);
+/// A directory that owes an answer for so long is an error. Longer than most disks take for the
+/// room of a large file, or to make it durable.
+const DIRECTORY_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// The most that counts of the time between two ticks, because this process may have stood still.
+const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
 
 /// A model's file under way.
 #[derive(Debug)]
@@ -35,30 +42,48 @@ pub(super) struct ModelWriter {
     pause: Duration,
     /// The newest error. None once the file is open again.
     error: Option<String>,
+    /// How long the directory has owed an answer.
+    silence: Duration,
+    /// The time of the last tick.
+    ticked: Time,
 }
 
 #[derive(Debug)]
 enum WriterStage {
-    /// The device opens the file.
+    /// The file's thread opens the file.
     Opening,
-    /// These shards are still missing, and nothing has come since this time.
-    Gathering(BTreeSet<Shard>, Time),
-    /// The file failed. The device opens it again at this time.
+    /// The file is open.
+    Gathering {
+        /// The shards that have not come yet.
+        missing: BTreeSet<Shard>,
+        /// How many have come that are not in the file yet.
+        unwritten: usize,
+        /// Since when none has come.
+        since: Time,
+    },
+    /// The file failed. The file's thread opens it again at this time.
     Resting(Time),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriterAction {
-    /// The device shall open the file.
+    /// The file's thread shall open the file.
     Open,
     /// The worker shall ask the owners for their weights.
     Ask,
 }
 
 impl ModelWriter {
-    /// A file that the device shall open now.
-    pub fn begin(shards: u32) -> Self {
-        Self { stage: WriterStage::Opening, shards, pause: MODEL_WRITE_BACKOFF, error: None }
+    /// A file that its thread shall open now.
+    pub fn begin(now: Time, shards: u32) -> Self {
+        Self {
+            stage: WriterStage::Opening,
+            shards,
+            pause: MODEL_WRITE_BACKOFF,
+            error: None,
+            silence: Duration::ZERO,
+            ticked: now,
+        }
     }
 
     /// Why the file cannot be written. None while it can.
@@ -66,51 +91,84 @@ impl ModelWriter {
         self.error.as_deref()
     }
 
-    /// The shards that the file still lacks.
+    /// The shards that have not come yet.
     pub fn missing(&self) -> BTreeSet<Shard> {
         match &self.stage {
-            WriterStage::Gathering(missing, _) => missing.clone(),
+            WriterStage::Gathering { missing, .. } => missing.clone(),
             WriterStage::Opening | WriterStage::Resting(_) => BTreeSet::new(),
         }
     }
 
     /// The file is open: it lacks every shard, and the worker asks the owners.
     pub fn opened(&mut self, now: Time) {
-        self.stage = WriterStage::Gathering((0..self.shards).map(Shard).collect(), now);
-        self.error = None;
+        let missing = (0..self.shards).map(Shard).collect();
+        self.stage = WriterStage::Gathering { missing, unwritten: 0, since: now };
+        self.answered();
     }
 
-    /// A shard's weights have come. Returns whether the file lacked them.
+    /// A shard's weights have come. Returns whether they go to the file's thread.
     pub fn takes(&mut self, now: Time, shard: Shard) -> bool {
-        let WriterStage::Gathering(missing, since) = &mut self.stage else { return false };
+        let WriterStage::Gathering { missing, unwritten, since } = &mut self.stage else {
+            return false;
+        };
         let awaited = missing.remove(&shard);
         if awaited {
             *since = now;
+            *unwritten += 1;
         }
         awaited
     }
 
-    /// The device could not open or write the file.
+    /// The file has one more shard.
+    pub fn taken(&mut self) {
+        if let WriterStage::Gathering { unwritten, .. } = &mut self.stage {
+            *unwritten = unwritten.saturating_sub(1);
+        }
+        self.answered();
+    }
+
+    /// The file could not be opened or written.
     pub fn failed(&mut self, now: Time, reason: String) {
         self.stage = WriterStage::Resting(now + self.pause);
         self.pause = (2 * self.pause).min(MODEL_WRITE_BACKOFF_MAX);
+        self.answered();
         self.error = Some(reason);
     }
 
     /// The action that is due now, if any.
     pub fn tick(&mut self, now: Time) -> Option<WriterAction> {
+        self.count_silence(now);
         match &mut self.stage {
             WriterStage::Resting(until) if now >= *until => {
                 self.stage = WriterStage::Opening;
                 Some(WriterAction::Open)
             }
-            WriterStage::Gathering(missing, since)
+            WriterStage::Gathering { missing, since, .. }
                 if !missing.is_empty() && now.since(*since) >= MASTERS_RETRY_AFTER =>
             {
                 *since = now;
                 Some(WriterAction::Ask)
             }
             _ => None,
+        }
+    }
+
+    fn answered(&mut self) {
+        (self.silence, self.error) = (Duration::ZERO, None);
+    }
+
+    fn count_silence(&mut self, now: Time) {
+        let passed = now.since(std::mem::replace(&mut self.ticked, now)).min(MAX_COUNTED_GAP);
+        let owes = match &self.stage {
+            WriterStage::Opening => true,
+            WriterStage::Gathering { unwritten, .. } => *unwritten > 0,
+            WriterStage::Resting(_) => false,
+        };
+        self.silence = if owes { self.silence + passed } else { Duration::ZERO };
+        if self.silence >= DIRECTORY_ANSWER_TIMEOUT {
+            let seconds = DIRECTORY_ANSWER_TIMEOUT.as_secs();
+            let reason = format!("the directory has not answered for more than {seconds} s");
+            self.error.get_or_insert(reason);
         }
     }
 }
@@ -125,7 +183,7 @@ mod tests {
 
     #[test]
     fn an_error_is_waited_out_twice_as_long_each_time_and_at_most_half_a_minute() {
-        let mut writer = ModelWriter::begin(2);
+        let mut writer = ModelWriter::begin(at(0), 2);
         let (mut now, mut pauses) = (0, Vec::new());
         for _ in 0..7 {
             writer.failed(at(now), "no space".into());
@@ -141,7 +199,7 @@ mod tests {
 
     #[test]
     fn weights_are_taken_once_and_only_while_the_file_is_open() {
-        let mut writer = ModelWriter::begin(2);
+        let mut writer = ModelWriter::begin(at(0), 2);
         assert!(!writer.takes(at(0), Shard(0)), "it is not open yet");
         writer.opened(at(0));
         assert!(writer.takes(at(1), Shard(0)));
@@ -156,13 +214,58 @@ mod tests {
 
     #[test]
     fn owners_that_send_nothing_are_asked_again() {
-        let mut writer = ModelWriter::begin(2);
+        let mut writer = ModelWriter::begin(at(0), 2);
         writer.opened(at(0));
         assert!(writer.takes(at(5), Shard(1)));
         assert_eq!(writer.tick(at(14)), None);
         assert_eq!(writer.tick(at(15)), Some(WriterAction::Ask));
         assert_eq!(writer.tick(at(16)), None);
         assert!(writer.takes(at(16), Shard(0)));
-        assert_eq!(writer.tick(at(60)), None, "the device has all of it");
+        assert_eq!(writer.tick(at(60)), None, "the file's thread has all of it");
+    }
+
+    /// The error after so many further seconds, with a tick in each half of a second.
+    fn error_after(writer: &mut ModelWriter, from: &mut u64, seconds: u64) -> bool {
+        for half in 1..=2 * seconds {
+            writer.tick(at(*from) + Duration::from_millis(500 * half));
+        }
+        *from += seconds;
+        writer.error().is_some_and(|error| error.contains("not answered"))
+    }
+
+    #[test]
+    fn a_directory_that_does_not_answer_is_an_error_until_it_does() {
+        let (mut writer, mut now) = (ModelWriter::begin(at(0), 3), 0);
+        assert!(!error_after(&mut writer, &mut now, 19));
+        assert!(error_after(&mut writer, &mut now, 1), "it does not open");
+        writer.opened(at(now));
+        assert_eq!(writer.error(), None);
+        assert!(!error_after(&mut writer, &mut now, 40), "no weights have come");
+        assert!(writer.takes(at(now), Shard(0)) && writer.takes(at(now), Shard(1)));
+        assert!(!error_after(&mut writer, &mut now, 19));
+        writer.taken();
+        assert!(!error_after(&mut writer, &mut now, 19), "the second is under way");
+        assert!(error_after(&mut writer, &mut now, 1));
+        writer.taken();
+        assert_eq!(writer.error(), None);
+        assert!(!error_after(&mut writer, &mut now, 40), "it owes nothing");
+        assert!(writer.takes(at(now), Shard(2)));
+        assert!(error_after(&mut writer, &mut now, 20), "it is not durable");
+    }
+
+    #[test]
+    fn a_process_that_stood_still_has_not_waited_for_its_directory() {
+        let mut writer = ModelWriter::begin(at(0), 1);
+        writer.tick(at(600));
+        assert_eq!(writer.error(), None);
+    }
+
+    #[test]
+    fn the_words_of_an_error_stay_while_the_next_attempt_goes_on() {
+        let (mut writer, mut now) = (ModelWriter::begin(at(0), 1), 1);
+        writer.failed(at(0), "no space".into());
+        assert_eq!(writer.tick(at(1)), Some(WriterAction::Open));
+        assert!(!error_after(&mut writer, &mut now, 60));
+        assert_eq!(writer.error(), Some("no space"));
     }
 }

@@ -5,6 +5,7 @@
 
 pub mod planner;
 pub mod toy_device;
+pub mod toy_file;
 pub mod toy_store;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,6 +26,7 @@ use everstep_worker::step::core::{Core, WorkerIdentity};
 use everstep_worker::step::event::{Admission, Built, Effect, Input, Lane, LinkId, StreamItem};
 
 use self::toy_device::ToyDevice;
+use self::toy_file::ToyFile;
 use self::toy_store::ToyStore;
 use crate::support::{DATA_SHARDS, PARAMETERS, registration};
 
@@ -49,10 +51,11 @@ fn place() -> ModelPlace {
     ModelPlace { host: "node".into(), path: "/runs/model.safetensors".into() }
 }
 
-/// A worker and its device.
+/// A worker, its device, and its directory.
 pub struct Node {
     pub core: Core,
     pub toy_device: ToyDevice,
+    pub toy_file: ToyFile,
     pub alive: bool,
     /// The workers that it lets in: the members of its generation, and those of each Meet.
     peers: BTreeSet<WorkerId>,
@@ -122,7 +125,8 @@ impl Cluster {
         let identity = WorkerIdentity { name: name(worker), unix_ms_at_zero: 0 };
         let core = Core::new(identity, Pool::new(1 << 22)).merging(1);
         let toy_device = ToyDevice::new(&self.run, PARAMETERS, SAMPLES);
-        let node = Node { core, toy_device, alive: true, peers: BTreeSet::new(), goes_on: 0 };
+        let (toy_file, peers) = (ToyFile::default(), BTreeSet::new());
+        let node = Node { core, toy_device, toy_file, alive: true, peers, goes_on: 0 };
         self.nodes.insert(worker, node);
         let run = self.run.clone();
         let centre = NodeName::parse("coordinator-1").expect("a valid name");
@@ -312,7 +316,10 @@ impl Cluster {
             }
             2 | 3 => {
                 let node = self.nodes.get_mut(&worker).expect("a worker");
-                let reports = node.toy_device.work();
+                let (reports, of_file) = (node.toy_device.work(), node.toy_file.work());
+                if let Some((generation, report)) = of_file {
+                    self.give(worker, Input::File(generation, report));
+                }
                 reports.into_iter().for_each(|report| self.give(worker, Input::Device(report)));
                 if let Some((worker, report)) = self.store.next() {
                     self.give(worker, Input::Store(report));
@@ -399,6 +406,9 @@ impl Cluster {
             Effect::Yield => self.nodes.get_mut(&worker).expect("a worker").goes_on += 1,
             Effect::Coordinators(_) | Effect::Exit(_) => {}
             Effect::Store(job) => self.store.take(worker, job),
+            Effect::File(job) => {
+                self.nodes.get_mut(&worker).expect("a worker").toy_file.give(job);
+            }
             Effect::Device(job) => {
                 self.nodes.get_mut(&worker).expect("a worker").toy_device.give(job);
             }

@@ -26,7 +26,7 @@ pub fn reference() -> &'static Outcome {
 pub fn outcome(cluster: &Cluster) -> Outcome {
     assert_eq!(cluster.failures, [""; 0]);
     let leader = cluster.record.as_ref().expect("a generation").step_leader();
-    let model = cluster.nodes[&leader].toy_device.model.clone();
+    let model = cluster.nodes[&leader].toy_file.model.clone();
     (model.into_values().collect(), cluster.written.clone())
 }
 

@@ -15,12 +15,12 @@ use crate::support::MEMBERS;
 
 /// The bits of the model that a worker has written.
 fn model(cluster: &Cluster, worker: WorkerId) -> Vec<Vec<u32>> {
-    cluster.nodes[&worker].toy_device.model.clone().into_values().collect()
+    cluster.nodes[&worker].toy_file.model.clone().into_values().collect()
 }
 
 fn disk(cluster: &mut Cluster, worker: WorkerId, [full, torn]: [u32; 2]) {
-    let toy_device = &mut cluster.nodes.get_mut(&worker).expect("a worker").toy_device;
-    (toy_device.full, toy_device.torn) = (full, torn);
+    let toy_file = &mut cluster.nodes.get_mut(&worker).expect("a worker").toy_file;
+    (toy_file.full, toy_file.torn) = (full, torn);
 }
 
 #[test]
@@ -90,6 +90,41 @@ fn another_member_writes_where_the_first_cannot() {
     cluster.finish();
     assert_eq!(cluster.durable, Some(second));
     assert_eq!(model(&cluster, second), reference().0);
+}
+
+/// The directory of the first is on a file server that is away. Its weights still reach the other.
+#[test]
+fn another_member_writes_where_the_directory_of_the_first_does_not_answer() {
+    let mut cluster = begun(&[1, 2, 3], 5);
+    let first = cluster.record.as_ref().expect("a generation").step_leader();
+    cluster.nodes.get_mut(&first).expect("a worker").toy_file.is_silent = true;
+    cluster.until("the first does not write", |cluster| {
+        let unwritten = cluster.heard(first).and_then(|heartbeat| heartbeat.unwritten.as_ref());
+        unwritten.is_some_and(|reason| reason.contains("has not answered"))
+    });
+    let second = cluster.members()[1];
+    cluster.tell_to_write(second);
+    cluster.finish();
+    assert_eq!(cluster.durable, Some(second));
+    assert_eq!(model(&cluster, second), reference().0);
+    cluster.nodes.get_mut(&first).expect("a worker").toy_file.is_silent = false;
+    cluster.until("the first writes, too", |cluster| cluster.durable == Some(first));
+    assert_eq!(model(&cluster, first), reference().0);
+}
+
+/// A generation begins while the directory does not answer. What it says of the file before counts
+/// no more.
+#[test]
+fn a_file_of_an_earlier_generation_says_nothing_of_the_next() {
+    let mut cluster = begun(&[1, 2, 3], 5);
+    let first = cluster.record.as_ref().expect("a generation").step_leader();
+    cluster.nodes.get_mut(&first).expect("a worker").toy_file.is_silent = true;
+    cluster.until("all are done", |cluster| cluster.results.len() == 3);
+    cluster.change(&cluster.alive(), Cause::Rollback);
+    cluster.until("all are done again", |cluster| cluster.results.len() == 3);
+    cluster.nodes.get_mut(&first).expect("a worker").toy_file.is_silent = false;
+    cluster.finish();
+    assert_eq!(model(&cluster, first), reference().0);
 }
 
 #[test]

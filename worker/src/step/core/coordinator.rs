@@ -282,7 +282,7 @@ impl Core {
         let replica = self.planted(replica);
         self.membership.begin_generation();
         self.peers.begin_generation();
-        self.model.renew(record.resume.0 >= setup.run.steps);
+        self.renew_model(record.resume.0 >= setup.run.steps);
         self.checkpoints.renew(&record);
         self.heartbeats.begin_generation();
         let entered = match listed {

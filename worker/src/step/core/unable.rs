@@ -65,7 +65,7 @@ impl Core {
                 _ => return, // The error is of a run that is over.
             },
         };
-        self.model.renew(false);
+        self.renew_model(false);
         let again_at = now + self.backoff.after(inability);
         self.phase = Phase::Unable(Box::new(run), Unable { inability, reason, again_at });
         self.report_unable();
@@ -79,7 +79,7 @@ impl Core {
             return;
         }
         let Some((setup, _)) = self.leave() else { return };
-        self.model.renew(false);
+        self.renew_model(false);
         let (inability, again_at) = (Inability::Place, now + REFUSED_BACKOFF);
         let unable = Unable { inability, reason, again_at };
         self.phase = Phase::Unable(Box::new(setup.run.clone()), unable);

@@ -3,6 +3,9 @@
 //! A member writes. If no member has a directory, a worker beside the generation that has one
 //! writes. The writer asks the primaries, so they send nothing that the file does not take. If the
 //! run has a store of checkpoints, the store's thread then copies the file there.
+//!
+//! A thread of its own writes the file. A directory that does not answer keeps the worker from
+//! nothing else, so another worker can write with this one's weights.
 
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
@@ -15,7 +18,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::{Core, Phase};
-use crate::step::event::{Admission, Effect, Job, Report, StoreJob};
+use crate::step::event::{Admission, Effect, FileJob, FileReport, Report, StoreJob};
 use crate::step::model_writer::{ModelWriter, WriterAction};
 use crate::step::sized_record::SizedRecord;
 
@@ -42,15 +45,6 @@ impl ModelWrites {
         Self { place, ..Self::default() }
     }
 
-    /// Another generation begins. The leader tells its writer again. A durable file counts only in
-    /// a generation that begins after the last step.
-    pub(super) fn renew(&mut self, is_last: bool) {
-        (self.is_requested, self.writer) = (false, None);
-        self.written &= is_last;
-        self.storing.take_if(|_| !is_last);
-        self.stored.take_if(|_| !is_last);
-    }
-
     /// Why the file cannot be written. None while it can.
     pub(super) fn error(&self) -> Option<String> {
         self.writer.as_ref()?.error().map(str::to_string)
@@ -63,6 +57,19 @@ impl ModelWrites {
 }
 
 impl Core {
+    /// Another generation begins. The leader tells its writer again. A durable file counts only in
+    /// a generation that begins after the last step.
+    pub(super) fn renew_model(&mut self, is_last: bool) {
+        let model = &mut self.model;
+        model.is_requested = false;
+        model.written &= is_last;
+        model.storing.take_if(|_| !is_last);
+        model.stored.take_if(|_| !is_last);
+        if model.writer.take().is_some() {
+            self.out.push_back(Effect::File(FileJob::Close));
+        }
+    }
+
     /// The leader asks this worker to write the model's file.
     pub(super) fn write(&mut self, term: Term, generation: Generation) {
         if self.obeys(term, generation) {
@@ -107,7 +114,7 @@ impl Core {
     }
 
     /// Opens the file, once the leader has asked for it and the last step is trained.
-    pub(super) fn begin_to_write(&mut self) {
+    pub(super) fn begin_to_write(&mut self, now: Time) {
         let ModelWrites { is_requested, writer, written, .. } = &self.model;
         if !is_requested
             || *written
@@ -122,31 +129,48 @@ impl Core {
             _ => false,
         };
         if let Some(sized_record) = self.sized_record().filter(|_| is_due) {
-            self.model.writer = Some(ModelWriter::begin(sized_record.shards()));
-            self.out.push_back(Effect::Device(Job::Open));
+            self.model.writer = Some(ModelWriter::begin(now, sized_record.shards()));
+            self.open_file();
         }
     }
 
-    /// Handles the device's reports on the file. Returns any other report.
-    pub(super) fn follow_file(&mut self, now: Time, report: Report) -> Option<Report> {
-        let Some(writer) = &mut self.model.writer else { return Some(report) };
+    fn open_file(&mut self) {
+        let generation = self.generation();
+        self.out.push_back(Effect::File(FileJob::Open { generation }));
+    }
+
+    /// Handles a report on the file of a generation. A report of an earlier file says nothing.
+    pub(super) fn follow_file(&mut self, now: Time, generation: Generation, report: FileReport) {
+        if generation != self.generation() {
+            return;
+        }
+        let Some(writer) = &mut self.model.writer else { return };
         match report {
-            Report::Opened => {
+            FileReport::Opened => {
                 writer.opened(now);
                 self.ask_for_masters(now);
             }
-            Report::Unwritten(reason) => writer.failed(now, reason),
-            Report::Written => {
+            FileReport::Taken => writer.taken(),
+            FileReport::Unwritten(reason) => writer.failed(now, reason),
+            FileReport::Written => {
                 (self.model.written, self.model.writer) = (true, None);
                 self.store_model();
                 self.report_written();
             }
-            Report::Exported { to, shard, values } if self.membership.is(to) => {
-                self.take_master(now, shard, values);
-            }
-            other => return Some(other),
         }
-        None
+    }
+
+    /// Takes this worker's own master weights, if it writes the file. Returns any other report.
+    pub(super) fn follow_master(&mut self, now: Time, report: Report) -> Option<Report> {
+        match report {
+            Report::Exported { to, shard, values }
+                if self.model.writer.is_some() && self.membership.is(to) =>
+            {
+                self.take_master(now, shard, values);
+                None
+            }
+            other => Some(other),
+        }
     }
 
     /// Whether this worker asked for a chunk of master weights. After an error of the file some
@@ -165,14 +189,14 @@ impl Core {
     /// Master weights have arrived.
     pub(super) fn take_master(&mut self, now: Time, shard: Shard, values: Shared) {
         if self.model.writer.as_mut().is_some_and(|writer| writer.takes(now, shard)) {
-            self.out.push_back(Effect::Device(Job::Write { shard, values }));
+            self.out.push_back(Effect::File(FileJob::Write { shard, values }));
         }
     }
 
     /// Time passes: opens the file again after a pause, or asks the owners again.
     pub(super) fn continue_writing(&mut self, now: Time) {
         match self.model.writer.as_mut().and_then(|writer| writer.tick(now)) {
-            Some(WriterAction::Open) => self.out.push_back(Effect::Device(Job::Open)),
+            Some(WriterAction::Open) => self.open_file(),
             Some(WriterAction::Ask) => self.ask_for_masters(now),
             None => {}
         }

@@ -143,16 +143,6 @@ pub enum Job {
         /// The worker that asked.
         to: WorkerId,
     },
-    /// Open the model's file and begin from its start. The answer is [`Report::Opened`] or
-    /// [`Report::Unwritten`].
-    Open,
-    /// Write master weights to the model's file, if it is open.
-    Write {
-        /// The shard that the values belong to.
-        shard: Shard,
-        /// The master weights, in f32.
-        values: Shared,
-    },
 }
 
 /// A reduced gradient on its way to the device that applies it.
@@ -273,12 +263,6 @@ pub enum Report {
     },
     /// The device has validated and digested, as [`Job::Finish`] asked.
     Finished(Summary),
-    /// The model's file is open, and can take every shard.
-    Opened,
-    /// The model's file could not be opened or written, for this reason. It is not open now.
-    Unwritten(String),
-    /// The model's file is complete and durable.
-    Written,
     /// The device cannot compute the run.
     Unable {
         /// Whether every other worker would meet the reason too, or it lies in this place.

@@ -36,14 +36,8 @@ pub struct ToyDevice {
     copies: BTreeMap<Shard, Copy>,
     /// Shards that a checkpoint will bring, each with whether this device is primary.
     awaited: BTreeMap<Shard, bool>,
-    unwritten: BTreeSet<Shard>,
     /// Data shards computed, of each step.
     pub computed: Vec<(Step, DataShard)>,
-    pub model: BTreeMap<Shard, Vec<u32>>,
-    /// How many more times the model's file cannot be opened.
-    pub full: u32,
-    /// How many more writes fail.
-    pub torn: u32,
 }
 
 impl ToyDevice {
@@ -57,11 +51,7 @@ impl ToyDevice {
             computing: (0..3).map(|shard| (Step(0), vec![UNREAD; length(shard)])).collect(),
             copies: BTreeMap::new(),
             awaited: BTreeMap::new(),
-            unwritten: (0..3).map(Shard).collect(),
             computed: Vec::new(),
-            model: BTreeMap::new(),
-            full: 0,
-            torn: 0,
         }
     }
 
@@ -180,8 +170,6 @@ impl ToyDevice {
             }
             Job::Finish { version, .. } => self.finish(version),
             Job::Masters { to } => self.masters(to),
-            Job::Open => vec![self.open()],
-            Job::Write { shard, values } => self.write(shard, &values).into_iter().collect(),
         }
     }
 
@@ -204,27 +192,7 @@ impl ToyDevice {
         Report::Restored { version, shard, digest, intact }
     }
 
-    fn open(&mut self) -> Report {
-        if self.full > 0 {
-            self.full -= 1;
-            return Report::Unwritten("no space left".into());
-        }
-        self.unwritten = (0..3).map(Shard).collect();
-        Report::Opened
-    }
-
-    fn write(&mut self, shard: Shard, values: &[f32]) -> Option<Report> {
-        if self.torn > 0 {
-            self.torn -= 1;
-            return Some(Report::Unwritten("input/output error".into()));
-        }
-        self.unwritten.remove(&shard);
-        self.model.insert(shard, bits(values));
-        self.unwritten.is_empty().then_some(Report::Written)
-    }
-
     fn enter(&mut self, origin: ShardOrigin, owned: &[(Shard, bool)], syncing: &[Shard]) {
-        self.unwritten = (0..3).map(Shard).collect();
         self.awaited.clear();
         if origin != ShardOrigin::Held {
             let begins = origin == ShardOrigin::Seed;
