@@ -1,9 +1,10 @@
 //! The worker's shell: sockets, threads and clocks around the core.
 //!
 //! One thread runs the endpoint and an actor that owns the core. The device, the loader, the
-//! checkpoints and the model's file have threads of their own. Messages enter as events, one at a time. A task that brings an event waits
-//! for the answer before it reads on, so a busy actor exerts back-pressure on its peers. Each
-//! stream's task reads tensors into buffers, which then change hands by pointer.
+//! checkpoints and the model's file have threads of their own. Messages enter as events, one at a
+//! time. A task that brings an event waits for the answer before it reads on, so a busy actor
+//! exerts back-pressure on its peers. Each stream's task reads tensors into buffers, which then
+//! change hands by pointer.
 //!
 //! Lifetimes: the process keeps its port, its name and its key. A build keeps a device and an id. A
 //! generation keeps its peers' queues and streams. The links outlive generations, and training

@@ -42,8 +42,7 @@ impl World {
                 side.iter().for_each(|node| self.crash(*node, *restart));
             }
             Fault::Stop { node: NodeId::Coordinator(place), restart } => {
-                let leave = Event::Leave { place: *place, since: None, restart: *restart };
-                self.later(leave);
+                self.later(Event::Leave { place: *place, since: None, restart: *restart });
             }
             Fault::Wipe { node, restart } => self.wipe(*node, *restart),
             Fault::Remove { node, restart } => self.remove(*node, *restart),
