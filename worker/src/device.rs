@@ -434,13 +434,14 @@ impl Device {
             let evaluation = self.evaluate(part, channel)?;
             self.summary.evaluations.extend(evaluation);
         }
+        channel.report(Report::Evaluating);
         self.summary.digests = self.store.seal()?;
+        channel.report(Report::Evaluated);
         self.summary.optimizer_bytes = self.store.bytes();
         channel.report(Report::Finished(self.summary.clone()));
         Ok(())
     }
 
-    /// Errors of the file end nothing. The worker that asked gets a report, and asks again.
     /// The error for a panic. A panic in the code of the model, the data set or the optimizer would
     /// recur on every worker.
     pub fn panicked(&self, words: &str) -> DeviceError {

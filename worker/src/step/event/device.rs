@@ -195,9 +195,10 @@ pub enum Report {
     },
     /// The data set cannot read a sample yet, or can again. The device waits meanwhile.
     LoadStalled(bool),
-    /// The device begins with another batch of held-out samples. It computes no data shard.
+    /// The device begins with another batch of held-out samples, or after the last step to digest
+    /// its shards. It computes no data shard.
     Evaluating,
-    /// It has evaluated the held-out samples of a data shard.
+    /// It has evaluated the held-out samples of a data shard, or digested its shards.
     Evaluated,
     /// A held shard has a new version.
     Updated {
