@@ -100,19 +100,29 @@ fn a_directory_that_does_not_answer_is_told_of_and_waited_for() {
     let world = world().with("run.steps", 400);
     let dirs = ["one", "two"].map(|name| folder(&world, name));
     let places = Places::begin(world, &dirs.each_ref().map(|dir| Some(&**dir)));
-    places.submit();
-    places.until_said(&["training"]);
     let pipes = dirs.each_ref().map(|dir| dir.join("model.safetensors"));
-    for pipe in &pipes {
-        rustix::fs::mkfifoat(rustix::fs::CWD, pipe, 0o600.into()).expect("a pipe");
-    }
+    let go_away = || {
+        for pipe in &pipes {
+            rustix::fs::mkfifoat(rustix::fs::CWD, pipe, 0o600.into()).expect("a pipe");
+        }
+    };
+    let come_back = || {
+        for pipe in &pipes {
+            // A process that opens both ends does not wait. A worker that has waited finds no
+            // model.
+            let both_ends = fs::File::options().read(true).write(true).open(pipe).expect("a pipe");
+            fs::remove_file(pipe).expect("removed");
+            drop(both_ends);
+        }
+    };
+    go_away();
+    places.submit();
+    places.until_said(&["has not answered for"]);
+    come_back();
+    places.until_said(&["training"]);
+    go_away();
     places.until_said(&["the model cannot be written", "the directory has not answered for"]);
-    for pipe in &pipes {
-        // A process that opens both ends does not wait. A worker that has waited finds no model.
-        let both_ends = fs::File::options().read(true).write(true).open(pipe).expect("a pipe");
-        fs::remove_file(pipe).expect("removed");
-        drop(both_ends);
-    }
+    come_back();
     places.until_said(&["complete: all 400 steps, and the model is "]);
     let listed = ["run", "ls", "--json", "--dir", show(places.home())];
     let listed = places.world.start(&listed).end().stdout;

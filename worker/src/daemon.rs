@@ -51,6 +51,7 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use crate::device::build::BuildContext;
+use crate::device::directory::Directory;
 use crate::registry::Registry;
 use crate::step::core::{Core, WorkerIdentity};
 use crate::step::event::Exit;
@@ -208,7 +209,7 @@ async fn work(
         address,
         machine,
         zone,
-        dir,
+        dir: dir.map(Directory::new),
         device,
         overlap,
         prefetch,

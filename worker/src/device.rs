@@ -10,6 +10,7 @@ pub mod build;
 pub mod checkpoint_facts;
 mod coverage;
 mod device_error;
+pub mod directory;
 mod evaluation;
 pub mod initial;
 pub mod model_file;

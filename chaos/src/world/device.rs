@@ -6,6 +6,8 @@ use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::{Generation, MachineId, ModelPlace, RunSpec, Zone};
 use everstep_transport::time::Time;
 use everstep_worker::device::build::{BuildContext, build};
+use everstep_worker::device::directory::DIRECTORY_ANSWER_TIMEOUT;
+use everstep_worker::registry::BuildError;
 use everstep_worker::step::event::{Input, Job, Report};
 use everstep_worker::store_work::StoreWork;
 
@@ -80,7 +82,14 @@ impl World {
             built
         });
         let begins = self.workers[place].hangs_until.max(self.now);
-        let at = begins + self.random.delay();
+        // A build looks for the model's place in the worker's directory.
+        let answers = self.faults.directory_silent_until(slot).max(begins);
+        let last = begins + DIRECTORY_ANSWER_TIMEOUT;
+        let built = match answers > last {
+            true => Err(BuildError::Place("the directory has not answered".into())),
+            false => built,
+        };
+        let at = answers.min(last) + self.random.delay();
         let built = DeviceOutput::Built(Box::new(built));
         self.queue.put(at, Event::Device(place, builds, built.into()));
         Ok(())

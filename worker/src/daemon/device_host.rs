@@ -2,11 +2,12 @@
 //!
 //! Each build has a number, which tells reports of an earlier device from those of the present one.
 //! Each build is also an incarnation of its own: it registers as a new worker. Two devices never
-//! share the memory of the machine: a build begins when all earlier devices have ended.
+//! share the memory of the machine: a build begins when all earlier devices have ended. The thread
+//! of an earlier model's file may still hold weights, if its directory does not answer.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -65,7 +66,7 @@ pub struct DeviceHost {
     /// The state of the device, if it is no CPU.
     telemetry: Option<DeviceTelemetry>,
     /// The file that names the worker's incarnations, if it keeps one.
-    kept_in: Option<LockedFile>,
+    kept_in: Option<Arc<Mutex<LockedFile>>>,
     /// The content of the newest device's data, if a build of the same data can use it.
     content: Option<DataContent>,
     /// The initial weights of the run that is built, if it states some.
@@ -106,7 +107,7 @@ impl DeviceHost {
 
     /// The same, with each incarnation in a file.
     pub fn kept_in(mut self, file: Option<LockedFile>) -> Self {
-        self.kept_in = file;
+        self.kept_in = file.map(|file| Arc::new(Mutex::new(file)));
         self
     }
 
@@ -119,10 +120,9 @@ impl DeviceHost {
         self.build += 1;
         remove_passing(self.context.incarnation);
         self.context.incarnation = random();
-        self.kept_in.iter_mut().for_each(|file| file.begin(self.context.incarnation));
         self.init.clone_from(&run.model.init);
         let (registry, context) = (self.registry.clone(), self.context.clone());
-        let (pool, number) = (self.pool.clone(), self.build);
+        let (pool, number, kept_in) = (self.pool.clone(), self.build, self.kept_in.clone());
         let (earlier, alive) = (self.begin(), Arc::new(()));
         self.begun.push(Arc::downgrade(&alive));
         let builder = thread::Builder::new().name("build".into());
@@ -131,6 +131,7 @@ impl DeviceHost {
             let build = || {
                 let within = DEVICE_END_TIMEOUT.max(Duration::from_millis(run.hang_after_ms));
                 await_ends(&earlier, within)?;
+                keep_incarnation(&context, kept_in)?;
                 build(&registry, &run, &context, pool)
             };
             let built = catch_unwind(AssertUnwindSafe(build)).unwrap_or_else(|panic| {
@@ -254,10 +255,13 @@ impl DeviceHost {
     /// earlier build's.
     pub fn file_report(&self, reported: FileReported) -> Option<Input> {
         let FileReported { build, generation, report } = reported;
+        if build != self.build {
+            return None;
+        }
         if let FileReport::Unwritten(reason) = &report {
             tracing::warn!(reason, "the model cannot be written: it is tried again");
         }
-        (build == self.build).then_some(Input::File(generation, report))
+        Some(Input::File(generation, report))
     }
 
     /// Hands the thread of the model's file a job.
@@ -285,6 +289,18 @@ impl DeviceHost {
         // An error means that the device has failed. Its last report says so.
         let _ = device.send(job);
     }
+}
+
+/// Writes the incarnation into the file that names those of this worker, before it registers.
+fn keep_incarnation(
+    context: &BuildContext,
+    kept_in: Option<Arc<Mutex<LockedFile>>>,
+) -> Result<(), BuildError> {
+    let (Some(file), Some(directory)) = (kept_in, &context.dir) else { return Ok(()) };
+    let incarnation = context.incarnation;
+    directory.attempt(move |_| {
+        file.lock().unwrap_or_else(PoisonError::into_inner).begin(incarnation);
+    })
 }
 
 /// Waits until these devices have ended, because the build needs their memory.

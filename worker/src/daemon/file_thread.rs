@@ -2,9 +2,11 @@
 //!
 //! Input: [`FileJob`]s in order. Output: [`FileReport`]s, each with the generation of its file. A
 //! directory that does not answer stops this thread and nothing else: the device still hands out
-//! its weights to another worker that writes.
+//! its weights to another worker that writes. When it answers again, the thread omits what a later
+//! job has made void.
 
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::collections::VecDeque;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use std::thread;
 
 use everstep_kernels::reduce;
@@ -16,7 +18,7 @@ use crate::step::event::{FileJob, FileReport};
 /// The thread gives way to the network thread, as the device does.
 const NICE: i32 = 5;
 
-/// Starts the thread. It ends when the sender is dropped. `file` is None if this worker has neither
+/// Starts the thread. It ends with the job under way when the sender is dropped. `file` is None if this worker has neither
 /// a directory nor a store. `take` gets the reports.
 pub fn start(
     file: Option<ModelFile>,
@@ -25,20 +27,42 @@ pub fn start(
     let (jobs, received) = channel();
     let run = move || {
         let _ = rustix::process::setpriority_process(Some(rustix::thread::gettid()), NICE);
-        run(file, &received, take);
+        run(file, JobQueue { received, waiting: VecDeque::new() }, take);
     };
     let builder = thread::Builder::new().name("model-file".into());
     builder.spawn(run).expect("the system gives a process a thread");
     jobs
 }
 
-fn run(
-    mut file: Option<ModelFile>,
-    jobs: &Receiver<FileJob>,
-    take: impl Fn(Generation, FileReport),
-) {
+/// The jobs that have come.
+struct JobQueue {
+    received: Receiver<FileJob>,
+    waiting: VecDeque<FileJob>,
+}
+
+impl JobQueue {
+    /// The next job that is not void. None if there is none, and there will be no more.
+    fn next(&mut self) -> Option<FileJob> {
+        if self.waiting.is_empty() {
+            self.waiting.push_back(self.received.recv().ok()?);
+        }
+        let is_over = loop {
+            match self.received.try_recv() {
+                Ok(job) => self.waiting.push_back(job),
+                Err(error) => break error == TryRecvError::Disconnected,
+            }
+        };
+        let closes = |job: &FileJob| matches!(job, FileJob::Close);
+        if let Some(at) = self.waiting.iter().rposition(closes) {
+            self.waiting.drain(..at);
+        }
+        self.waiting.pop_front().filter(|_| !is_over)
+    }
+}
+
+fn run(mut file: Option<ModelFile>, mut jobs: JobQueue, take: impl Fn(Generation, FileReport)) {
     let mut of = Generation::default();
-    for job in jobs {
+    while let Some(job) = jobs.next() {
         let report = match job {
             FileJob::Open { generation } => {
                 of = generation;
@@ -56,7 +80,10 @@ fn run(
             take(of, report);
         }
     }
-    file.iter_mut().for_each(ModelFile::close);
+    if let Some(mut file) = file {
+        file.close();
+        file.remove_passing();
+    }
 }
 
 fn open(file: Option<&mut ModelFile>) -> FileReport {

@@ -22,6 +22,7 @@ use everstep_transport::protocol::{
 };
 
 use super::coverage::GradientCoverage;
+use super::directory::Directory;
 use super::initial::InitialParameters;
 use super::model_file::ModelFile;
 use super::model_path::{model_path, passing_path, run_digest};
@@ -52,7 +53,7 @@ pub struct BuildContext {
     /// What the machine may fail together with. None if the operator named nothing.
     pub zone: Option<Zone>,
     /// Where the model goes. None if this worker cannot write it.
-    pub dir: Option<PathBuf>,
+    pub dir: Option<Directory>,
     /// The device that the model computes on.
     pub device: DeviceChoice,
     /// Whether gradients leave during the backward pass: see [`DeviceParts::overlap`].
@@ -94,7 +95,7 @@ pub fn build(
     let fingerprint = fingerprint(run, &layout, dataset.as_ref());
     let probe = probe(compute.as_mut(), &batch)?;
     let digest = run_digest(run, &fingerprint, probe);
-    let path = context.dir.as_ref().map(|dir| model_path(dir, &digest));
+    let path = find_model_path(context, &digest)?;
     let gathered =
         path.clone().or_else(|| run.checkpoint.as_ref().map(|_| passing_path(context.incarnation)));
     let registration = Registration {
@@ -133,6 +134,13 @@ pub fn build(
         threads: registry.devices().threads().clone(),
     };
     Ok((Device::new(parts), built))
+}
+
+/// Where the model of the run with this digest goes. None if this worker has no directory.
+fn find_model_path(context: &BuildContext, digest: &str) -> Result<Option<PathBuf>, BuildError> {
+    let Some(directory) = &context.dir else { return Ok(None) };
+    let digest = digest.to_string();
+    directory.attempt(move |path| model_path(path, &digest)).map(Some)
 }
 
 /// The content of a run's data, for a build of the same data. See [`Dataset::reusable`].

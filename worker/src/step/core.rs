@@ -1,6 +1,7 @@
 //! The worker from its first message to its last, as a plain state machine.
 //!
-//! Inputs: messages of the coordinators and of other members, reports of the device, and time.
+//! Inputs: messages of the coordinators and of other members, reports of the device and of the
+//! threads that write checkpoints and the model's file, and time.
 //! Outputs: messages, chunks and jobs. The phases are those of `Phase`. [`Member`] does the step
 //! itself. The core does not know sockets, threads or files.
 //!

@@ -7,7 +7,7 @@
 //!    +-------- after a pause -------- Resting
 //! ```
 //!
-//! The worker asks for weights only once the file can take them, so an error of the disk costs no
+//! The worker asks for weights only once the file can take them, so a disk without room costs no
 //! traffic and no memory: owners keep their state until the run is over. A directory that does not
 //! answer, such as that of a file server that is away, is an error, too. The file's thread goes on
 //! when it answers again. This module does not know the owners, nor why the leader chose this
@@ -21,15 +21,17 @@ use std::time::Duration;
 use everstep_transport::protocol::Shard;
 use everstep_transport::time::Time;
 
+use crate::device::directory::DIRECTORY_ANSWER_TIMEOUT;
+
 /// The pause after the first error. Each further pause is twice as long.
 pub const MODEL_WRITE_BACKOFF: Duration = Duration::from_secs(1);
 /// The longest pause after an error.
 pub const MODEL_WRITE_BACKOFF_MAX: Duration = Duration::from_secs(30);
 /// The worker asks owners again if nothing has come for so long.
 const MASTERS_RETRY_AFTER: Duration = Duration::from_secs(10);
-/// A directory that owes an answer for so long is an error. Longer than most disks take for the
-/// room of a large file, or to make it durable.
-const DIRECTORY_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+/// A directory that writes fewer bytes in a second may count as one that does not answer: the
+/// answer to the last shard comes when all of the file is durable.
+const SLOWEST_BYTES_PER_SECOND: u64 = 32 << 20;
 /// The most that counts of the time between two ticks, because this process may have stood still.
 const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
 
@@ -39,8 +41,10 @@ pub(super) struct ModelWriter {
     stage: WriterStage,
     /// How many shards the file has.
     shards: u32,
+    /// How long the directory may owe an answer.
+    answers_within: Duration,
     pause: Duration,
-    /// The newest error. None once the file is open again.
+    /// The newest error. None once the directory answers as it should.
     error: Option<String>,
     /// How long the directory has owed an answer.
     silence: Duration,
@@ -74,11 +78,13 @@ pub(super) enum WriterAction {
 }
 
 impl ModelWriter {
-    /// A file that its thread shall open now.
-    pub fn begin(now: Time, shards: u32) -> Self {
+    /// A file of so many shards and bytes that its thread shall open now.
+    pub fn begin(now: Time, shards: u32, bytes: u64) -> Self {
+        let writing = Duration::from_secs(bytes / SLOWEST_BYTES_PER_SECOND);
         Self {
             stage: WriterStage::Opening,
             shards,
+            answers_within: DIRECTORY_ANSWER_TIMEOUT + writing,
             pause: MODEL_WRITE_BACKOFF,
             error: None,
             silence: Duration::ZERO,
@@ -165,9 +171,9 @@ impl ModelWriter {
             WriterStage::Resting(_) => false,
         };
         self.silence = if owes { self.silence + passed } else { Duration::ZERO };
-        if self.silence >= DIRECTORY_ANSWER_TIMEOUT {
-            let seconds = DIRECTORY_ANSWER_TIMEOUT.as_secs();
-            let reason = format!("the directory has not answered for more than {seconds} s");
+        if self.silence >= self.answers_within {
+            let seconds = self.answers_within.as_secs();
+            let reason = format!("the directory has not answered for {seconds} s");
             self.error.get_or_insert(reason);
         }
     }
@@ -183,7 +189,7 @@ mod tests {
 
     #[test]
     fn an_error_is_waited_out_twice_as_long_each_time_and_at_most_half_a_minute() {
-        let mut writer = ModelWriter::begin(at(0), 2);
+        let mut writer = ModelWriter::begin(at(0), 2, 0);
         let (mut now, mut pauses) = (0, Vec::new());
         for _ in 0..7 {
             writer.failed(at(now), "no space".into());
@@ -199,7 +205,7 @@ mod tests {
 
     #[test]
     fn weights_are_taken_once_and_only_while_the_file_is_open() {
-        let mut writer = ModelWriter::begin(at(0), 2);
+        let mut writer = ModelWriter::begin(at(0), 2, 0);
         assert!(!writer.takes(at(0), Shard(0)), "it is not open yet");
         writer.opened(at(0));
         assert!(writer.takes(at(1), Shard(0)));
@@ -214,7 +220,7 @@ mod tests {
 
     #[test]
     fn owners_that_send_nothing_are_asked_again() {
-        let mut writer = ModelWriter::begin(at(0), 2);
+        let mut writer = ModelWriter::begin(at(0), 2, 0);
         writer.opened(at(0));
         assert!(writer.takes(at(5), Shard(1)));
         assert_eq!(writer.tick(at(14)), None);
@@ -235,7 +241,7 @@ mod tests {
 
     #[test]
     fn a_directory_that_does_not_answer_is_an_error_until_it_does() {
-        let (mut writer, mut now) = (ModelWriter::begin(at(0), 3), 0);
+        let (mut writer, mut now) = (ModelWriter::begin(at(0), 3, 0), 0);
         assert!(!error_after(&mut writer, &mut now, 19));
         assert!(error_after(&mut writer, &mut now, 1), "it does not open");
         writer.opened(at(now));
@@ -254,15 +260,22 @@ mod tests {
     }
 
     #[test]
+    fn a_large_file_has_the_time_that_a_slow_disk_takes() {
+        let (mut writer, mut now) = (ModelWriter::begin(at(0), 1, 64 << 30), 0);
+        assert!(!error_after(&mut writer, &mut now, 2_067));
+        assert!(error_after(&mut writer, &mut now, 1));
+    }
+
+    #[test]
     fn a_process_that_stood_still_has_not_waited_for_its_directory() {
-        let mut writer = ModelWriter::begin(at(0), 1);
+        let mut writer = ModelWriter::begin(at(0), 1, 0);
         writer.tick(at(600));
         assert_eq!(writer.error(), None);
     }
 
     #[test]
     fn the_words_of_an_error_stay_while_the_next_attempt_goes_on() {
-        let (mut writer, mut now) = (ModelWriter::begin(at(0), 1), 1);
+        let (mut writer, mut now) = (ModelWriter::begin(at(0), 1, 0), 1);
         writer.failed(at(0), "no space".into());
         assert_eq!(writer.tick(at(1)), Some(WriterAction::Open));
         assert!(!error_after(&mut writer, &mut now, 60));

@@ -6,9 +6,9 @@
 //! it includes loading: a data set that is always slow has long data shards. A stall, in which the
 //! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
 //! a build has no usual time, since a device may compile then: the coordinator is patient. A batch
-//! of held-out samples never has one. A change of generation builds nothing, so the usual time
-//! outlives it: the coordinator finds a sample that hangs one worker after the other at each of
-//! them.
+//! of held-out samples never has one, nor have the digests at the end. A change of generation
+//! builds nothing, so the usual time outlives it: the coordinator finds a sample that hangs one
+//! worker after the other at each of them.
 //!
 //! A device that waits for parameters, or has no data shard, still updates what its worker owns.
 //! Then the same is told of the update of a parameter shard. Where a data shard can be computed,
@@ -58,7 +58,7 @@ pub struct Progress {
     usual_update: Usual,
     /// The data set cannot read a sample yet: the device computes nothing, and does not hang.
     is_stalled: bool,
-    /// The device evaluates held-out samples. Other work waits meanwhile.
+    /// The device evaluates held-out samples, or digests. Other work waits meanwhile.
     evaluates: bool,
     /// The last look at all.
     last_look: Option<Time>,

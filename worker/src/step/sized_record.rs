@@ -45,6 +45,11 @@ impl SizedRecord {
         self.record.shards()
     }
 
+    /// How many elements all parameter shards have.
+    pub fn parameters(&self) -> usize {
+        self.parameters
+    }
+
     /// The elements of a parameter shard. 0 if there is no such shard.
     pub fn length(&self, shard: Shard) -> usize {
         reduce::shard_range(self.parameters, shard.0 as usize).len()

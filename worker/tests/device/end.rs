@@ -29,7 +29,7 @@ fn end(
 
 #[test]
 fn the_end_is_done_anew_and_the_counters_go_on() {
-    let mut test_device = TestDevice::of(&run(), None);
+    let mut test_device = TestDevice::of(&run());
     test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
     test_device.train(1, 0..SHARDS);
     test_device.train(2, 0..SHARDS);

@@ -63,7 +63,7 @@ fn a_loss_scale_changes_no_bit_of_partials_and_losses() {
     for accumulate in [1, 3] {
         let mut run = run();
         run.batch.accumulate = accumulate;
-        let mut test_device = TestDevice::of(&run, None);
+        let mut test_device = TestDevice::of(&run);
         test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         let plain = test_device.give(gradient(1, 0..DATA_SHARDS));
         for exponent in [1, 16, 24] {
@@ -81,7 +81,7 @@ fn a_step_that_is_due_evaluates_the_held_out_samples_with_the_parameters_that_it
     let mut run = run();
     run.data.validation_every = 2;
     let [mut evaluating, mut plain] = [&run, &crate::support::run()].map(|run| {
-        let mut test_device = TestDevice::of(run, None);
+        let mut test_device = TestDevice::of(run);
         test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         test_device
     });
@@ -123,7 +123,7 @@ fn in_bf16() -> RunSpec {
 #[test]
 fn after_a_rollback_everything_is_as_the_seed_says() {
     for run in [run(), in_bf16()] {
-        let mut test_device = TestDevice::of(&run, None);
+        let mut test_device = TestDevice::of(&run);
         let first = test_device.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         let whole = bits(&test_device.reduced(1));
         let trained: Vec<_> = (1..4).map(|step| test_device.train(step, 0..SHARDS)).collect();

@@ -58,10 +58,10 @@ fn a_run_begins_with_the_bits_of_its_weights_and_goes_back_to_them() {
     let file = folder.path().join("a.safetensors");
     write_weights(&file, 1);
     // The weights of the file are those that follow from the seed of the plain run.
-    let mut plain = TestDevice::of(&run(), None);
+    let mut plain = TestDevice::of(&run());
     plain.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
     let begun = plain.digests(0..SHARDS);
-    let mut tuned = TestDevice::of(&RunSpec { seed: 7, ..begun_with(&file) }, None);
+    let mut tuned = TestDevice::of(&RunSpec { seed: 7, ..begun_with(&file) });
     tuned.give(enter(1, ShardOrigin::Seed, 2..4));
     assert_eq!(tuned.digests(2..4), begun[2..4]);
     tuned.give(enter(2, ShardOrigin::Seed, 0..SHARDS));
@@ -81,10 +81,10 @@ fn a_worker_without_the_weights_joins_and_says_so_only_where_a_run_begins() {
     let run = begun_with(&file);
     write_weights(&file, 3);
     let begin = || enter(1, ShardOrigin::Seed, 0..SHARDS);
-    let told = TestDevice::of(&run, None).attempt(begin()).expect_err("other weights");
+    let told = TestDevice::of(&run).attempt(begin()).expect_err("other weights");
     assert!(told.contains("are not those that the run was submitted with"), "{told}");
     fs::remove_file(&file).expect("removed");
-    let mut device = TestDevice::of(&run, None);
+    let mut device = TestDevice::of(&run);
     device.give(enter(1, ShardOrigin::Checkpoint, 0..SHARDS));
     let told = device.attempt(begin()).expect_err("no weights");
     assert!(told.contains("(model.init) cannot be used"), "{told}");

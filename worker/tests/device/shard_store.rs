@@ -62,11 +62,11 @@ fn owners_divide_a_gradient_by_the_mean_weight_of_its_step() {
 fn a_joiner_goes_on_from_what_an_owner_exports_as_the_owner_does() {
     let rounded = |rounding| RunSpec { all_gather: Encoding::Bf16, rounding, ..run() };
     for run in [run(), rounded(Rounding::Nearest), rounded(Rounding::Stochastic)] {
-        let mut owner = TestDevice::of(&run, None);
+        let mut owner = TestDevice::of(&run);
         owner.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         owner.train(1, 0..SHARDS);
         owner.train(2, 0..SHARDS);
-        let mut joiner = TestDevice::of(&run, None);
+        let mut joiner = TestDevice::of(&run);
         joiner.give(sync(1, 0..SHARDS));
         for shard in 0..SHARDS {
             assert!(is_intact(&joiner.give(export(&mut owner, shard).restore())));
@@ -183,7 +183,7 @@ fn an_older_state_does_not_take_parameters_back() {
 fn what_is_shared_is_what_the_primary_computes_with() {
     for rounding in [Rounding::Nearest, Rounding::Stochastic] {
         let run = RunSpec { all_gather: Encoding::Bf16, rounding, ..run() };
-        let mut owner = TestDevice::of(&run, None);
+        let mut owner = TestDevice::of(&run);
         owner.give(enter(1, ShardOrigin::Seed, 0..SHARDS));
         let gradients = owner.reduced(1);
         for shard in 0..SHARDS {

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -148,24 +147,16 @@ impl DeviceChannel for Script {
 impl TestDevice {
     /// A device of [`run`].
     pub fn new() -> Self {
-        Self::of(&run(), None)
+        Self::of(&run())
     }
 
-    /// A device of a run. It writes its model into `dir`.
-    pub fn of(run: &RunSpec, dir: Option<PathBuf>) -> Self {
-        Self::build(run, dir, None).expect("a device")
+    /// A device of a run.
+    pub fn of(run: &RunSpec) -> Self {
+        Self::try_after(run, None).expect("a device")
     }
 
     /// A device of a run, after one that lacked these initial weights.
     pub fn try_after(run: &RunSpec, lacked: Option<InitSpec>) -> Result<Self, BuildError> {
-        Self::build(run, None, lacked)
-    }
-
-    fn build(
-        run: &RunSpec,
-        dir: Option<PathBuf>,
-        lacked: Option<InitSpec>,
-    ) -> Result<Self, BuildError> {
         let failures = Arc::new(AtomicUsize::new(0));
         let counted = failures.clone();
         let registry = builtin::registry()
@@ -178,7 +169,7 @@ impl TestDevice {
             address,
             machine: None,
             zone,
-            dir,
+            dir: None,
             device,
             overlap,
             prefetch: 2,

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use everstep_transport::protocol::outcome::Inability;
 use everstep_transport::protocol::{Cause, Message, RunSpec, Step, WorkerId};
-use everstep_worker::step::event::{Effect, Input, Report};
+use everstep_worker::step::event::{Effect, FileJob, FileReport, Input, Report};
 
 use crate::cluster::toy_store::MODEL_PATH;
 use crate::cluster::{Cluster, run};
@@ -112,6 +112,17 @@ fn another_member_writes_where_the_directory_of_the_first_does_not_answer() {
     assert_eq!(model(&cluster, first), reference().0);
 }
 
+#[test]
+fn a_worker_whose_run_is_over_forgets_a_file_that_is_not_complete() {
+    let mut cluster = begun(&[1, 2, 3], 5);
+    let first = cluster.record.as_ref().expect("a generation").step_leader();
+    cluster.nodes.get_mut(&first).expect("a worker").toy_file.is_silent = true;
+    cluster.until("it opens", |cluster| cluster.nodes[&first].toy_file.newest_job().is_some());
+    cluster.say(first, Message::Released { term: TERM });
+    let newest = cluster.nodes[&first].toy_file.newest_job();
+    assert!(matches!(newest, Some(FileJob::Close)), "{newest:?}");
+}
+
 /// A generation begins while the directory does not answer. What it says of the file before counts
 /// no more.
 #[test]
@@ -120,8 +131,11 @@ fn a_file_of_an_earlier_generation_says_nothing_of_the_next() {
     let first = cluster.record.as_ref().expect("a generation").step_leader();
     cluster.nodes.get_mut(&first).expect("a worker").toy_file.is_silent = true;
     cluster.until("all are done", |cluster| cluster.results.len() == 3);
+    let before = cluster.number();
     cluster.change(&cluster.alive(), Cause::Rollback);
     cluster.until("all are done again", |cluster| cluster.results.len() == 3);
+    cluster.give(first, Input::File(before, FileReport::Written));
+    assert_eq!(cluster.durable, None);
     cluster.nodes.get_mut(&first).expect("a worker").toy_file.is_silent = false;
     cluster.finish();
     assert_eq!(model(&cluster, first), reference().0);

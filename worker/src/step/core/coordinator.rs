@@ -195,6 +195,7 @@ impl Core {
         self.leader.forget();
         self.membership = Membership::default();
         self.peers = PeerInbox::default();
+        self.renew_model(false);
         self.model = ModelWrites::default();
         self.checkpoints = Checkpoints::default();
         self.heartbeats.forget();

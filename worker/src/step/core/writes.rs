@@ -78,8 +78,12 @@ impl Core {
         }
     }
 
-    /// Tells the leader where the model is durable, if it is.
+    /// Tells the leader where the model is durable, if it is. After a promise the worker says
+    /// nothing (I15): the next generation may go back to an earlier step.
     pub(super) fn report_written(&mut self) {
+        if self.membership.generation() != self.generation() {
+            return;
+        }
         if let Some(place) = self.model.durable().cloned() {
             self.send_to_leader(Message::Written(place));
         }
@@ -129,7 +133,8 @@ impl Core {
             _ => false,
         };
         if let Some(sized_record) = self.sized_record().filter(|_| is_due) {
-            self.model.writer = Some(ModelWriter::begin(now, sized_record.shards()));
+            let bytes = 4 * sized_record.parameters() as u64;
+            self.model.writer = Some(ModelWriter::begin(now, sized_record.shards(), bytes));
             self.open_file();
         }
     }

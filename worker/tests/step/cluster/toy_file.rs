@@ -26,6 +26,11 @@ impl ToyFile {
         self.jobs.push_back(job);
     }
 
+    /// The newest job that waits.
+    pub fn newest_job(&self) -> Option<&FileJob> {
+        self.jobs.back()
+    }
+
     /// Does a job, if the directory answers.
     pub fn work(&mut self) -> Option<(Generation, FileReport)> {
         let job = self.jobs.pop_front_if(|_| !self.is_silent)?;
