@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use everstep_transport::protocol::outcome::EventKind;
+use everstep_transport::protocol::reason::RollbackReason;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
     Cause, CheckpointId, Generation, Record, Shard, Step, Term, WorkerId,
@@ -206,6 +207,11 @@ impl State {
         if change.rollback.is_some() || self.record().is_none() {
             self.restores(record)?;
         }
+        if let Some((_, reason)) = &change.rollback
+            && *reason != RollbackReason::Asked
+        {
+            self.restores_newest(record)?;
+        }
         if change.rollback.is_some() {
             self.runs.goes_back = None;
             self.checkpoints.go_back(record.resume);
@@ -223,6 +229,18 @@ impl State {
         self.events.note(unix_ms, began(change, copies));
         self.direct(unix_ms, record);
         Ok(EntryOutcome::Accepted)
+    }
+
+    /// Checks that a run that has lost shards goes back no further than it must. A checkpoint may
+    /// have been listed since the change was planned, or found to be damaged: then it is planned
+    /// again.
+    fn restores_newest(&self, record: &Record) -> Result<(), Rejection> {
+        let newest = self.checkpoints.to_restore(Step(u64::MAX));
+        let newest = newest.ok().map(|listed| listed.map_or(Step(0), |listed| listed.commit.step));
+        match newest {
+            Some(newest) if newest == record.resume => Ok(()),
+            _ => Err(Rejection::Backwards { number: record.number, step: record.resume }),
+        }
     }
 
     /// Checks that a run begins with, or goes back to, the initial state, or a checkpoint that can

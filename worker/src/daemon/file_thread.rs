@@ -18,8 +18,8 @@ use crate::step::event::{FileJob, FileReport};
 /// The thread gives way to the network thread, as the device does.
 const NICE: i32 = 5;
 
-/// Starts the thread. It ends with the job under way when the sender is dropped. `file` is None if this worker has neither
-/// a directory nor a store. `take` gets the reports.
+/// Starts the thread. It ends with the job under way when the sender is dropped. `file` is None if
+/// this worker has neither a directory nor a store. `take` gets the reports.
 pub fn start(
     file: Option<ModelFile>,
     take: impl Fn(Generation, FileReport) + Send + 'static,

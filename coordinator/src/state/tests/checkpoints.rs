@@ -202,6 +202,23 @@ fn a_run_goes_back_to_listed_checkpoints_alone() {
     assert_eq!(refused(&[silently]), "generation 2 goes back, but for another cause");
 }
 
+/// Found by a simulation: the only whole checkpoint was listed between the plan and the entry of a
+/// generation that went back to a damaged one.
+#[test]
+fn a_run_that_lost_its_shards_goes_back_no_further_than_it_must() {
+    let lost = |step| {
+        let mut entry = back(2, step);
+        let Command::Generation(change) = &mut entry.command else { unreachable!("it is one") };
+        change.rollback = Some((Step(9), RollbackReason::CheckpointDamaged(Step(6))));
+        entry
+    };
+    let back_to_2 = "generation 2 goes back to step 2";
+    assert_eq!(refused(&[list(2, 1), list(4, 1), lost(2)]), back_to_2);
+    after(&[list(2, 1), list(4, 1), lost(4)]);
+    after(&[list(2, 1), list(4, 1), damage(4, 1), lost(2)]);
+    after(&[list(2, 1), list(4, 1), back(2, 2)]);
+}
+
 #[test]
 fn a_generation_resumes_no_earlier_than_a_listed_checkpoint() {
     assert_eq!(refused(&[list(4, 1), onwards(2, 3, 1)]), "generation 2 goes back to step 3");
