@@ -24,6 +24,7 @@ use self::claim::ClusterClaim;
 use self::restore::{Damage, Unread};
 pub use self::verify::CheckpointReading;
 use crate::device::checkpoint_facts::CheckpointFacts;
+use crate::device::model_path::remove_if_passing;
 #[cfg(feature = "planted")]
 use crate::plant::Plant;
 use crate::step::event::{PartToSave, StoreJob, StoreReport};
@@ -251,7 +252,7 @@ impl StoreWork {
             model::put(store, path)?;
         }
         pass_point("model.placed");
-        model::remove_passing(path);
+        remove_if_passing(path);
         self.has_stored = true;
         tracing::info!(%place, "the model is in the store");
         Ok(Attempt::Done(Some(StoreReport::Stored { generation, place })))

@@ -6,9 +6,8 @@ use everstep_kernels::device::DeviceChoice;
 use everstep_transport::protocol::{Generation, MachineId, ModelPlace, RunSpec, Zone};
 use everstep_transport::time::Time;
 use everstep_worker::device::build::{BuildContext, build};
-use everstep_worker::device::directory::DIRECTORY_ANSWER_TIMEOUT;
 use everstep_worker::registry::BuildError;
-use everstep_worker::step::event::{Input, Job, Report};
+use everstep_worker::step::event::{DIRECTORY_ANSWER_TIMEOUT, Input, Job, Report};
 use everstep_worker::store_work::StoreWork;
 
 use super::sim_device::{DeviceOutput, SimDevice};

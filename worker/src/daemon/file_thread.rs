@@ -13,6 +13,7 @@ use everstep_kernels::reduce;
 use everstep_transport::protocol::{Generation, Shard};
 
 use crate::device::model_file::ModelFile;
+use crate::device::model_path::remove_if_passing;
 use crate::step::event::{FileJob, FileReport};
 
 /// The thread gives way to the network thread, as the device does.
@@ -82,7 +83,7 @@ fn run(mut file: Option<ModelFile>, mut jobs: JobQueue, take: impl Fn(Generation
     }
     if let Some(mut file) = file {
         file.close();
-        file.remove_passing();
+        remove_if_passing(file.path());
     }
 }
 

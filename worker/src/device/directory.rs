@@ -7,9 +7,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::registry::BuildError;
-
-/// A directory that owes an answer for so long is an error.
-pub const DIRECTORY_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
+use crate::step::event::DIRECTORY_ANSWER_TIMEOUT;
 
 type Act = Box<dyn FnOnce(&Path) + Send>;
 

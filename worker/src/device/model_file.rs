@@ -99,13 +99,6 @@ impl ModelFile {
         self.missing = self.parameters;
     }
 
-    /// Removes a complete file that was only to pass on to the run's store.
-    pub fn remove_passing(&self) {
-        if model_path::is_passing(&self.path) {
-            let _ = fs::remove_file(&self.path); // mostly there is none
-        }
-    }
-
     /// Writes `values` to `range` of the flat vector. `true` when the file is complete, in place
     /// and durable. The caller writes each range once. A closed file takes nothing.
     ///

@@ -63,6 +63,13 @@ pub fn remove_passing(incarnation: u64) {
     let _ = std::fs::remove_file(passing_path(incarnation)); // mostly there is none
 }
 
+/// Removes the file at a path that is one of [`passing_path`]: no store waits for it any more.
+pub fn remove_if_passing(path: &Path) {
+    if is_passing(path) {
+        let _ = std::fs::remove_file(path); // it does no harm where it is
+    }
+}
+
 /// Whether a file is one of [`passing_path`].
 pub fn is_passing(path: &Path) -> bool {
     path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(PASSING))

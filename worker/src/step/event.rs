@@ -17,7 +17,7 @@ use everstep_transport::protocol::{
 };
 
 pub use device::{Gradient, Job, Report, ShardOrigin, Summary, Work};
-pub use model_file::{FileJob, FileReport};
+pub use model_file::{DIRECTORY_ANSWER_TIMEOUT, FileJob, FileReport};
 pub use store::{PartToSave, ShardToSave, StoreJob, StoreReport};
 
 /// A link to a coordinator. The shell uses a number once: a second link to the same coordinator has

@@ -21,7 +21,8 @@ use std::time::Duration;
 use everstep_transport::protocol::Shard;
 use everstep_transport::time::Time;
 
-use crate::device::directory::DIRECTORY_ANSWER_TIMEOUT;
+use super::event::DIRECTORY_ANSWER_TIMEOUT;
+use super::progress::MAX_COUNTED_GAP;
 
 /// The pause after the first error. Each further pause is twice as long.
 pub const MODEL_WRITE_BACKOFF: Duration = Duration::from_secs(1);
@@ -32,8 +33,6 @@ const MASTERS_RETRY_AFTER: Duration = Duration::from_secs(10);
 /// A directory that writes fewer bytes in a second may count as one that does not answer: the
 /// answer to the last shard comes when all of the file is durable.
 const SLOWEST_BYTES_PER_SECOND: u64 = 32 << 20;
-/// The most that counts of the time between two ticks, because this process may have stood still.
-const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
 
 /// A model's file under way.
 #[derive(Debug)]

@@ -27,7 +27,7 @@ use super::event::Report;
 
 /// The most that counts of the time between two looks. A process that stood still in between has
 /// not computed meanwhile.
-const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
+pub(super) const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
 
 /// What the device has to do, with all that it needs for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

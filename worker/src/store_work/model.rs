@@ -1,6 +1,6 @@
 //! How the trained model gets from the file in which a worker gathered it to the run's store.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, ErrorKind as IoKind, Read};
 use std::path::Path;
 
@@ -38,14 +38,7 @@ pub(super) fn put(store: &dyn Store, path: &Path) -> Result<(), StoreError> {
     upload.finish(&head)
 }
 
-/// Removes the file of a worker that has no directory, now that the store has it.
-pub(super) fn remove_passing(path: &Path) {
-    if is_passing(path) {
-        let _ = fs::remove_file(path); // it does no harm where it is
-    }
-}
-
-/// Whether [`remove_passing`] has removed the file.
+/// Whether the file of a worker that has no directory has been removed, since the store has it.
 pub(super) fn is_removed(path: &Path) -> bool {
     is_passing(path) && !path.exists()
 }

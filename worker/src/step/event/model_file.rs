@@ -1,7 +1,12 @@
 //! What the thread that writes the model's file is asked to do, and what it reports.
 
+use std::time::Duration;
+
 use everstep_kernels::buffer::Shared;
 use everstep_transport::protocol::{Generation, Shard};
+
+/// A worker's directory that owes an answer for so long is an error.
+pub const DIRECTORY_ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A job for the thread. It does its jobs in order.
 #[derive(Clone, Debug)]
