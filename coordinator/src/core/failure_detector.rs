@@ -360,9 +360,8 @@ impl FailureDetector {
         true
     }
 
-    /// The outage lasts. It begins anew if the workers that have fallen silent since would be an
-    /// outage by themselves. But a worker counts only once, so that workers with unstable links
-    /// cannot keep a dead worker in the run.
+    /// The outage lasts, even if it had begun to wane. It begins anew if the workers that have fallen
+    /// silent since would be one. But each counts only once: a flapping one keeps no dead one in.
     fn go_on(&self, now: Time, outage: &mut Outage, missing: &BTreeSet<WorkerId>) {
         outage.overdue.retain(|worker| missing.contains(worker));
         outage.awaited.retain(|worker, _| missing.contains(worker));
@@ -373,8 +372,9 @@ impl FailureDetector {
             **since > outage.extended && !self.returned.contains(worker)
         };
         if self.is_outage(outage.awaited.iter().filter(is_new).count()) {
-            (outage.extended, outage.until) = (now, outage.until.max(now + OUTAGE_WAITED_OUT_FOR));
+            outage.extended = now;
         }
+        outage.until = outage.until.max(outage.extended + OUTAGE_WAITED_OUT_FOR);
     }
 
     /// Few workers are missing. The rest have as long as any other worker that returns from an

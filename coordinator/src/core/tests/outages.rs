@@ -153,6 +153,25 @@ fn i8_an_outage_that_ends_does_not_shorten_the_next_one() {
     assert_eq!(members.len(), 6);
 }
 
+/// Two workers fall silent together, and one of them turns out to be dead. One more falls silent a
+/// moment later: the two that may live have as long as in any outage.
+#[test]
+fn i8_an_outage_that_wanes_for_a_moment_lasts_as_long_as_any_other() {
+    let (mut world, links) = World::training(6);
+    world.commit(1..=5);
+    let mute = |world: &mut World, place: usize| world.actor(links[place]).mute = true;
+    [0, 4].into_iter().for_each(|place| mute(&mut world, place));
+    world.pass(2_400, &[links[1], links[2], links[3], links[5]]);
+    world.kill(links[4]);
+    mute(&mut world, 2);
+    world.pass(12_000, &[links[1], links[3], links[5]]);
+    let members = world.members();
+    let silent = [links[0], links[2]].map(|link| world.id(link));
+    assert!(silent.iter().all(|worker| members.contains(worker)), "{members:?}");
+    world.pass(14_000, &[links[1], links[3], links[5]]);
+    assert_eq!(world.members().len(), 3, "no outage excuses a worker for ever");
+}
+
 /// Of four workers on a ring, two that are not neighbours hold no last copy.
 #[test]
 fn workers_that_stay_silent_together_are_left_out_if_the_others_can_go_on() {
