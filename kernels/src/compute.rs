@@ -56,12 +56,10 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// The pass of a micro-batch: its number in the data shard, which has `count` of them. `shard`
-    /// is the step and the data shard.
-    pub fn new(shard: (u64, u32), (number, count): (usize, usize), scale: f32) -> Self {
-        let (step, data_shard) = shard;
-        let place = PassPlace { step, data_shard, micro_batch: number as u32 };
-        Self { first: number == 0, last: number + 1 == count, scale, place }
+    /// The pass of the micro-batch at `place`, in a data shard of `micro_batches`.
+    pub fn new(place: PassPlace, micro_batches: u32, scale: f32) -> Self {
+        let number = place.micro_batch;
+        Self { first: number == 0, last: number + 1 == micro_batches, scale, place }
     }
 }
 
@@ -301,7 +299,8 @@ mod tests {
 
     #[test]
     fn a_data_shard_s_passes_have_one_first_and_one_last_and_their_places() {
-        let passes = [0, 1, 2].map(|number| Pass::new((7, 3), (number, 3), 0.5));
+        let place = |micro_batch| PassPlace { step: 7, data_shard: 3, micro_batch };
+        let passes = [0, 1, 2].map(|number| Pass::new(place(number), 3, 0.5));
         assert_eq!(
             passes.map(|pass| (pass.first, pass.last)),
             [(true, false), (false, false), (false, true)]
@@ -309,7 +308,7 @@ mod tests {
         let places =
             passes.map(|pass| (pass.place.step, pass.place.data_shard, pass.place.micro_batch));
         assert_eq!(places, [(7, 3, 0), (7, 3, 1), (7, 3, 2)]);
-        let only = Pass::new((1, 0), (0, 1), 1.0);
+        let only = Pass::new(PassPlace::FIRST, 1, 1.0);
         assert_eq!((only.first, only.last, only.place), (true, true, PassPlace::FIRST));
     }
 }

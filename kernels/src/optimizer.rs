@@ -310,11 +310,11 @@ impl UpdateRule for Rule {
                     .update([weights, mean, square], gradient);
             }
             (Self::Sgd { momentum }, [velocity]) => {
-                sgd::update_with_momentum((weights, velocity), gradient, momentum, inputs);
+                sgd::update_with_momentum(weights, velocity, gradient, momentum, inputs);
             }
             (Self::Sgd { .. }, _) => sgd::update(weights, gradient, inputs),
             (Self::Lion { beta1, beta2 }, [mean]) => {
-                lion::update((weights, mean), gradient, (beta1, beta2), inputs);
+                lion::update(weights, mean, gradient, [beta1, beta2], inputs);
             }
             _ => unreachable!("the number of moments was checked"),
         }

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use everstep::script::Measured;
-use everstep_kernels::compute::{ComputeError, GradientSink, ParameterSource, Pass};
+use everstep_kernels::compute::{ComputeError, GradientSink, ParameterSource, Pass, PassPlace};
 use everstep_kernels::optimizer::UpdateRule;
 use everstep_transport::protocol::{DataShard, RunSpec, Step};
 use everstep_worker::data::Sampler;
@@ -50,9 +50,9 @@ fn compute(script: &mut WorkerScript) -> Result<(), ComputeError> {
     // With two of them, gradients lie beside the activations of the second.
     let passes = batch.accumulate.min(2);
     for number in 0..passes {
-        let places = (number as usize, passes as usize);
         let scale = 1.0 / (batch.data_shards * batch.accumulate) as f32;
-        let pass = Pass::new((step.0, data_shard.0), places, scale);
+        let place = PassPlace { step: step.0, data_shard: data_shard.0, micro_batch: number };
+        let pass = Pass::new(place, passes, scale);
         let rows = 0..batch.micro_batch;
         let index = |row| sampler.sample(step, data_shard, number, row).index;
         let turn = Turn::Training(pass, rows.map(index).collect());

@@ -28,7 +28,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use everstep_kernels::buffer::Pool;
-use everstep_kernels::compute::{Batch, Compute, Pass, STAGES};
+use everstep_kernels::compute::{Batch, Compute, Pass, PassPlace, STAGES};
 use everstep_kernels::optimizer::Optimizer;
 use everstep_kernels::threads::Threads;
 use everstep_transport::protocol::message::Fingerprint;
@@ -315,9 +315,10 @@ impl Device {
         self.accumulator.begin(data_shard);
         let (mut shard_pass, parts) = self.shard_pass(step, channel);
         let mut loss = 0.0;
-        for (index, micro_batch) in batches.iter().enumerate() {
-            let pass = Pass::new((step.0, data_shard.0), (index, batches.len()), scale);
-            let part = shard_pass.compute(parts.compute.as_mut(), micro_batch, pass)?;
+        for (micro_batch, batch) in (0..).zip(batches) {
+            let place = PassPlace { step: step.0, data_shard: data_shard.0, micro_batch };
+            let pass = Pass::new(place, batches.len() as u32, scale);
+            let part = shard_pass.compute(parts.compute.as_mut(), batch, pass)?;
             let Some(part) = part else { return Ok(None) };
             loss += part / f64::from(parts.run.batch.accumulate);
         }

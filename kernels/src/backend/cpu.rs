@@ -47,6 +47,12 @@ struct Scratch {
     scores: Vec<f32>,
 }
 
+/// Threads, and scratch memory for each of them.
+struct ScratchThreads<'a> {
+    threads: &'a Threads,
+    scratch: &'a mut [Scratch],
+}
+
 impl Cpu {
     /// Allocates the arenas, zeroed, and computes on the caller's thread.
     pub fn new(sizes: Sizes) -> Self {
@@ -77,9 +83,10 @@ impl Cpu {
         };
         let upright = |view: View| View { transposed: false, ..view };
         let [left, right, sums] = self.memory.split([upright(a), upright(b), c]);
+        let (left, right) = (grid(a).of(left), grid(b).of(right));
         let gemms = self.scratch.iter_mut().map(|scratch| &mut scratch.gemm);
         let sums = OutputMatrix::new(sums, grid(c));
-        gemm::multiply(&self.threads, gemms, (left, grid(a)), (right, grid(b)), sums, accumulate);
+        gemm::multiply(&self.threads, gemms, left, right, sums, accumulate);
     }
 
     /// Does something for each element of `x` and `y`, which takes `cost` times as long as a sum.
@@ -209,7 +216,8 @@ impl Backend for Cpu {
         let heads = attention::HeadShape::of(attention);
         let [qkv, y, statistics] =
             self.memory.split([attention.qkv, attention.y, attention.statistics]);
-        attention::forward(heads, qkv, y, statistics, (&self.threads, &mut self.scratch));
+        let threads = ScratchThreads { threads: &self.threads, scratch: &mut self.scratch };
+        attention::forward(heads, qkv, y, statistics, threads);
     }
 
     fn attention_backward(&mut self, attention: Attention, dy: View, d_qkv: View, _scratch: View) {
@@ -217,7 +225,8 @@ impl Backend for Cpu {
         let [qkv, y, statistics, dy, d_qkv] =
             self.memory.split([attention.qkv, attention.y, attention.statistics, dy, d_qkv]);
         let kept = attention::Kept { qkv, y, statistics };
-        attention::backward(heads, kept, dy, d_qkv, (&self.threads, &mut self.scratch));
+        let threads = ScratchThreads { threads: &self.threads, scratch: &mut self.scratch };
+        attention::backward(heads, kept, dy, d_qkv, threads);
     }
 
     fn gelu(&mut self, x: View, y: View) {

@@ -34,8 +34,8 @@ mod segments;
 
 pub use attention::AttentionKernels;
 pub use driver::{
-    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Epilogue, Kernel, KernelSource,
-    Launch, Matrix, Product,
+    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Epilogue, Kernel, KernelCall,
+    KernelSource, Launch, Matrix, Product,
 };
 pub use kernels::{KERNELS, SOURCES};
 
@@ -110,7 +110,9 @@ impl<D: Driver> Cuda<D> {
             let stored = address.plus(first * self.arenas.element(to.arena).bytes());
             let [from, stored] = [arrivals, stored].map(Argument::Address);
             let arguments = [from, stored, long(values.len())];
-            let cast = Some((&kernels::CAST, launch::elements(values.len()), &arguments[..]));
+            let launch = launch::elements(values.len());
+            let cast = KernelCall { kernel: &kernels::CAST, launch, arguments: &arguments };
+            let cast = Some(cast);
             let waits = waits && chunk == 0;
             let delivered = self.driver.deliver(Delivery { to: arrivals, values, cast, waits });
             let start = to.offset + first;

@@ -33,13 +33,18 @@ impl Step {
 
     /// `[weights, m, v]`, all of the gradient's length.
     pub(super) fn update(&self, [weights, mean, square]: [&mut [f32]; 3], gradient: &[f32]) {
-        update(self, (weights, mean, square), gradient);
+        update(self, weights, mean, square, gradient);
     }
 }
 
 #[multiversion(targets = "simd")]
-fn update(step: &Step, state: (&mut [f32], &mut [f32], &mut [f32]), gradient: &[f32]) {
-    let (weights, mean, square) = state;
+fn update(
+    step: &Step,
+    weights: &mut [f32],
+    mean: &mut [f32],
+    square: &mut [f32],
+    gradient: &[f32],
+) {
     for (((w, m), v), g) in weights.iter_mut().zip(mean).zip(square).zip(gradient) {
         let g = g * step.clip;
         *m = canonical(step.beta1 * *m + (1.0 - step.beta1) * g);

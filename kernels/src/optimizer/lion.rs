@@ -4,15 +4,16 @@ use super::UpdateInputs;
 use crate::reduce::canonical;
 use multiversion::multiversion;
 
-/// Weights and m, both of the gradient's length. m is the running mean of gradients.
+/// `weights` and `mean`, the running mean of gradients, are of the gradient's length.
 #[multiversion(targets = "simd")]
 pub(super) fn update(
-    state: (&mut [f32], &mut [f32]),
+    weights: &mut [f32],
+    mean: &mut [f32],
     gradient: &[f32],
-    betas: (f32, f32),
+    betas: [f32; 2],
     inputs: &UpdateInputs<'_>,
 ) {
-    let ((weights, mean), (beta1, beta2)) = (state, betas);
+    let [beta1, beta2] = betas;
     for ((w, m), g) in weights.iter_mut().zip(mean).zip(gradient) {
         let g = g * inputs.clip;
         let moved = inputs.learning_rate * sign(beta1 * *m + (1.0 - beta1) * g);

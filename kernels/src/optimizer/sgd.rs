@@ -4,15 +4,15 @@ use super::UpdateInputs;
 use crate::reduce::canonical;
 use multiversion::multiversion;
 
-/// Weights and velocity, both of the gradient's length.
+/// `weights` and `velocity` are of the gradient's length.
 #[multiversion(targets = "simd")]
 pub(super) fn update_with_momentum(
-    state: (&mut [f32], &mut [f32]),
+    weights: &mut [f32],
+    velocity: &mut [f32],
     gradient: &[f32],
     momentum: f32,
     inputs: &UpdateInputs<'_>,
 ) {
-    let (weights, velocity) = state;
     for ((w, v), g) in weights.iter_mut().zip(velocity).zip(gradient) {
         *v = canonical(momentum * *v + g * inputs.clip);
         *w = canonical(*w - inputs.learning_rate * *v);

@@ -84,8 +84,8 @@ impl Sum {
                 return Ok(None);
             };
             let [left, _] = self.tree.children(parent).expect("a parent has children");
-            let pair = if node == left { (addend, other) } else { (other, addend) };
-            addend = Addend::Owned(add(pair, &self.pool));
+            let (left, right) = if node == left { (addend, other) } else { (other, addend) };
+            addend = Addend::Owned(add(left, right, &self.pool));
             node = parent;
         }
         self.complete = true;
@@ -140,8 +140,8 @@ impl Deref for Addend {
 
 /// Left plus right, element by element, in the memory of an owned operand if there is one.
 #[multiversion(targets = "simd")]
-fn add(pair: (Addend, Addend), pool: &Pool) -> Buffer {
-    match pair {
+fn add(left: Addend, right: Addend, pool: &Pool) -> Buffer {
+    match (left, right) {
         // Addition commutes to the bit. Only the grouping matters.
         (Addend::Owned(mut sum), other) | (other, Addend::Owned(mut sum)) => {
             for (sum, other) in sum.iter_mut().zip(other.iter()) {

@@ -10,8 +10,8 @@ use std::slice;
 use std::sync::OnceLock;
 
 use everstep_kernels::backend::cuda::{
-    Address, Argument, Delivery, DeliveryId, Driver, DriverError, KERNELS, Kernel, Launch, Product,
-    SOURCES,
+    Address, Argument, Delivery, DeliveryId, Driver, DriverError, KERNELS, Kernel, KernelCall,
+    Launch, Product, SOURCES,
 };
 use everstep_kernels::precision::Precision;
 use libloading::Library;
@@ -69,7 +69,7 @@ impl Driver for Emulated {
 
     fn deliver(&mut self, delivery: Delivery<'_>) -> DeliveryId {
         self.write(delivery.to, bytemuck::cast_slice(delivery.values));
-        if let Some((kernel, launch, arguments)) = delivery.cast {
+        if let Some(KernelCall { kernel, launch, arguments }) = delivery.cast {
             self.launch(kernel, launch, arguments);
         }
         DeliveryId(0)

@@ -3,11 +3,10 @@
 //!
 //! `q, k, v`: queries, keys, values. `s`: scores. `p`: probabilities. `d_`: the gradient of.
 
-use super::Scratch;
 use super::gemm::{Grid, OutputMatrix};
 use super::math::{exp, largest, ln, sums};
+use super::{Scratch, ScratchThreads};
 use crate::backend::Attention;
-use crate::threads::Threads;
 use multiversion::multiversion;
 use std::ops::Range;
 
@@ -40,20 +39,20 @@ pub fn forward(
     qkv: &[f32],
     y: &mut [f32],
     statistics: &mut [f32],
-    (threads, scratch): (&Threads, &mut [Scratch]),
+    threads: ScratchThreads<'_>,
 ) {
     let rows = statistics.chunks_exact_mut(heads.sequence);
     let parts = heads.all().zip(heads.cut(y)).zip(rows).collect();
-    heads.each(threads, scratch, parts, |((head, [mut y]), statistics), scratch| {
+    heads.each(threads, parts, |((head, [mut y]), statistics), scratch| {
         for queries in heads.blocks() {
             let keys = 0..queries.end;
             let s = &mut scratch.scores[..queries.len() * keys.len()];
             let s_grid = Grid::dense(queries.len(), keys.len());
             let (q, k) = (head.q(queries.clone()), head.k(keys.clone()));
-            scratch.gemm.multiply((qkv, q), (qkv, k.t()), OutputMatrix::new(s, s_grid), false);
+            scratch.gemm.multiply(q.of(qkv), k.t().of(qkv), OutputMatrix::new(s, s_grid), false);
             softmax(s, queries.start, heads.scale(), &mut statistics[queries.clone()]);
             let y = y.again().rows(queries);
-            scratch.gemm.multiply((s, s_grid), (qkv, head.v(keys)), y, false);
+            scratch.gemm.multiply(s_grid.of(s), head.v(keys).of(qkv), y, false);
         }
     });
 }
@@ -64,47 +63,41 @@ pub fn backward(
     kept: Kept<'_>,
     dy: &[f32],
     d_qkv: &mut [f32],
-    (threads, scratch): (&Threads, &mut [Scratch]),
+    threads: ScratchThreads<'_>,
 ) {
     let Kept { qkv, y, statistics } = kept;
     let rows = statistics.chunks_exact(heads.sequence);
     let parts = heads.all().zip(heads.cut(d_qkv)).zip(rows).collect();
-    heads.each(
-        threads,
-        scratch,
-        parts,
-        |((head, [mut dq, mut dk, mut dv]), statistics), scratch| {
-            let Scratch { gemm, scores } = scratch;
-            let half = scores.len() / 2;
-            let (p, ds) = scores.split_at_mut(half);
-            // The last block reaches all keys, so it writes its gradients. The others add theirs.
-            for queries in heads.blocks().rev() {
-                let keys = 0..queries.end;
-                let accumulate = queries.end < heads.sequence;
-                let (p, ds) =
-                    (&mut p[..queries.len() * keys.len()], &mut ds[..queries.len() * keys.len()]);
-                let grid = Grid::dense(queries.len(), keys.len());
-                let (q, k, v) =
-                    (head.q(queries.clone()), head.k(keys.clone()), head.v(keys.clone()));
-                let rows = head.y(queries.clone());
-                gemm.multiply((qkv, q), (qkv, k.t()), OutputMatrix::new(p, grid), false);
-                gemm.multiply((dy, rows), (qkv, v.t()), OutputMatrix::new(ds, grid), false);
-                let mut expected = [0.0; BLOCK];
-                row_products(y, dy, rows, &mut expected);
-                let block = BlockRows {
-                    first: queries.start,
-                    scale: heads.scale(),
-                    statistics: &statistics[queries.clone()],
-                    expected: &expected[..queries.len()],
-                };
-                softmax_backward(block, p, ds);
-                let (dv, dk) = (dv.again().rows(keys.clone()), dk.again().rows(keys));
-                gemm.multiply((p, grid.t()), (dy, rows), dv, accumulate);
-                gemm.multiply((ds, grid.t()), (qkv, q), dk, accumulate);
-                gemm.multiply((ds, grid), (qkv, k), dq.again().rows(queries), false);
-            }
-        },
-    );
+    heads.each(threads, parts, |((head, [mut dq, mut dk, mut dv]), statistics), scratch| {
+        let Scratch { gemm, scores } = scratch;
+        let half = scores.len() / 2;
+        let (p, ds) = scores.split_at_mut(half);
+        // The last block reaches all keys, so it writes its gradients. The others add theirs.
+        for queries in heads.blocks().rev() {
+            let keys = 0..queries.end;
+            let accumulate = queries.end < heads.sequence;
+            let (p, ds) =
+                (&mut p[..queries.len() * keys.len()], &mut ds[..queries.len() * keys.len()]);
+            let grid = Grid::dense(queries.len(), keys.len());
+            let (q, k, v) = (head.q(queries.clone()), head.k(keys.clone()), head.v(keys.clone()));
+            let rows = head.y(queries.clone());
+            gemm.multiply(q.of(qkv), k.t().of(qkv), OutputMatrix::new(p, grid), false);
+            gemm.multiply(rows.of(dy), v.t().of(qkv), OutputMatrix::new(ds, grid), false);
+            let mut expected = [0.0; BLOCK];
+            row_products(y, dy, rows, &mut expected);
+            let block = BlockRows {
+                first: queries.start,
+                scale: heads.scale(),
+                statistics: &statistics[queries.clone()],
+                expected: &expected[..queries.len()],
+            };
+            softmax_backward(block, p, ds);
+            let (dv, dk) = (dv.again().rows(keys.clone()), dk.again().rows(keys));
+            gemm.multiply(grid.t().of(p), rows.of(dy), dv, accumulate);
+            gemm.multiply(grid.t().of(ds), q.of(qkv), dk, accumulate);
+            gemm.multiply(grid.of(ds), k.of(qkv), dq.again().rows(queries), false);
+        }
+    });
 }
 
 /// Turns the scores of queries from `first` on into probabilities, zero for later keys.
@@ -206,11 +199,11 @@ impl HeadShape {
     /// Does some work for each of these parts, of which each head has one, on all threads.
     fn each<T: Send>(
         self,
-        threads: &Threads,
-        scratch: &mut [Scratch],
+        threads: ScratchThreads<'_>,
         parts: Vec<T>,
         work: impl Fn(T, &mut Scratch) + Sync,
     ) {
+        let ScratchThreads { threads, scratch } = threads;
         // Of a score, its products take the time.
         let of_head = self.sequence * self.sequence * self.size / 8;
         let pieces = threads.cut(parts.len(), 1, parts.len() * of_head);

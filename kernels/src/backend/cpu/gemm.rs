@@ -70,6 +70,12 @@ impl Grid {
         self.t().rows(columns).t()
     }
 
+    /// The matrix in this memory.
+    pub fn of(self, memory: &[f32]) -> InputMatrix<'_> {
+        self.assert_inside(memory.len());
+        InputMatrix { memory, grid: self }
+    }
+
     fn assert_inside(self, len: usize) {
         if self.rows * self.columns == 0 {
             return;
@@ -78,6 +84,25 @@ impl Grid {
             + (self.rows - 1) * self.row_stride
             + (self.columns - 1) * self.column_stride;
         assert!(last < len, "{self:?} reaches beyond {len} elements");
+    }
+}
+
+/// A matrix to read, inside its memory.
+#[derive(Clone, Copy)]
+pub struct InputMatrix<'a> {
+    memory: &'a [f32],
+    grid: Grid,
+}
+
+impl InputMatrix<'_> {
+    /// Some rows of it.
+    fn rows(self, rows: Range<usize>) -> Self {
+        Self { grid: self.grid.rows(rows), ..self }
+    }
+
+    /// Some columns of it.
+    fn columns(self, columns: Range<usize>) -> Self {
+        Self { grid: self.grid.columns(columns), ..self }
     }
 }
 
@@ -160,12 +185,12 @@ impl Gemm {
     /// `c = a b`, or `c += a b` to accumulate.
     pub fn multiply(
         &mut self,
-        (a, a_grid): (&[f32], Grid),
-        (b, b_grid): (&[f32], Grid),
+        a: InputMatrix<'_>,
+        b: InputMatrix<'_>,
         c: OutputMatrix<'_>,
         accumulate: bool,
     ) {
-        let c_grid = c.grid;
+        let (a_grid, b_grid, c_grid) = (a.grid, b.grid, c.grid);
         assert_eq!(
             (a_grid.rows, b_grid.columns),
             (c_grid.rows, c_grid.columns),
@@ -176,12 +201,7 @@ impl Gemm {
             return;
         }
         assert_ne!(a_grid.columns, 0, "a product over nothing");
-        a_grid.assert_inside(a.len());
-        b_grid.assert_inside(b.len());
-        let (a, b, c) = ((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), (c.memory, c_grid));
-        // SAFETY: the grids of the factors were just checked to lie inside their slices, and that
-        // of `c` when it was made. The factors do not overlap with `c`, which is the only one with
-        // its elements. Distinct elements of `c` are distinct in memory.
+        // SAFETY: the shapes were just checked. With `panels`, one stride of either factor is 1.
         unsafe {
             #[cfg(target_arch = "x86_64")]
             if let Some(panels) = &mut self.panels
@@ -199,25 +219,25 @@ impl Gemm {
 pub fn multiply<'a>(
     threads: &Threads,
     gemms: impl Iterator<Item = &'a mut Gemm>,
-    (a, a_grid): (&[f32], Grid),
-    (b, b_grid): (&[f32], Grid),
+    a: InputMatrix<'_>,
+    b: InputMatrix<'_>,
     c: OutputMatrix<'_>,
     accumulate: bool,
 ) {
     let Grid { rows, columns, .. } = c.grid;
-    let work = rows * columns * a_grid.columns / PRODUCTS_AN_ELEMENT;
+    let work = rows * columns * a.grid.columns / PRODUCTS_AN_ELEMENT;
     // Each thread copies the factor that is not cut, so the larger one is.
     if rows >= columns {
         let pieces = threads.cut(rows, TALL, work);
         let parts = c.cut_rows(pieces.iter().cloned()).into_iter().zip(pieces).zip(gemms);
         threads.each(parts.collect(), |((c, piece), gemm)| {
-            gemm.multiply((a, a_grid.rows(piece)), (b, b_grid), c, accumulate);
+            gemm.multiply(a.rows(piece), b, c, accumulate);
         });
     } else {
         let pieces = threads.cut(columns, WIDE, work);
         let parts = c.cut_columns(pieces.iter().cloned()).into_iter().zip(pieces).zip(gemms);
         threads.each(parts.collect(), |((c, piece), gemm)| {
-            gemm.multiply((a, a_grid), (b, b_grid.columns(piece)), c, accumulate);
+            gemm.multiply(a, b.columns(piece), c, accumulate);
         });
     }
 }
@@ -226,29 +246,26 @@ pub fn multiply<'a>(
 ///
 /// # Safety
 ///
-/// The shapes fit. Each grid lies inside the memory that its pointer begins. No other code uses the
-/// memory of `c`.
-unsafe fn reference(
-    (a, a_grid): (*const f32, Grid),
-    (b, b_grid): (*const f32, Grid),
-    (c, c_grid): (*mut f32, Grid),
-    accumulate: bool,
-) {
-    // SAFETY: as the caller says.
+/// The shapes fit.
+unsafe fn reference(a: InputMatrix<'_>, b: InputMatrix<'_>, c: OutputMatrix<'_>, accumulate: bool) {
+    let (a_grid, b_grid, c_grid) = (a.grid, b.grid, c.grid);
+    // SAFETY: each matrix lies inside its memory, which was checked when it was made. `c` is the
+    // only one with its elements, so the factors do not overlap with it. The caller vouches for the
+    // shapes.
     unsafe {
         matrixmultiply::sgemm(
             c_grid.rows,
             a_grid.columns,
             c_grid.columns,
             1.0,
-            a.add(a_grid.offset),
+            a.memory.as_ptr().add(a_grid.offset),
             a_grid.row_stride as isize,
             a_grid.column_stride as isize,
-            b.add(b_grid.offset),
+            b.memory.as_ptr().add(b_grid.offset),
             b_grid.row_stride as isize,
             b_grid.column_stride as isize,
             if accumulate { 1.0 } else { 0.0 },
-            c.add(c_grid.offset),
+            c.memory.add(c_grid.offset),
             c_grid.row_stride as isize,
             c_grid.column_stride as isize,
         );
@@ -282,15 +299,12 @@ mod tests {
                     });
                 }
             }
-            let (a_grid, b_grid) = (Grid::dense(rows, inner), Grid::dense(inner, columns));
+            let (a, b) = (Grid::dense(rows, inner).of(&a), Grid::dense(inner, columns).of(&b));
             let grid = Grid::dense(rows, columns);
-            let to = OutputMatrix::new(&mut c, grid);
-            Gemm::new().multiply((&a, a_grid), (&b, b_grid), to, true);
+            Gemm::new().multiply(a, b, OutputMatrix::new(&mut c, grid), true);
             prop_assert_eq!(&c, &expected);
-            // SAFETY: `multiply` has just checked the same grids.
-            unsafe {
-                reference((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), (d.as_mut_ptr(), grid), true);
-            }
+            // SAFETY: `multiply` has just checked the same shapes.
+            unsafe { reference(a, b, OutputMatrix::new(&mut d, grid), true) };
             prop_assert_eq!(d, expected);
         }
     }
@@ -325,13 +339,11 @@ mod tests {
                 .flat_map(|(a, b)| [(a, b, false), (a, b, true)])
             {
                 let (mut c, mut expected) = (before.clone(), before.clone());
-                let to = OutputMatrix::new(&mut c, c_grid);
-                gemm.multiply((&a, a_grid), (&b, b_grid), to, accumulate);
-                let to = (expected.as_mut_ptr(), c_grid);
-                // SAFETY: `multiply` has just checked the same grids.
-                unsafe {
-                    reference((a.as_ptr(), a_grid), (b.as_ptr(), b_grid), to, accumulate);
-                }
+                let (a, b) = (a_grid.of(&a), b_grid.of(&b));
+                gemm.multiply(a, b, OutputMatrix::new(&mut c, c_grid), accumulate);
+                let to = OutputMatrix::new(&mut expected, c_grid);
+                // SAFETY: `multiply` has just checked the same shapes.
+                unsafe { reference(a, b, to, accumulate) };
                 let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
                 assert_eq!(bits(&c), bits(&expected), "{a_grid:?} {b_grid:?} {accumulate}");
             }

@@ -114,6 +114,17 @@ pub enum Epilogue {
     },
 }
 
+/// A kernel, with everything that a launch of it needs.
+#[derive(Clone, Copy, Debug)]
+pub struct KernelCall<'a> {
+    /// The kernel that the device runs.
+    pub kernel: &'static Kernel,
+    /// Its blocks and threads.
+    pub launch: Launch,
+    /// Its arguments, in the order of its signature.
+    pub arguments: &'a [Argument],
+}
+
 /// Parameters that go to the device beside its computation, after every earlier delivery.
 #[derive(Clone, Copy, Debug)]
 pub struct Delivery<'a> {
@@ -122,7 +133,7 @@ pub struct Delivery<'a> {
     /// The parameters. They may change as soon as the call returns.
     pub values: &'a [f32],
     /// The launch after the copy, as part of the delivery: the cast to the place of the parameters.
-    pub cast: Option<(&'static Kernel, Launch, &'a [Argument])>,
+    pub cast: Option<KernelCall<'a>>,
     /// Whether the delivery waits for all enqueued work, which may still use the overwritten
     /// memory.
     pub waits: bool,

@@ -16,8 +16,8 @@ use cudarc::driver::{CudaContext, CudaFunction, CudaModule, CudaStream};
 use cudarc::nvrtc::Ptx;
 
 use super::driver::{
-    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Kernel, KernelSource, Launch,
-    Product,
+    Address, Argument, Delivery, DeliveryId, Driver, DriverError, Kernel, KernelCall, KernelSource,
+    Launch, Product,
 };
 
 mod cache;
@@ -143,11 +143,8 @@ impl CudaDriver {
         Ok(function)
     }
 
-    fn launch_on(
-        &mut self,
-        stream: &CudaStream,
-        (kernel, launch, arguments): (&'static Kernel, Launch, &[Argument]),
-    ) -> Result<(), Failure> {
+    fn launch_on(&mut self, stream: &CudaStream, call: KernelCall<'_>) -> Result<(), Failure> {
+        let KernelCall { kernel, launch, arguments } = call;
         let function = self.function(kernel)?;
         let mut pointers: Vec<*mut c_void> = arguments.iter().map(pointer).collect();
         let (grid, block) = (launch.grid.into(), launch.block.into());
@@ -245,7 +242,8 @@ impl Driver for CudaDriver {
 
     fn launch(&mut self, kernel: &'static Kernel, launch: Launch, arguments: &[Argument]) {
         let stream = self.stream.clone();
-        self.enqueue(kernel.name, |gpu| gpu.launch_on(&stream, (kernel, launch, arguments)));
+        let call = KernelCall { kernel, launch, arguments };
+        self.enqueue(kernel.name, |gpu| gpu.launch_on(&stream, call));
     }
 
     fn matmul(&mut self, product: &Product) -> bool {

@@ -12,7 +12,7 @@
 use std::arch::x86_64::*;
 use std::ops::Range;
 
-use super::{Grid, TALL, WIDE};
+use super::{InputMatrix, OutputMatrix, TALL, WIDE};
 
 /// The inner index is cut into blocks of this length. The bits depend on it.
 const BLOCK: usize = 256;
@@ -56,22 +56,23 @@ impl Panels {
     ///
     /// # Safety
     ///
-    /// The shapes fit. Each grid lies inside the memory that its pointer begins. No other code uses
-    /// the memory of `c`, and the rows of `c` do not overlap. One stride of either factor is 1, and
-    /// so is the stride of the columns of `c`.
+    /// The shapes fit. One stride of either factor is 1.
     pub unsafe fn multiply(
         &mut self,
-        (a, a_grid): (*const f32, Grid),
-        (b, b_grid): (*const f32, Grid),
-        (c, c_grid): (*mut f32, Grid),
+        a: InputMatrix<'_>,
+        b: InputMatrix<'_>,
+        c: OutputMatrix<'_>,
         accumulate: bool,
     ) {
-        // SAFETY: `Panels` exist only where the machine has AVX-512. The caller vouches for the
-        // rest.
+        let (a_grid, b_grid, c_grid) = (a.grid, b.grid, c.grid);
+        let (a, b) = (a.memory.as_ptr(), b.memory.as_ptr());
+        // SAFETY: `Panels` exist only where the machine has AVX-512. Each matrix lies inside its
+        // memory, and the rows of `c` do not overlap, which was checked when it was made. `c` is
+        // the only one with its elements. The caller vouches for the rest.
         unsafe {
             let rows = Lanes::new(a.add(a_grid.offset), a_grid.row_stride, a_grid.column_stride);
             let columns = Lanes::new(b.add(b_grid.offset), b_grid.column_stride, b_grid.row_stride);
-            let sums = Sums { start: c.add(c_grid.offset), row_stride: c_grid.row_stride };
+            let sums = Sums { start: c.memory.add(c_grid.offset), row_stride: c_grid.row_stride };
             let shape = [a_grid.rows, a_grid.columns, b_grid.columns];
             self.parts(shape, rows, columns, sums, accumulate);
         }
