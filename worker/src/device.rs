@@ -205,7 +205,7 @@ impl Device {
     fn perform(&mut self, job: Job, channel: &mut dyn DeviceChannel) -> Result<(), DeviceError> {
         match job {
             Job::Gradient { step, scale, work } => {
-                return self.gradients((step, scale), work, channel);
+                return self.gradients(step, scale, work, channel);
             }
             Job::Finish { version, data_shards } => {
                 return self.finish(version, data_shards, channel);
@@ -236,7 +236,8 @@ impl Device {
 
     fn gradients(
         &mut self,
-        (step, scale): (Step, LossScale),
+        step: Step,
+        scale: LossScale,
         work: Arc<Work>,
         channel: &mut dyn DeviceChannel,
     ) -> Result<(), DeviceError> {
@@ -278,11 +279,11 @@ impl Device {
         let sampled = data_shard;
         #[cfg(feature = "planted")]
         let sampled = self.sampled_as(data_shard);
-        let load = || self.load((step, sampled), channel);
+        let load = || self.load(step, sampled, channel);
         let loaded = trace_span!(target: STAGES, "load").in_scope(load)?;
         let Some(loaded) = loaded else { return Ok(None) };
         self.in_user_code = true;
-        let passes = self.passes((step, data_shard), &loaded.batches, scale, channel);
+        let passes = self.passes(step, data_shard, &loaded.batches, scale, channel);
         self.in_user_code = false;
         let Some(Passes { loss, weight, waited, scalars }) = passes? else { return Ok(None) };
         let seconds = channel.now().since(began).saturating_sub(waited).as_secs_f64();
@@ -307,7 +308,8 @@ impl Device {
     /// Computes the micro-batches of a data shard. None if the result has become void.
     fn passes(
         &mut self,
-        (step, data_shard): (Step, DataShard),
+        step: Step,
+        data_shard: DataShard,
         batches: &[Batch],
         scale: f32,
         channel: &mut dyn DeviceChannel,
@@ -369,7 +371,8 @@ impl Device {
     /// so, and answers questions about its shards. None if the worker is ending.
     fn load(
         &mut self,
-        (step, data_shard): (Step, DataShard),
+        step: Step,
+        data_shard: DataShard,
         channel: &mut dyn DeviceChannel,
     ) -> Result<Option<Loaded>, DeviceError> {
         let mut is_stalled = false;

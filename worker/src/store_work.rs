@@ -133,7 +133,7 @@ impl StoreWork {
                 Ok(written.map(|written| Some(StoreReport::Manifest(written))))
             }
             StoreJob::Restore { generation, id, shards } => {
-                self.restore(store, (*generation, *id), shards, give).map(Attempt::Done)
+                self.restore(store, *generation, *id, shards, give).map(Attempt::Done)
             }
             StoreJob::Verify { id } => {
                 let state = self.verify(store, &mut CheckpointReading::of(*id), &mut |_, _| true);
@@ -173,7 +173,8 @@ impl StoreWork {
     fn restore(
         &mut self,
         store: &dyn Store,
-        (generation, id): (Generation, CheckpointId),
+        generation: Generation,
+        id: CheckpointId,
         shards: &mut Vec<Shard>,
         give: &mut dyn FnMut(StoreReport) -> bool,
     ) -> Result<Option<StoreReport>, StoreError> {
@@ -188,11 +189,11 @@ impl StoreWork {
         let mut reader = CheckpointReader::new(store, &manifest);
         let (mut given, mut found) = (0, Ok(None));
         for shard in shards.iter() {
-            let read = restore::read_shard(store, &mut reader, (generation, id), *shard);
+            let read = restore::read_shard(store, &mut reader, generation, id, *shard);
             #[cfg(feature = "planted")]
             let read = match self.plant {
                 Some(Plant::AcceptTorn) => {
-                    read.or_else(|unread| restore::zeros(unread, &manifest, (generation, *shard)))
+                    read.or_else(|unread| restore::zeros(unread, &manifest, generation, *shard))
                 }
                 _ => read,
             };

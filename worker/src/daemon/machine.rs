@@ -4,11 +4,12 @@
 //! Linux draws an id at every boot, and numbers its network namespaces. Two processes that share
 //! both cannot have the same port. Only digests leave the machine, or are written down.
 
-use std::fs;
+use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use everstep_transport::protocol::MachineId;
+use serde::{Deserialize, Serialize};
 
 /// The purpose of the digest, for BLAKE3's key derivation.
 const CONTEXT: &str = "everstep 2026-11 the machine of a worker";
@@ -18,7 +19,36 @@ const LASTING_CONTEXT: &str = "everstep 2026-11 the machine of a worker, whateve
 /// This machine's id. None if the system does not tell.
 pub(super) fn id() -> Option<MachineId> {
     let network = fs::metadata("/proc/self/ns/net").ok()?;
-    Some(digest(&boot()?, (network.dev(), network.ino())))
+    Some(digest(&boot()?, FileId::of(&network)))
+}
+
+/// A file, as the kernel tells it from all others. In JSON it is an array of the two numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "[u64; 2]", into = "[u64; 2]")]
+pub(super) struct FileId {
+    /// The number of the device that the file lies on. It may change at a boot.
+    pub device: u64,
+    /// The number of the file on the device.
+    pub inode: u64,
+}
+
+impl FileId {
+    /// The file with this metadata.
+    pub fn of(file: &Metadata) -> Self {
+        Self { device: file.dev(), inode: file.ino() }
+    }
+}
+
+impl From<[u64; 2]> for FileId {
+    fn from([device, inode]: [u64; 2]) -> Self {
+        Self { device, inode }
+    }
+}
+
+impl From<FileId> for [u64; 2] {
+    fn from(FileId { device, inode }: FileId) -> Self {
+        [device, inode]
+    }
 }
 
 /// A boot of a machine.
@@ -73,11 +103,11 @@ fn lasting(root: &Path) -> Option<String> {
     (!addresses.is_empty()).then(|| hasher.finalize().to_hex().to_string())
 }
 
-/// Takes the boot's id, and the device and inode of the network's namespace.
-fn digest(boot: &str, network: (u64, u64)) -> MachineId {
+/// Takes the boot's id, and the file of the network's namespace.
+fn digest(boot: &str, network: FileId) -> MachineId {
     let mut hasher = blake3::Hasher::new_derive_key(CONTEXT);
     hasher.update(boot.as_bytes());
-    hasher.update(&network.0.to_le_bytes()).update(&network.1.to_le_bytes());
+    hasher.update(&network.device.to_le_bytes()).update(&network.inode.to_le_bytes());
     let digest = hasher.finalize();
     MachineId(u64::from_le_bytes(*digest.as_bytes().first_chunk().expect("32 bytes")))
 }
@@ -88,9 +118,10 @@ mod tests {
 
     #[test]
     fn a_machine_is_another_one_after_a_boot_and_in_another_network() {
-        let here = digest("4b1e", (4, 40));
-        assert_eq!(digest("4b1e", (4, 40)), here);
-        assert!([digest("4b1f", (4, 40)), digest("4b1e", (4, 41))].iter().all(|id| *id != here));
+        let [one, other] = [40, 41].map(|inode| FileId { device: 4, inode });
+        let here = digest("4b1e", one);
+        assert_eq!(digest("4b1e", one), here);
+        assert!([digest("4b1f", one), digest("4b1e", other)].iter().all(|id| *id != here));
     }
 
     #[test]

@@ -159,7 +159,7 @@ impl Peer {
         for message in mem::take(&mut self.unsaid) {
             let _ = link.send(message); // an error means a lost link, which its reader reports
         }
-        let _readers = reader::listen(link, (number, &memory), reader_context);
+        let _readers = reader::listen(link, number, &memory, reader_context);
         self.link = Some(Attached { connection, number, _readers });
         replaced.is_some() && self.is_used
     }

@@ -31,12 +31,12 @@
 
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::machine::MachineBoot;
+use super::machine::{FileId, MachineBoot};
 
 /// How many workers may share a directory, and keep a file there.
 const MAX_FILES: u32 = 1_000;
@@ -68,20 +68,20 @@ struct Incarnations {
     /// What the machine keeps through its boots. A file of an older program lacks it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     machine: Option<String>,
-    /// The device and the inode of the file.
-    place: (u64, u64),
+    /// The file as it was when its worker wrote it.
+    place: FileId,
     /// The incarnations of the process that holds the lock, and of those that held it before it.
     incarnations: Vec<u64>,
 }
 
 impl Incarnations {
     /// Whether the process that wrote this has ended, as the holder of the file's lock sees it.
-    fn proves_ends(&self, here: &MachineBoot, place: (u64, u64), file: &File) -> io::Result<bool> {
+    fn proves_ends(&self, here: &MachineBoot, place: FileId, file: &File) -> io::Result<bool> {
         if self.boot == here.boot {
             return Ok(self.place == place);
         }
         let is_same_machine = self.machine.is_some() && self.machine == here.machine;
-        Ok(is_same_machine && self.place.1 == place.1 && is_local(file)?)
+        Ok(is_same_machine && self.place.inode == place.inode && is_local(file)?)
     }
 }
 
@@ -183,9 +183,8 @@ impl LockedFile {
     }
 }
 
-/// The device and the inode of a file.
-fn place_of(file: &File) -> io::Result<(u64, u64)> {
-    file.metadata().map(|metadata| (metadata.dev(), metadata.ino()))
+fn place_of(file: &File) -> io::Result<FileId> {
+    file.metadata().map(|metadata| FileId::of(&metadata))
 }
 
 #[cfg(test)]

@@ -41,7 +41,8 @@ pub struct ReaderContext {
 /// more input comes of this link.
 pub fn listen(
     link: &Link,
-    (number, memory): (u64, &SharedMemory),
+    number: u64,
+    memory: &SharedMemory,
     reader_context: &ReaderContext,
 ) -> JoinSet<()> {
     let (link, memory, reader_context) = (link.clone(), memory.clone(), reader_context.clone());

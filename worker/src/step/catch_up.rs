@@ -206,7 +206,8 @@ impl CatchUp {
     /// The device has taken a state over, or has found it broken.
     pub fn restored(
         &mut self,
-        (shard, version): (Shard, Step),
+        shard: Shard,
+        version: Step,
         intact: bool,
         context: &mut CatchUpContext<'_>,
     ) {
@@ -259,7 +260,7 @@ impl CatchUp {
         let pauses = context.pauses();
         let CatchUpContext { replica, out, .. } = context;
         for (shard, sync) in &mut self.syncs {
-            sync.advance((*shard, pauses), &self.commits, replica, out);
+            sync.advance(*shard, pauses, &self.commits, replica, out);
         }
         self.ask(context);
     }

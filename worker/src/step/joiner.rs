@@ -239,7 +239,7 @@ impl Joiner {
             _ if self.replica.device.entering.is_some() => {}
             Report::Restored { version, shard, intact, .. } => {
                 self.with_catch_up(|catch_up, context| {
-                    catch_up.restored((shard, version), intact, context);
+                    catch_up.restored(shard, version, intact, context);
                 });
             }
             _ => {} // Updates need no account here: the device makes them in order.

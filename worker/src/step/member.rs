@@ -42,7 +42,7 @@ use self::gather::AllGather;
 use self::serve::Serving;
 use self::step_state::StepControl;
 use super::Promise;
-use super::catch_up::{CatchUp, CatchUpContext};
+use super::catch_up::{CatchUp, CatchUpContext, StateHeader};
 use super::event::{Effect, Job, Lane, Report, StreamItem, Summary};
 use super::finish::Finish;
 use super::gradients::Merge;
@@ -230,7 +230,7 @@ impl Member {
             Message::FetchState { shards, .. } => self.export(from, shards),
             Message::FetchMasters { .. } => self.hand_out_masters(from),
             Message::State { shard, version, digest, .. } => {
-                self.state_begins(from, shard, (version, digest));
+                self.state_begins(from, StateHeader { shard, version, digest });
             }
             _ => self.refuse(),
         }
@@ -250,19 +250,19 @@ impl Member {
             }
             Report::Updated { version, shard, digest, parameters } => {
                 self.replica.progress.updated(now);
-                self.updated((shard, version), digest, parameters);
+                self.updated(shard, version, digest, parameters);
             }
             Report::Shared { to, version, shard, values } => {
-                self.shared(to, (shard, version), values);
+                self.shared(to, shard, version, values);
             }
             Report::State { to, version, shard, digest, parts } => {
-                self.exported(to, (shard, version, digest), parts);
+                self.exported(to, StateHeader { shard, version, digest }, parts);
             }
             Report::Restored { version, shard, digest, .. }
                 if self.restored(shard, version, digest) => {}
             Report::Restored { version, shard, intact, .. } => {
                 self.with_catch_up(|catch_up, context| {
-                    catch_up.restored((shard, version), intact, context);
+                    catch_up.restored(shard, version, intact, context);
                 });
             }
             Report::Exported { to, shard, values } => {

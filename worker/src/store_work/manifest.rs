@@ -39,11 +39,11 @@ pub(super) fn carry_out(
         return Ok(Attempt::Refused("the checkpoint has no part".into()));
     };
     let commit = &first.part.commit;
-    let manifest = match assemble(facts, commit, (parts, number), *bitwise) {
+    let manifest = match assemble(facts, commit, parts, number, *bitwise) {
         Ok(manifest) => manifest,
         Err(error) => return Ok(Attempt::Refused(error.to_string())),
     };
-    if let Some(reason) = missing(store, parts, (&listing, number))? {
+    if let Some(reason) = missing(store, parts, &listing, number)? {
         return Ok(Attempt::Refused(reason));
     }
     // A list may be long. Each is deleted only if no other cluster has claimed the store meanwhile.
@@ -79,7 +79,8 @@ pub(super) fn carry_out(
 fn missing(
     store: &dyn Store,
     parts: &[WorkerPart],
-    (listing, claim): (&[StoredObject], u64),
+    listing: &[StoredObject],
+    claim: u64,
 ) -> Result<Option<String>, StoreError> {
     for of in parts {
         let name = ObjectName::Part(of.part.commit.step, name_of(of, claim));
@@ -137,7 +138,8 @@ fn name_of(of: &WorkerPart, claim: u64) -> PartName {
 fn assemble(
     facts: &CheckpointFacts,
     commit: &Commit,
-    (parts, claim): (&[WorkerPart], u64),
+    parts: &[WorkerPart],
+    claim: u64,
     bitwise: bool,
 ) -> Result<Manifest, AssembleError> {
     let summary = |of: &WorkerPart| PartSummary {

@@ -98,7 +98,8 @@ pub(super) fn read_manifest(
 pub(super) fn read_shard(
     store: &dyn Store,
     reader: &mut CheckpointReader<'_>,
-    (generation, id): (Generation, CheckpointId),
+    generation: Generation,
+    id: CheckpointId,
     shard: Shard,
 ) -> Result<StoreReport, Unread> {
     let state = read_state(store, reader, id, shard)?;
@@ -130,7 +131,8 @@ pub(super) fn read_state(
 pub(super) fn zeros(
     unread: Unread,
     manifest: &Manifest,
-    (generation, shard): (Generation, Shard),
+    generation: Generation,
+    shard: Shard,
 ) -> Result<StoreReport, Unread> {
     let Unread::Damaged(_) = unread else { return Err(unread) };
     let slot = vec![0.0; manifest.shard_range(shard).len()];

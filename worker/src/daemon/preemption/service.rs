@@ -36,6 +36,18 @@ pub enum ServiceError {
     Word(&'static str),
 }
 
+/// The header without which a service does not answer.
+struct RequestHeader {
+    name: &'static str,
+    value: HeaderValue,
+}
+
+impl RequestHeader {
+    fn of(name: &'static str, value: &'static str) -> Self {
+        Self { name, value: HeaderValue::from_static(value) }
+    }
+}
+
 /// A client of one service.
 pub struct Client {
     service: MetadataService,
@@ -65,7 +77,7 @@ impl Client {
             Some(token) => token,
             None => self.draw_token().await?,
         };
-        let token = ("x-aws-ec2-metadata-token", token);
+        let token = RequestHeader { name: "x-aws-ec2-metadata-token", value: token };
         let (status, body) = self.send(Method::GET, AWS_ACTION, token).await?;
         if status == 401 {
             self.token = None;
@@ -74,7 +86,7 @@ impl Client {
     }
 
     async fn draw_token(&mut self) -> Result<HeaderValue, ServiceError> {
-        let hours = ("x-aws-ec2-metadata-token-ttl-seconds", HeaderValue::from_static("21600"));
+        let hours = RequestHeader::of("x-aws-ec2-metadata-token-ttl-seconds", "21600");
         let body = self.fetch(Method::PUT, AWS_TOKEN, hours).await?;
         let token = HeaderValue::from_bytes(body.trim_ascii());
         let token = token.map_err(|_| ServiceError::Word("session token"))?;
@@ -83,13 +95,13 @@ impl Client {
     }
 
     async fn ask_gcp(&self) -> Result<Fate, ServiceError> {
-        let flavor = ("metadata-flavor", HeaderValue::from_static("Google"));
+        let flavor = RequestHeader::of("metadata-flavor", "Google");
         let (status, body) = self.send(Method::GET, GCP_PREEMPTED, flavor).await?;
         Ok(of_gcp(status, &body)?)
     }
 
     async fn ask_azure(&mut self) -> Result<Fate, ServiceError> {
-        let metadata = || ("metadata", HeaderValue::from_static("true"));
+        let metadata = || RequestHeader::of("metadata", "true");
         let machine = match self.machine.clone() {
             Some(machine) => machine,
             None => {
@@ -108,7 +120,7 @@ impl Client {
         &self,
         method: Method,
         path: &'static str,
-        header: (&'static str, HeaderValue),
+        header: RequestHeader,
     ) -> Result<Bytes, ServiceError> {
         match self.send(method, path, header).await? {
             (200, body) => Ok(body),
@@ -120,12 +132,12 @@ impl Client {
         &self,
         method: Method,
         path: &'static str,
-        (name, value): (&'static str, HeaderValue),
+        header: RequestHeader,
     ) -> Result<(u16, Bytes), ExchangeError> {
         let mut request = Request::new(Empty::new());
         *request.method_mut() = method;
         *request.uri_mut() = hyper::Uri::from_static(path);
-        request.headers_mut().insert(name, value);
+        request.headers_mut().insert(header.name, header.value);
         request.headers_mut().insert(HOST, HeaderValue::from_static(host(self.service.cloud)));
         exchange(&self.service.place, request).await
     }

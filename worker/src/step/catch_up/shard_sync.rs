@@ -219,7 +219,8 @@ impl ShardSync {
     /// steps have outrun the sync.
     pub fn advance(
         &mut self,
-        (shard, pauses): (Shard, bool),
+        shard: Shard,
+        pauses: bool,
         commits: &BTreeMap<Step, Commit>,
         replica: &mut ReplicaState,
         out: &mut VecDeque<Effect>,

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use everstep_transport::protocol::reason::UnsavedPart;
 use everstep_transport::protocol::{
     CheckpointId, Commit, Generation, ManifestToWrite, Message, Record, SavedPart, Shard, Step,
-    Term, Verification, WorkerId, WrittenManifest,
+    Term, Verification, WrittenManifest,
 };
 
 use super::{Core, Phase};
@@ -117,7 +117,7 @@ impl Core {
         let is_asked = record.saves() && is_beginning;
         if is_asked {
             self.checkpoints.seen = Some(id);
-            return self.save_anew((number, worker), commit, shards);
+            return self.save_anew(PartToSave { worker, generation: number, commit, shards });
         }
         // A state that a rollback has undone is not seen to: if it counted, the checkpoint of that
         // rollback would be due again, and its part would be written over.
@@ -141,26 +141,22 @@ impl Core {
     /// Has the state saved that a generation begins with, once, under a name of that generation: an
     /// earlier try at the same step may have failed, or may have had other primaries. A durable
     /// part with just these shards is told again instead.
-    fn save_anew(
-        &mut self,
-        (generation, worker): (Generation, WorkerId),
-        commit: Commit,
-        shards: Vec<ShardToSave>,
-    ) {
-        if std::mem::replace(&mut self.checkpoints.asked, generation) == generation {
+    fn save_anew(&mut self, to_save: PartToSave) {
+        let PartToSave { generation, commit, shards, .. } = &to_save;
+        if std::mem::replace(&mut self.checkpoints.asked, *generation) == *generation {
             return;
         }
         // What became of an earlier try is of no interest to the next leader.
-        let id = CheckpointId::of(&commit);
+        let id = CheckpointId::of(commit);
         self.checkpoints.unsaved.take_if(|(given_up, _)| *given_up == id);
         let own = shards.iter().map(|of| of.shard);
         let is_this = |part: &SavedPart| {
-            CheckpointId::of(&part.commit) == CheckpointId::of(&commit)
+            CheckpointId::of(&part.commit) == id
                 && part.shards.iter().map(|(shard, _)| *shard).eq(own)
         };
         match self.checkpoints.saved.as_ref().is_some_and(is_this) {
             true => self.report_saved(),
-            false => self.write_part(PartToSave { worker, generation, commit, shards }),
+            false => self.write_part(to_save),
         }
     }
 

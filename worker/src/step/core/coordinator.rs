@@ -286,12 +286,13 @@ impl Core {
         self.renew_model(record.resume.0 >= setup.run.steps);
         self.checkpoints.renew(&record);
         self.heartbeats.begin_generation();
+        let entrant = Entrant { worker, setup, replica };
         let entered = match listed {
             true => {
                 self.peers.enter(&record);
-                become_member(now, (worker, promised), (setup, replica), record)
+                entrant.become_member(now, promised, record)
             }
-            false => become_joiner(worker, (setup, replica), record),
+            false => entrant.become_joiner(record),
         };
         match entered {
             Ok(phase) => self.phase = phase,
@@ -351,33 +352,41 @@ impl NotEntered {
     }
 }
 
-/// A worker enters a record that lists it. `promised` is its last promise before the record came.
-fn become_member(
-    now: Time,
-    (worker, promised): (WorkerId, Generation),
-    (setup, replica): (Arc<Setup>, ReplicaState),
-    record: Record,
-) -> Result<Phase, NotEntered> {
-    let number = record.number;
-    if promised != number {
-        return Err(EnterError::Unpromised { number, promised }.into());
-    }
-    let data_shards = setup.run.batch.data_shards;
-    let plan = MemberPlan::new(record, worker, setup.parameters, data_shards)?;
-    let member = Member::enter(now, setup, plan, replica)?;
-    Ok(Phase::Training(Box::new(member)))
+/// A worker that enters a record, with what it keeps from the phase before.
+struct Entrant {
+    worker: WorkerId,
+    setup: Arc<Setup>,
+    replica: ReplicaState,
 }
 
-/// A worker enters a record that does not list it.
-fn become_joiner(
-    worker: WorkerId,
-    (setup, replica): (Arc<Setup>, ReplicaState),
-    record: Record,
-) -> Result<Phase, NotEntered> {
-    let data_shards = setup.run.batch.data_shards;
-    let sized_record = SizedRecord::new(record, setup.parameters, data_shards)?;
-    let joiner = Joiner::enter(setup, worker, sized_record, replica)?;
-    Ok(Phase::Joining(Box::new(joiner)))
+impl Entrant {
+    /// Enters a record that lists the worker. `promised` is its last promise before the record
+    /// came.
+    fn become_member(
+        self,
+        now: Time,
+        promised: Generation,
+        record: Record,
+    ) -> Result<Phase, NotEntered> {
+        let Self { worker, setup, replica } = self;
+        let number = record.number;
+        if promised != number {
+            return Err(EnterError::Unpromised { number, promised }.into());
+        }
+        let data_shards = setup.run.batch.data_shards;
+        let plan = MemberPlan::new(record, worker, setup.parameters, data_shards)?;
+        let member = Member::enter(now, setup, plan, replica)?;
+        Ok(Phase::Training(Box::new(member)))
+    }
+
+    /// Enters a record that does not list the worker.
+    fn become_joiner(self, record: Record) -> Result<Phase, NotEntered> {
+        let Self { worker, setup, replica } = self;
+        let data_shards = setup.run.batch.data_shards;
+        let sized_record = SizedRecord::new(record, setup.parameters, data_shards)?;
+        let joiner = Joiner::enter(setup, worker, sized_record, replica)?;
+        Ok(Phase::Joining(Box::new(joiner)))
+    }
 }
 
 /// The evidence of a worker that has never been in a generation.

@@ -5,7 +5,7 @@
 use everstep_kernels::buffer::Buffer;
 use everstep_kernels::reduce::Addend;
 use everstep_transport::protocol::codec::MAX_CONTROL;
-use everstep_transport::protocol::{Chunk, ChunkKind, Shard, Step, WorkerId};
+use everstep_transport::protocol::{Chunk, ChunkKind, Step, WorkerId};
 use everstep_transport::time::Time;
 
 use super::Member;
@@ -105,13 +105,7 @@ impl Member {
     }
 
     /// The state of a shard begins to arrive.
-    pub(super) fn state_begins(
-        &mut self,
-        from: WorkerId,
-        shard: Shard,
-        (version, digest): (Step, u64),
-    ) {
-        let header = StateHeader { shard, version, digest };
+    pub(super) fn state_begins(&mut self, from: WorkerId, header: StateHeader) {
         if self.with_catch_up(|catch_up, context| catch_up.header(from, header, context))
             != Some(true)
         {

@@ -95,7 +95,8 @@ impl Member {
     /// The device has a new version of a shard.
     pub(super) fn updated(
         &mut self,
-        (shard, version): (Shard, Step),
+        shard: Shard,
+        version: Step,
         digest: u64,
         parameters: Option<Shared>,
     ) {

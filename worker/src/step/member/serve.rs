@@ -10,6 +10,7 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Message, Shard, Step, Worke
 
 use super::Member;
 use super::feed::Feeds;
+use crate::step::catch_up::StateHeader;
 use crate::step::event::{Job, Lane, StreamItem};
 
 /// The workers that get something of this member beyond the plan.
@@ -119,7 +120,7 @@ impl Member {
     }
 
     /// The device hands parameters out: sends them on, if they answer an open question.
-    pub(super) fn shared(&mut self, to: WorkerId, (shard, version): (Shard, Step), values: Shared) {
+    pub(super) fn shared(&mut self, to: WorkerId, shard: Shard, version: Step, values: Shared) {
         // An answer to a question of an earlier generation may come late, with an earlier version.
         let current = version == self.plan.record().resume && version == self.committed();
         if current && self.serving.requests.answer_parameters(to, shard) {
@@ -129,12 +130,8 @@ impl Member {
     }
 
     /// The device hands a state out: sends it on, if it answers an open question.
-    pub(super) fn exported(
-        &mut self,
-        to: WorkerId,
-        (shard, version, digest): (Shard, Step, u64),
-        parts: Vec<Shared>,
-    ) {
+    pub(super) fn exported(&mut self, to: WorkerId, header: StateHeader, parts: Vec<Shared>) {
+        let StateHeader { shard, version, digest } = header;
         let current = (self.plan.record().resume..=self.committed()).contains(&version);
         if !current || !self.serving.requests.answer_state(to, shard) {
             return;
