@@ -284,7 +284,7 @@ impl Core {
                 }
             }
             Command::SpendToken { token, node } => {
-                self.clients.admissions.spent(&mut self.outbox, (token, node), verdict);
+                self.clients.admissions.spent(&mut self.outbox, token, node, verdict);
             }
             Command::ListCheckpoint { checkpoint, .. } => self.listed(now, &checkpoint, &verdict),
             Command::DamageCheckpoint { .. } => self.damage_known(now, &verdict),

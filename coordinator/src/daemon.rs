@@ -176,7 +176,7 @@ pub fn run(
                 (Cluster::create(dir, ephemeral)?, Vec::new(), Some(bound), Some(lock))
             }
             Start::Join { token, coordinators } => {
-                let adopted = join::adopt(dir, &token, &coordinators, (listen, &mut bind));
+                let adopted = join::adopt(dir, &token, &coordinators, listen, &mut bind);
                 let (cluster, bound, lock) = tokio::select! {
                     adopted = adopted => adopted?,
                     told = stop.received() => return Ok(told),

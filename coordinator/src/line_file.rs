@@ -112,7 +112,7 @@ impl LineFiles {
         let open = self.open.as_mut().expect("lines come for a file that is open");
         if let Some(layout) = open.records.layout.grown(records) {
             let head = head(open.lineage.run, &layout, &cluster);
-            let grown = open.records.grown(layout, &open.path, (&head, open.reach));
+            let grown = open.records.grown(layout, &open.path, &head, open.reach);
             open.records = grown.map_err(|problem| open.failed(problem))?;
         }
         let layout = &open.records.layout;
@@ -351,7 +351,8 @@ impl LineRecords {
         &self,
         layout: RecordLayout,
         path: &Path,
-        (head, reach): (&[u8; HEAD], Step),
+        head: &[u8; HEAD],
+        reach: Step,
     ) -> io::Result<Self> {
         rewritten(path, head, |new| {
             let grown = Self { file: new.try_clone()?, layout: layout.clone() };

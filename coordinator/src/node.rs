@@ -196,7 +196,8 @@ impl Node {
     ) -> Result<Self, NodeError> {
         let NodeOptions { own, replica, epoch_unix_ms, snapshot_entries, founds, .. } = options;
         let NodeOptions { tokens, membership, lacks_history, .. } = options;
-        let peers = Peers::new(replica.id, membership);
+        let (revision, views) = membership;
+        let peers = Peers::new(replica.id, revision, views);
         let replica = Replica::new(now, replica, kept)?;
         let mut core = Core::new(now, epoch_unix_ms);
         core.restore_history(history.emptied());

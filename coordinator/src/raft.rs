@@ -249,7 +249,7 @@ impl Replica {
         let due = due as usize; // a span of time has fewer ticks than that
         let late = due > self.quiet_ticks().max(self.heartbeat());
         self.ticked = if late { now } else { self.ticked + tick * due as u32 };
-        let leader_before = self.leader_of_term();
+        let (leader_before, term_before) = self.leader_of_term();
         for _ in 0..due.min(LEASE_TICKS) {
             if late && self.times_out_next() || self.must_rest() {
                 break;
@@ -257,7 +257,7 @@ impl Replica {
             self.node.tick();
             self.set_election_timeout();
         }
-        self.notice_if_given_up(leader_before);
+        self.notice_if_given_up(leader_before, term_before);
         self.drive();
     }
 

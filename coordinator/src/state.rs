@@ -149,11 +149,11 @@ impl State {
             Command::Died(loss) => self.report_death(unix_ms, loss),
             Command::LeaveAll { generation } => self.leave_all(unix_ms, *generation),
             Command::AwaitOwners { generation, owners, awaited } => {
-                self.await_owners(unix_ms, *generation, (owners, awaited.as_ref()))
+                self.await_owners(unix_ms, *generation, owners, awaited.as_ref())
             }
             Command::ListCheckpoint { run, checkpoint, deleted, skipped } => {
                 self.runs.must_be(*run)?;
-                self.list_checkpoint(unix_ms, checkpoint, (deleted, *skipped))
+                self.list_checkpoint(unix_ms, checkpoint, deleted, *skipped)
             }
             Command::FailCheckpoint { run, id, reason } => {
                 self.runs.must_be(*run)?;

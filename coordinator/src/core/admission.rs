@@ -27,7 +27,8 @@ impl PendingAdmissions {
     pub(super) fn spent(
         &mut self,
         outbox: &mut Outbox,
-        (token, node): (TokenId, NodeName),
+        token: TokenId,
+        node: NodeName,
         verdict: EntryOutcome,
     ) {
         let refusal = match verdict {

@@ -221,7 +221,9 @@ impl GenerationChange {
     fn plan(
         &self,
         roster: Roster<'_>,
-        (term, written, asked): (Term, Step, GenerationRequest),
+        term: Term,
+        written: Step,
+        asked: GenerationRequest,
         partition: &Partition,
     ) -> Option<Plan> {
         let ChangePhase::Pausing(pausing) = &self.phase else { return None };
@@ -423,9 +425,8 @@ impl Core {
     fn advance(&mut self, now: Time) {
         let is_over = self.ends_without_checkpoint(now);
         let Some(term) = self.leader().filter(|_| !is_over) else { return };
-        let (roster, written) = (self.roster(now), self.newest_step());
-        let known = (term, written, self.asked(now));
-        match self.change.plan(roster, known, &self.health.partition) {
+        let (roster, written, asked) = (self.roster(now), self.newest_step(), self.asked(now));
+        match self.change.plan(roster, term, written, asked, &self.health.partition) {
             None => {}
             Some(Plan::Wait(wait)) => self.change.wait_for(now, wait, &self.state),
             Some(Plan::Change(change)) => {

@@ -178,7 +178,7 @@ impl Core {
                 return self.lines.tell(from, lineage, after, &mut self.outbox);
             }
             Message::Lines { lineage, reach, lines } => {
-                return self.lines_told(now, from, (lineage, reach), lines);
+                return self.lines_told(now, from, lineage, reach, lines);
             }
             _ => return self.links.ignore(),
         };

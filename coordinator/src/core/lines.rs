@@ -432,7 +432,8 @@ impl Core {
         &mut self,
         now: Time,
         from: LinkId,
-        (lineage, reach): (Lineage, Step),
+        lineage: Lineage,
+        reach: Step,
         lines: Vec<MetricsLine>,
     ) {
         let Self { lines: file, state, outbox, .. } = self;

@@ -147,7 +147,7 @@ pub(super) fn plan(inputs: &PlanInputs) -> Plan {
             inputs.prove_rollback(&orphans, &answered, is_saved);
             match ResumePoint::restored(inputs) {
                 Ok(point) => {
-                    Plan::Change(Box::new(go_back(inputs, &answered, point, (reached, reason))))
+                    Plan::Change(Box::new(go_back(inputs, &answered, point, reached, reason)))
                 }
                 Err(NoWholeCheckpoint) => Plan::Wait(Wait::Checkpoint),
             }
@@ -165,7 +165,8 @@ fn go_back(
     inputs: &PlanInputs,
     answered: &BTreeSet<WorkerId>,
     resume_point: ResumePoint<'_>,
-    rollback: (Step, RollbackReason),
+    reached: Step,
+    reason: RollbackReason,
 ) -> Change {
     let shard_holders = ShardHolders::Everyone;
     let planned = PlannedMembers::choose(inputs, answered, &shard_holders);
@@ -173,7 +174,7 @@ fn go_back(
     let mut change = basis.change(inputs, answered);
     change.record.cause = Cause::Rollback;
     change.redone = inputs.begun().next().is_some();
-    change.rollback = Some(rollback);
+    change.rollback = Some((reached, reason));
     change
 }
 

@@ -123,9 +123,10 @@ impl Core {
         &mut self,
         now: Time,
         link: LinkId,
-        (inability, words): (Inability, &str),
+        inability: Inability,
+        words: &str,
     ) {
-        if let Some((name, reason)) = self.enter_unable(now, link, (inability, bounded(words))) {
+        if let Some((name, reason)) = self.enter_unable(now, link, inability, bounded(words)) {
             self.note(now, EventKind::Unable { name, reason, inability });
         }
         self.judge_unable(now);
@@ -142,7 +143,7 @@ impl Core {
         }
         self.completion.unable.turned_away.insert(link);
         self.outbox.send(link, Message::Unable { inability, reason: reason.clone() });
-        self.enter_unable(now, link, (inability, reason));
+        self.enter_unable(now, link, inability, reason);
         self.judge_unable(now);
     }
 
@@ -164,7 +165,8 @@ impl Core {
         &mut self,
         now: Time,
         link: LinkId,
-        (inability, mut words): (Inability, String),
+        inability: Inability,
+        mut words: String,
     ) -> Option<(NodeName, String)> {
         let Link { identity, address, .. } = self.links.find(link)?;
         let name = identity.name.clone();
@@ -183,7 +185,8 @@ impl Core {
         &mut self,
         now: Time,
         worker: WorkerId,
-        (inability, words): (Inability, &str),
+        inability: Inability,
+        words: &str,
     ) {
         let Some(known) = self.state.workers().get(&worker) else { return };
         let (name, words) = (known.name.clone(), bounded(words));
@@ -206,7 +209,7 @@ impl Core {
         let building = self.workers_in(|phase| phase == PeerPhase::Welcomed);
         for link in self.completion.unable.build(now, building, most) {
             let words = format!("its build of the model and the data has taken {most:?} so far");
-            self.cannot_build(now, link, (Inability::Place, &words));
+            self.cannot_build(now, link, Inability::Place, &words);
         }
     }
 

@@ -128,7 +128,7 @@ impl Core {
             (
                 Some(PeerPhase::Welcomed | PeerPhase::Registering(_) | PeerPhase::Unable),
                 Message::Unable { inability, reason },
-            ) => self.cannot_build(now, from, (inability, &reason)),
+            ) => self.cannot_build(now, from, inability, &reason),
             (Some(PeerPhase::Registered(worker)), message) => {
                 self.on_worker_message(now, from, worker, message)
             }
@@ -391,9 +391,9 @@ impl Core {
             Message::Unsaved { id, reason } => self.unsaved(now, worker, id, reason),
             Message::WrittenManifest(it) => self.wrote_manifest(now, worker, it),
             Message::Damaged { id, reason } => self.damaged(now, worker, id, &reason),
-            Message::Verification { id, state } => self.on_verification(now, worker, (id, state)),
+            Message::Verification { id, state } => self.on_verification(now, worker, id, state),
             Message::Unable { inability, reason } => {
-                self.cannot_compute(now, worker, (inability, &reason));
+                self.cannot_compute(now, worker, inability, &reason);
             }
             Message::Failed { at_fault, fatal, reason } => {
                 let is_member = self.state.is_member(worker);

@@ -190,7 +190,7 @@ impl HistoryFile {
     /// A record stands at the end of the file, and makes it this long.
     fn note(&mut self, record: &HistoryRecord, length: u64) {
         if let HistoryRecord::Entry(entry) = record {
-            self.index.note(entry, (self.length, length), &self.coverage);
+            self.index.note(entry, self.length..length, &self.coverage);
         }
         self.coverage.note(record);
         self.length = length;

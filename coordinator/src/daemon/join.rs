@@ -50,7 +50,8 @@ pub(super) async fn adopt(
     dir: PathBuf,
     token: &str,
     coordinators: &[HostPort],
-    (listen, bind): (SocketAddr, impl FnOnce() -> Result<BoundAddresses, CoordinatorError>),
+    listen: SocketAddr,
+    bind: impl FnOnce() -> Result<BoundAddresses, CoordinatorError>,
 ) -> Result<(Cluster, BoundAddresses, File), CoordinatorError> {
     let token: JoinToken = token.parse()?;
     let begun = begun(&dir)?;

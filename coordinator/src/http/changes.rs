@@ -81,7 +81,8 @@ async fn direct(
     actor: &ActorClient,
     key: IdempotencyKey,
     body: Payload,
-    (command, state): (impl FnOnce(RunId) -> OperatorCommand, &str),
+    command: impl FnOnce(RunId) -> OperatorCommand,
+    state: &str,
 ) -> ChangeResponse {
     let next = "send {\"run\": ID}, with the id that /api/v1/runs tells";
     let RunBody { run } = parse(&read(body).await?, next)?;
@@ -95,7 +96,7 @@ pub(super) async fn pause(
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
-    direct(&actor, key, body, (OperatorCommand::Pause, "pausing")).await
+    direct(&actor, key, body, OperatorCommand::Pause, "pausing").await
 }
 
 pub(super) async fn resume(
@@ -103,7 +104,7 @@ pub(super) async fn resume(
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
-    direct(&actor, key, body, (OperatorCommand::Resume, "training")).await
+    direct(&actor, key, body, OperatorCommand::Resume, "training").await
 }
 
 /// Events tell of the checkpoint.
@@ -112,7 +113,7 @@ pub(super) async fn checkpoint(
     key: IdempotencyKey,
     body: Payload,
 ) -> ChangeResponse {
-    direct(&actor, key, body, (OperatorCommand::Checkpoint, "saving")).await
+    direct(&actor, key, body, OperatorCommand::Checkpoint, "saving").await
 }
 
 /// The run, and the step to go back to.

@@ -31,6 +31,17 @@ struct HistorySender {
     linked: Time,
 }
 
+/// The leaving coordinators, which may still send the missing history.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LeavingSenders {
+    /// No coordinator is leaving.
+    None,
+    /// Coordinators are leaving, and none of them has a link.
+    CutOff,
+    /// At least one leaving coordinator has a link.
+    Linked,
+}
+
 impl HistoryRestore {
     /// A node restarts with this history up to the snapshot on its disk.
     pub(super) fn new(restored: HistoryCache, is_lacking: bool) -> Self {
@@ -63,20 +74,19 @@ impl HistoryRestore {
     }
 
     /// Whether a leaving coordinator, perhaps the only one, may still send the missing history, or
-    /// lines if this one `lacks_lines`. `is_any` says whether there is a leaving coordinator, and
-    /// `is_any_linked` whether one has a link.
+    /// lines if this one `lacks_lines`.
     pub(super) fn awaits_sender(
         &mut self,
         now: Time,
         lacks_lines: bool,
-        (is_any, is_any_linked): (bool, bool),
+        leaving: LeavingSenders,
     ) -> bool {
-        if !(self.is_lacking || lacks_lines) || !is_any {
+        if !(self.is_lacking || lacks_lines) || leaving == LeavingSenders::None {
             self.sender = None;
             return false;
         }
         let sender = self.sender.get_or_insert(HistorySender { since: now, linked: now });
-        if is_any_linked {
+        if leaving == LeavingSenders::Linked {
             sender.linked = now;
         }
         now.since(sender.linked) < LEAVING_COORDINATOR_GONE_AFTER

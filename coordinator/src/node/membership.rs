@@ -14,6 +14,7 @@ use everstep_transport::protocol::{
 };
 use everstep_transport::time::Time;
 
+use super::history_restore::LeavingSenders;
 use super::{Node, peers};
 use crate::core::{CoreInput, LinkId, ShellEffect, ShellInput};
 use crate::raft::ReplicaId;
@@ -152,9 +153,12 @@ impl Node {
         if self.core.state().plant == Some(crate::plant::CorePlant::ShutOutTellers) {
             return false;
         }
-        let is_any_linked = leaving.iter().any(|view| self.peers.is_linked(&view.name));
-        let lacks_lines = self.core.may_lack_lines();
-        self.history.awaits_sender(now, lacks_lines, (!leaving.is_empty(), is_any_linked))
+        let leaving = match leaving.iter().any(|view| self.peers.is_linked(&view.name)) {
+            true => LeavingSenders::Linked,
+            false if leaving.is_empty() => LeavingSenders::None,
+            false => LeavingSenders::CutOff,
+        };
+        self.history.awaits_sender(now, self.core.may_lack_lines(), leaving)
     }
 
     /// A page of the missing history has come. The leader waits as long again for the rest.

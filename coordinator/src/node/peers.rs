@@ -50,7 +50,7 @@ pub(super) fn is_coordinator(identity: &Identity) -> bool {
 }
 
 impl Peers {
-    pub(super) fn new(own: ReplicaId, (revision, views): (u64, Vec<CoordinatorView>)) -> Self {
+    pub(super) fn new(own: ReplicaId, revision: u64, views: Vec<CoordinatorView>) -> Self {
         let mut peers = Self {
             own,
             links: BTreeMap::new(),

@@ -202,7 +202,7 @@ impl Replica {
     }
 
     /// Notices if a tick has ended the wait for a leader, or this replica's own lease.
-    pub(super) fn notice_if_given_up(&mut self, (leader, term): (ReplicaId, u64)) {
+    pub(super) fn notice_if_given_up(&mut self, leader: ReplicaId, term: u64) {
         if leader == NO_REPLICA || self.leader_of_term().0 != NO_REPLICA {
             return;
         }

@@ -62,7 +62,8 @@ impl State {
         &mut self,
         unix_ms: u64,
         generation: Generation,
-        (owners, awaited): (&[OwnerWait], Option<&WaitNotice>),
+        owners: &[OwnerWait],
+        awaited: Option<&WaitNotice>,
     ) -> Result<EntryOutcome, Rejection> {
         if generation != self.generation() {
             return Err(Rejection::ChangeIsOver(generation));

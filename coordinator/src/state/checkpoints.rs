@@ -182,7 +182,8 @@ impl State {
         &mut self,
         unix_ms: u64,
         checkpoint: &ListedCheckpoint,
-        (deleted, skipped): (&[CheckpointId], u64),
+        deleted: &[CheckpointId],
+        skipped: u64,
     ) -> Result<EntryOutcome, Rejection> {
         let Some(run) = self.run() else { return Err(Rejection::NoRun) };
         let Some(spec) = &run.checkpoint else { return Err(Rejection::NotOfRun) };

@@ -137,7 +137,8 @@ impl Core {
         &mut self,
         now: Time,
         worker: WorkerId,
-        (id, state): (CheckpointId, Verification),
+        id: CheckpointId,
+        state: Verification,
     ) {
         let of = |order: &&mut OrderedVerification| {
             order.id == id && order.reader == worker && order.is_reading()

@@ -118,7 +118,7 @@ impl CoordinatorActor {
         if self.peers.is_allow_list_old(&shut_out, revoked) {
             let nodes: BTreeSet<_> = state.revoked().cloned().collect();
             self.admissions.operator.replace_if(|node| nodes.contains(node));
-            self.peers.admit_only_others(shut_out, (revoked, nodes));
+            self.peers.admit_only_others(shut_out, revoked, nodes);
         }
     }
 }

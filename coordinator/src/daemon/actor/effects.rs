@@ -84,7 +84,7 @@ impl CoordinatorActor {
                 self.send(to, protocol::Message::Lines { lineage, reach, lines });
             }
             ShellEffect::Update { to, after, in_file, update } => {
-                self.update(to, (after, in_file), *update)?;
+                self.update(to, after, in_file, *update)?;
             }
             ShellEffect::OrderManifest { to, after, to_step, order } => {
                 let lines = self.lines.files.between(after, to_step)?;

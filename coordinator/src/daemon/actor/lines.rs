@@ -124,7 +124,8 @@ impl CoordinatorActor {
     pub(super) fn update(
         &mut self,
         to: LinkId,
-        (after, in_file): (Option<Step>, Option<EventRange>),
+        after: Option<Step>,
+        in_file: Option<EventRange>,
         update: Update,
     ) -> Result<(), CoordinatorError> {
         let lines = after.map_or(Ok(Vec::new()), |after| self.lines.files.page(after, PAGE))?;

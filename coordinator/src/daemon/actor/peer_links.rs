@@ -98,7 +98,8 @@ impl PeerLinks {
     pub(super) fn admit_only_others(
         &mut self,
         shut_out: Vec<NodeName>,
-        (revoked, nodes): (u64, BTreeSet<Identity>),
+        revoked: u64,
+        nodes: BTreeSet<Identity>,
     ) {
         (self.shut_out, self.revoked) = (shut_out.clone(), revoked);
         let is_out = move |node: &Identity| {

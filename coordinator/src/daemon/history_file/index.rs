@@ -5,6 +5,8 @@
 //! stretch may have bytes of other entries within. The index thins itself out: its memory does not
 //! grow with the file (I10).
 
+use std::ops::Range;
+
 use everstep_transport::protocol::{HistoryEntry, HistoryEvent};
 
 use crate::history_coverage::HistoryCoverage;
@@ -51,12 +53,11 @@ impl Default for HistoryIndex {
 }
 
 impl HistoryIndex {
-    /// The record of an entry stands in the file between these bytes. `coverage` is that before the
-    /// record.
+    /// The record of an entry has these bytes of the file. `coverage` is that before the record.
     pub(super) fn note(
         &mut self,
         entry: &HistoryEntry,
-        (place, end): (u64, u64),
+        bytes: Range<u64>,
         coverage: &HistoryCoverage,
     ) {
         let numbers = entry.events.iter().map(|event| match event {
@@ -64,6 +65,7 @@ impl HistoryIndex {
             HistoryEvent::Run(_) => 0,
         });
         let (first, newest_event) = (entry.index, numbers.max().unwrap_or(0));
+        let Range { start: place, end } = bytes;
         let new = Stretch { first, last: first, newest_event, place, end };
         let at = self.stretches.partition_point(|stretch| stretch.first <= first);
         if !self.extend(at, &new, coverage) {
@@ -126,7 +128,7 @@ mod tests {
         let length = 8 << 10;
         for number in 1..=200_000 {
             let entry = HistoryEntry { index: number, events: vec![HistoryEvent::Run(RunId(1))] };
-            index.note(&entry, (number * length, (number + 1) * length), &coverage);
+            index.note(&entry, number * length..(number + 1) * length, &coverage);
             assert!(index.stretches.len() <= MOST_STRETCHES);
         }
         assert!(index.stretches.len() >= MOST_STRETCHES / 4, "it still finds places");
@@ -140,7 +142,7 @@ mod tests {
         let mut place = 0;
         let mut note = |record: HistoryRecord| {
             if let HistoryRecord::Entry(entry) = &record {
-                index.note(entry, (place, place + 10), &coverage);
+                index.note(entry, place..place + 10, &coverage);
             }
             coverage.note(&record);
             place += 10;
