@@ -117,8 +117,11 @@ impl Head {
     pub fn parse(text: &[u8], data_bytes: u64) -> Result<Self, HeadError> {
         let raw: RawHead = serde_json::from_slice(text)
             .map_err(|error| HeadError(format!("its head cannot be read: {error}")))?;
-        let mut tensors: Vec<_> =
-            raw.tensors.into_iter().map(TensorHead::check).collect::<Result<_, _>>()?;
+        let mut tensors: Vec<_> = raw
+            .tensors
+            .into_iter()
+            .map(|(name, raw)| TensorHead::check(name, raw))
+            .collect::<Result<_, _>>()?;
         tensors.sort_by_key(|tensor| (tensor.data.start, tensor.data.end));
         let mut end = 0;
         for TensorHead { name, data, .. } in &tensors {
@@ -169,7 +172,7 @@ impl TensorHead {
         Self { name, element, shape, data: start..start + bytes }
     }
 
-    fn check((name, raw): (String, RawTensor)) -> Result<Self, HeadError> {
+    fn check(name: String, raw: RawTensor) -> Result<Self, HeadError> {
         let RawTensor { dtype, shape, data_offsets: (start, end) } = raw;
         let element = ElementType::of(&dtype);
         let count = shape.iter().try_fold(1_u64, |count, extent| count.checked_mul(*extent));
