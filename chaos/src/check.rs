@@ -37,8 +37,8 @@ use std::time::Duration;
 
 use everstep_transport::protocol::outcome::Event;
 use everstep_transport::protocol::{
-    CheckpointId, Commit, CoordinatorId, Decision, Generation, Record, RunOrigin, RunSpec, Shard,
-    Step, WorkerId,
+    CheckpointId, Commit, CoordinatorId, Decision, Generation, LossScale, Record, RunOrigin,
+    RunSpec, Shard, Step, Term, WorkerId,
 };
 use everstep_transport::time::Time;
 use everstep_worker::data::Sampler;
@@ -203,10 +203,7 @@ impl InvariantChecks {
                 Ok(())
             }
             Observation::Passes(able) => self.pauses.passes(now, able),
-            Observation::Promised(worker, term, number) => {
-                self.pauses.promised(number);
-                self.promises.promised(worker, (term, number))
-            }
+            Observation::Promised(worker, term, number) => self.promised(worker, term, number),
             Observation::Proposed(record) => {
                 let promised = self.promises.proposed(record);
                 let (before, copies) = (self.records.current(), self.copies_wanted);
@@ -228,14 +225,15 @@ impl InvariantChecks {
             Observation::Said(worker, generation) => {
                 self.promises.acts(worker, generation, format_args!("says something"))
             }
-            Observation::Began(worker, step, scale) => self
-                .commits
-                .began(worker, step)
-                .and_then(|()| self.scales.began(worker, step, scale)),
-            Observation::Computed(worker, when, part) => self.samples.computed(worker, when, part),
+            Observation::Began(worker, step, scale) => self.began(worker, step, scale),
+            Observation::Computed(worker, (generation, step), part) => {
+                self.samples.computed(worker, generation, step, part)
+            }
             Observation::Committed(worker, commit) => self.committed(worker, commit),
             Observation::Shown(worker, commit) => self.resumes.shown(worker, commit),
-            Observation::Settled(worker, what) => self.commits.settled(worker, what, &self.records),
+            Observation::Settled(worker, (generation, step)) => {
+                self.commits.settled(worker, generation, step, &self.records)
+            }
             Observation::Checkpoint(id) => checkpoints::listed(id, &self.commits),
             Observation::Asked(client, call) => {
                 self.requests.asked(client, call);
@@ -365,7 +363,7 @@ impl InvariantChecks {
                 let is_left =
                     self.left_together == Some(before.number) && record.resume >= before.resume;
                 if !(is_torn || is_left) {
-                    rollbacks::rolled_back(before, lost, (record.resume, settled))?;
+                    rollbacks::rolled_back(before, lost, record.resume, settled)?;
                 }
             }
             None => self.resumes.recorded(record, before, settled)?,
@@ -378,6 +376,16 @@ impl InvariantChecks {
         Ok(())
     }
 
+    fn promised(&mut self, worker: WorkerId, term: Term, number: Generation) -> Result<(), Breach> {
+        self.pauses.promised(number);
+        self.promises.promised(worker, term, number)
+    }
+
+    fn began(&mut self, worker: WorkerId, step: Step, scale: LossScale) -> Result<(), Breach> {
+        self.commits.began(worker, step)?;
+        self.scales.began(worker, step, scale)
+    }
+
     fn committed(&mut self, worker: WorkerId, commit: &Commit) -> Result<(), Breach> {
         self.promises.acts(worker, commit.generation, format_args!("commits {}", commit.step))?;
         if let Some(record) = self.records.record_of(commit.generation) {
@@ -388,8 +396,8 @@ impl InvariantChecks {
         // A member that does not know that its generation is over may yet commit in it, to no
         // effect.
         let current = self.records.current().filter(|it| it.number == commit.generation);
-        let history = (self.records.lineage(commit.generation), current.is_some());
-        self.commits.committed(worker, commit, history, first)?;
+        let history = self.records.lineage(commit.generation);
+        self.commits.committed(worker, commit, history, current.is_some(), first)?;
         // Other samples make another verdict. This check comes first, since it finds the cause.
         if let Some(record) = current.filter(|_| first) {
             self.samples.committed(commit.step, record)?;

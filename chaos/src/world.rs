@@ -69,7 +69,7 @@ use coordinator::SimCoordinator;
 use network::Network;
 use operator::SimOperator;
 use queue::Queue;
-use store::SimStore;
+use store::{SimStore, StoreThreadId};
 use successor::Continuation;
 use types::{Event, Orphan};
 use workers::Workers;
@@ -215,7 +215,7 @@ impl World {
     fn begin(&mut self, from: Option<Continuation>) -> Result<(), Violation> {
         let Scenario { run, reference, .. } = &self.scenario;
         let origin = from.as_ref().map(|from| &from.origin);
-        self.checkers.begin_anew(self.now, run, (reference.clone(), origin));
+        self.checkers.begin_anew(self.now, run, reference.clone(), origin);
         if self.network.is_intercepted() {
             self.checkers.invariants.expect_refusals();
         }
@@ -264,19 +264,22 @@ impl World {
             Event::Coordinator(place, input) => return self.step_coordinator(place, *input),
             Event::Durable(place) => return self.on_durable(place),
             Event::LinesDurable(place, lineage, reach) => {
-                return self.on_lines_durable(place, (lineage, reach));
+                return self.on_lines_durable(place, lineage, reach);
             }
             Event::Worker(place, input) => return self.step_worker(place, *input),
             Event::Device(place, build, done) => {
                 return self.on_device_output(place, build, *done);
             }
             Event::ModelFile(place, build, done) => {
-                return self.on_file_report(place, build, *done);
+                let (generation, report) = *done;
+                return self.on_file_report(place, build, generation, report);
             }
             Event::Store { place, builds, was_away, job } => {
-                return self.on_store_job(place, (builds, was_away), *job);
+                return self.on_store_job(StoreThreadId { place, builds }, was_away, *job);
             }
-            Event::StoreAgain(place, builds) => return self.work_in_store(place, builds),
+            Event::StoreAgain(place, builds) => {
+                return self.work_in_store(StoreThreadId { place, builds });
+            }
             Event::Watch(link) => self.watch(link),
             Event::Ask { client, attempt } => return self.ask(client, attempt),
             Event::Operator(message) => self.tell_leader(*message),
@@ -392,7 +395,7 @@ impl World {
     ) -> Result<(), Violation> {
         let Some(place) = self.workers.place_of(worker) else { return Ok(()) };
         let machine = NodeId::Worker(self.workers[place].slot());
-        let explained = self.checkers.liveness.explains(self.now, (place, machine), coordinator)
+        let explained = self.checkers.liveness.explains(self.now, place, machine, coordinator)
             || self.is_last_member(worker)
                 && self.checkers.liveness.hides(self.now, place, coordinator);
         let has_departed = self.checkers.leadership.has_departed(worker);

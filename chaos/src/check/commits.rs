@@ -81,13 +81,15 @@ impl Commits {
         Err((Invariant::I19, seen))
     }
 
-    /// A member commits. `history` is that of the commit's generation, and whether that is the
-    /// current generation. `first` says that no member has committed this step in it before.
+    /// A member commits. `history` is that of the commit's generation, and `is_current` says that
+    /// this is the current generation. `first` says that no member has committed this step in it
+    /// before.
     pub(super) fn committed(
         &mut self,
         worker: WorkerId,
         commit: &Commit,
-        (history, is_current): (usize, bool),
+        history: usize,
+        is_current: bool,
         first: bool,
     ) -> Result<(), Breach> {
         let (step, last) = (commit.step, self.last_of(worker));
@@ -140,7 +142,8 @@ impl Commits {
     pub(super) fn settled(
         &mut self,
         worker: WorkerId,
-        (generation, step): (Generation, Step),
+        generation: Generation,
+        step: Step,
         records: &Records,
     ) -> Result<(), Breach> {
         let (then, before) = self.settled.insert(worker, (generation, step)).unwrap_or_default();

@@ -19,7 +19,8 @@ impl Promises {
     pub(super) fn promised(
         &mut self,
         worker: WorkerId,
-        (term, number): (Term, Generation),
+        term: Term,
+        number: Generation,
     ) -> Result<(), Breach> {
         let before = self.newest.insert(worker, (term, number)).unwrap_or_default();
         self.all.insert((worker, term, number));

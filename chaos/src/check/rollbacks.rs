@@ -14,7 +14,8 @@ use super::{Breach, Invariant};
 pub(super) fn rolled_back(
     before: &Record,
     lost: &BTreeSet<WorkerId>,
-    (resume, settled): (Step, Step),
+    resume: Step,
+    settled: Step,
 ) -> Result<(), Breach> {
     if resume > Step(0) && resume >= settled {
         return Ok(());

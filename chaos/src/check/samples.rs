@@ -44,7 +44,8 @@ impl Samples {
     pub(super) fn computed(
         &mut self,
         worker: WorkerId,
-        (generation, step): (Generation, Step),
+        generation: Generation,
+        step: Step,
         part: &Contribution,
     ) -> Result<(), Breach> {
         let key = (step, worker, part.data_shard);

@@ -59,7 +59,7 @@ impl Platter {
                 Change::Write { .. } if lost => survival.lost += 1,
                 Change::Write { offset, bytes } if chance(random, faults.torn_ppm) => {
                     survival.torn += 1;
-                    tear(&mut self.stored, (offset, &bytes), random);
+                    tear(&mut self.stored, offset, &bytes, random);
                 }
                 whole => {
                     survival.kept += 1;
@@ -122,7 +122,7 @@ fn reorder(changes: &mut [Change], faults: &DiskFaults, random: &mut Random) {
 }
 
 /// Writes some sectors, chosen at random.
-fn tear(content: &mut [u8], (offset, bytes): (usize, &[u8]), random: &mut Random) {
+fn tear(content: &mut [u8], offset: usize, bytes: &[u8], random: &mut Random) {
     let mut done = 0;
     while done < bytes.len() {
         let at = offset + done;

@@ -196,7 +196,7 @@ impl StormSim {
             Message::Pause { term, number } => self.promise(place, *term, *number),
             Message::Announce(record) => self.enter(place, record, message)?,
             Message::Feed { generation, joiner, shards, .. } => {
-                self.catch_up(place, *generation, (*joiner, shards));
+                self.catch_up(place, *generation, *joiner, shards);
             }
             Message::Hold { generation, .. } => self.hold(*generation),
             Message::HeartbeatAnswer { generation, written, .. } => {
@@ -302,7 +302,8 @@ impl StormSim {
         &mut self,
         place: usize,
         generation: Generation,
-        (joiner, shards): (WorkerId, &[Shard]),
+        joiner: WorkerId,
+        shards: &[Shard],
     ) {
         let worker = &mut self.workers[place];
         if worker.phase == Phase::Present(joiner) && worker.generation == generation {

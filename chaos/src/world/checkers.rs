@@ -44,7 +44,8 @@ impl Checkers {
         &mut self,
         now: Time,
         run: &RunSpec,
-        (reference, from): (Option<Arc<RunHistory>>, Option<&RunOrigin>),
+        reference: Option<Arc<RunHistory>>,
+        from: Option<&RunOrigin>,
     ) {
         let anew = InvariantChecks::new(run, self.samples, reference);
         let before = std::mem::replace(&mut self.invariants, anew);

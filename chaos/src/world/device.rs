@@ -12,6 +12,7 @@ use everstep_worker::store_work::StoreWork;
 
 use super::sim_device::{DeviceOutput, SimDevice};
 use super::sim_model_file::SimModelFile;
+use super::store::StoreThreadId;
 use super::types::Event;
 use super::{NodeId, World};
 use crate::check::{Invariant, Observation, QueueKind, ShardCopy, Violation};
@@ -72,7 +73,7 @@ impl World {
             if let Some(facts) = device.checkpoint_facts(&built.registration.fingerprint) {
                 let mut work = StoreWork::new(facts, &self.store.cluster);
                 (self.scenario.prepare.store)(&mut work);
-                self.store.begin_thread((place, builds), work);
+                self.store.begin_thread(StoreThreadId { place, builds }, work);
             }
             let shards = built.registration.fingerprint.shards;
             worker.sim_device = Some(SimDevice::new(device, shards));

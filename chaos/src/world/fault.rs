@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
 use everstep_kernels::reduce;
-use everstep_transport::protocol::{Chunk, Generation, Message, OperatorCommand, Step};
+use everstep_transport::protocol::{Chunk, Generation, Message, OperatorCommand};
 use everstep_transport::time::Time;
-use everstep_worker::step::event::{Input, Lane, StreamItem};
+use everstep_worker::step::event::{Input, StreamItem};
 
 use super::active_faults::{Duplicate, PausedProcess};
 use super::link::End;
-use super::types::{Event, Orphan};
+use super::types::{Event, LaneItem, Orphan};
 use super::{NodeId, World};
 use crate::check::{Observation, Violation};
 use crate::fault::{DrainOrigin, DuplicateKind, Fault};
@@ -367,28 +367,24 @@ impl World {
     }
 
     /// Lets an item arrive a second time, if a fault waits for one.
-    pub(super) fn repeat_item(
-        &mut self,
-        (from, to): (usize, usize),
-        (lane, step, item): (Lane, Step, &StreamItem),
-    ) {
+    pub(super) fn repeat_item(&mut self, from: usize, to: usize, repeated: &LaneItem) {
         if !self.faults.armed.repeats() {
             return;
         }
         let way =
             (self.workers.machine(NodeId::Worker(from)), self.workers.machine(NodeId::Worker(to)));
-        let tensor = matches!(item, StreamItem::Tensor { .. });
+        let tensor = matches!(repeated.item, StreamItem::Tensor { .. });
         let kinds = [DuplicateKind::Item, DuplicateKind::OlderItem];
         let kinds = if tensor { &kinds[..] } else { &kinds[..1] };
         let Some(duplicate) = self.faults.armed.take_duplicate(way, kinds) else { return };
         self.checkers.invariants.expect_refusals();
-        let mut item = item.clone();
+        let mut item = repeated.item.clone();
         if let (DuplicateKind::OlderItem, StreamItem::Tensor { chunk, .. }) =
             (duplicate.what, &mut item)
         {
             chunk.generation = Generation(chunk.generation.0.saturating_sub(1));
         }
-        let orphan = Orphan::Item { from, to, item: (lane, step, item) };
+        let orphan = Orphan::Item { from, to, item: LaneItem { item, ..*repeated } };
         self.queue.put(self.now + duplicate.after, Event::Orphan(Box::new(orphan)));
     }
 

@@ -69,14 +69,16 @@ fn is_shared(lane: LaneId, machines: [NodeId; 2]) -> bool {
 }
 
 impl LaneMemories {
-    /// Writes a tensor that sets out on a stream of this lane. With the planted bug `frees_early`
+    /// Writes a tensor that sets out on a stream. With the planted bug `frees_early`
     /// the range counts as read at once.
     pub fn put(
         &mut self,
-        (lane, stream): (LaneId, StreamId),
-        (machines, frees_early): ([NodeId; 2], bool),
+        stream: StreamId,
+        machines: [NodeId; 2],
+        frees_early: bool,
         values: &[f32],
     ) -> Put {
+        let lane = stream.lane_id();
         if !is_shared(lane, machines) {
             return Put::OverLink;
         }

@@ -74,13 +74,13 @@ impl World {
                 Some(
                     Command::Lose { worker, reason } | Command::Died(Loss { worker, reason, .. }),
                 ) => {
-                    self.weigh_loss((worker, &reason), (place, term));
+                    self.weigh_loss(worker, &reason, place, term);
                     continue;
                 }
                 _ => continue,
             };
             for loss in &change.lost {
-                self.weigh_loss((loss.worker, &loss.reason), (place, term));
+                self.weigh_loss(loss.worker, &loss.reason, place, term);
             }
             self.note(format_args!("coordinator {place} proposes {change:?}"));
             self.observe(Observation::Proposed(&change.record))?;
@@ -92,11 +92,7 @@ impl World {
     }
 
     /// Judges the proposal of a leader that a worker is lost.
-    fn weigh_loss(
-        &mut self,
-        (worker, reason): (WorkerId, &LossReason),
-        (place, term): (usize, Term),
-    ) {
+    fn weigh_loss(&mut self, worker: WorkerId, reason: &LossReason, place: usize, term: Term) {
         match self.judge_loss(worker, reason, place) {
             Ok(()) => _ = self.checkers.leadership.unexplained_losses.remove(&(worker, term)),
             Err(violation) => {
@@ -251,18 +247,18 @@ impl World {
         let process = &self.workers[place];
         let discarded = process.ended() || process.id() != Some(worker);
         let gives_up = self.scenario.exits == Exits::GivenUp;
-        let given_up = gives_up && self.gives_up(coordinator, (worker, place));
+        let given_up = gives_up && self.gives_up(coordinator, worker, place);
         let asked = self.coordinators[coordinator]
             .node()
             .is_some_and(|node| node.core().state().is_to_go_back());
         discarded || given_up || asked || self.checkers.leadership.has_departed(worker)
     }
 
-    /// Whether the run allows a coordinator to give up a worker's process. It does after
-    /// [`GIVE_UP_AFTER`] without a word to this coordinator. Without a word to it at all, the time
-    /// counts that earlier leaders logged. It also does if the device has hung for so long, even if
-    /// the word that it has gone on is under way.
-    fn gives_up(&self, coordinator: usize, (worker, place): (WorkerId, usize)) -> bool {
+    /// Whether the run allows a coordinator to give up the process of a worker, at `place`. It does
+    /// after [`GIVE_UP_AFTER`] without a word to this coordinator. Without a word to it at all, the
+    /// time counts that earlier leaders logged. It also does if the device has hung for so long,
+    /// even if the word that it has gone on is under way.
+    fn gives_up(&self, coordinator: usize, worker: WorkerId, place: usize) -> bool {
         let coordinator = &self.coordinators[coordinator];
         let Some(core) = coordinator.node().map(|node| node.core()) else { return false };
         let logged = Duration::from_millis(core.state().awaited().waited_ms(worker));

@@ -118,7 +118,7 @@ impl World {
                 Ok(())
             }
             ShellEffect::TellLines { to, lineage, reach, after } => {
-                self.tell_lines(place, to, (lineage, reach, after))
+                self.tell_lines(place, to, lineage, reach, after)
             }
             ShellEffect::OrderManifest { to, after, to_step, order } => {
                 let lines = self.coordinators[place].disk().lines().between(after, to_step);
@@ -130,7 +130,7 @@ impl World {
                     Some(range) => self.coordinators[place].disk().history_file().events(range),
                     None => update.events,
                 };
-                self.update(place, to, (after, Update { events, ..*update }))
+                self.update(place, to, after, Update { events, ..*update })
             }
             other => panic!("{other:?} is not about lines"),
         }
@@ -181,7 +181,8 @@ impl World {
     pub(super) fn on_lines_durable(
         &mut self,
         place: usize,
-        (lineage, reach): (Lineage, Step),
+        lineage: Lineage,
+        reach: Step,
     ) -> Result<(), Violation> {
         let now = self.now;
         let disk = self.coordinators[place].disk_mut();
@@ -204,7 +205,9 @@ impl World {
         &mut self,
         place: usize,
         to: LinkId,
-        (lineage, reach, after): (Lineage, Step, Step),
+        lineage: Lineage,
+        reach: Step,
+        after: Step,
     ) -> Result<(), Violation> {
         let lines = self.coordinators[place].disk().lines().page(after);
         self.checkers.liveness.tally.line_pages += u64::from(!lines.is_empty());
@@ -216,7 +219,8 @@ impl World {
         &mut self,
         place: usize,
         to: LinkId,
-        (after, update): (Option<Step>, Update),
+        after: Option<Step>,
+        update: Update,
     ) -> Result<(), Violation> {
         let disk = self.coordinators[place].disk();
         let lines = after.map_or(Vec::new(), |after| disk.lines().page(after));

@@ -397,20 +397,16 @@ impl World {
         if !self.network.links.is_open(owner, peer) {
             return;
         }
-        let whole = self.network.links.is_whole(owner, peer);
-        let standing = self.faults.is_paused(peer);
-        let alive = self.is_alive(peer);
-        let silent = !alive || standing || !whole || self.shut_until(peer, owner).is_some();
         let now = self.now;
-        let why = self.why_silent(owner, peer, (alive, standing, whole));
+        let silence = self.silence(owner, peer);
         let lost_after = self.clock(owner).true_time(IDLE_TIMEOUT);
         let earlier =
             Duration::from_nanos(self.random.below(KEEP_ALIVE_INTERVAL.as_nanos() as u64));
         let Some(side) = self.network.links.ends.get_mut(&(owner, peer)) else { return };
-        if !silent {
+        let Some(why) = silence else {
             (side.silent_since, side.due) = (None, None);
             return;
-        }
+        };
         let since = *side.silent_since.get_or_insert(now);
         if side.due.is_some_and(|(known, _)| known == why) {
             return;
@@ -431,23 +427,24 @@ impl World {
         answers && self.network.links.is_whole(owner, peer) && self.reach(owner, peer)
     }
 
-    fn why_silent(
-        &self,
-        owner: NodeId,
-        peer: NodeId,
-        (alive, standing, whole): (bool, bool, bool),
-    ) -> Silence {
+    fn silence(&self, owner: NodeId, peer: NodeId) -> Option<Silence> {
+        let whole = self.network.links.is_whole(owner, peer);
+        let standing = self.faults.is_paused(peer);
+        let alive = self.is_alive(peer);
+        if alive && !standing && whole && self.shut_until(peer, owner).is_none() {
+            return None;
+        }
         let probed = [owner, peer].iter().any(|node| matches!(node, NodeId::Coordinator(_)));
         // A process that was started again does not know the links of the one before.
         let known = self.network.links.number(peer, owner).is_some();
         let refused = self.faults.is_refused(self.workers.machine(peer), self.now);
-        match () {
+        Some(match () {
             () if refused && matches!(owner, NodeId::Coordinator(_)) => Silence::Refused,
             () if !self.reach(owner, peer) => Silence::Unknown,
             () if !alive && probed => Silence::Refused,
             () if alive && !standing && !whole && known => Silence::Forgotten,
             () => Silence::Unknown,
-        }
+        })
     }
 
     /// A silent link may be due to be lost now.

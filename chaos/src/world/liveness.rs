@@ -356,12 +356,7 @@ impl LivenessChecker {
 // The judgement.
 impl LivenessChecker {
     /// Whether a coordinator may take a process for lost that runs on. `machine` is its slot.
-    pub fn explains(
-        &self,
-        now: Time,
-        (place, machine): (usize, NodeId),
-        coordinator: usize,
-    ) -> bool {
+    pub fn explains(&self, now: Time, place: usize, machine: NodeId, coordinator: usize) -> bool {
         let recent = |at: Option<&Time>| at.is_some_and(|at| now.since(*at) <= FAULT_AFTERMATH);
         let listener = self.listeners.get(&coordinator);
         let silent = self.is_silent(now, place, coordinator);

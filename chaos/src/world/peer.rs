@@ -9,12 +9,12 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use everstep_transport::protocol::{Message, NodeName, Record, Step, WorkerId};
+use everstep_transport::protocol::{Message, NodeName, Record, WorkerId};
 use everstep_transport::time::Time;
-use everstep_worker::step::event::{Input, Lane, StreamItem};
+use everstep_worker::step::event::Input;
 
 use super::link::End;
-use super::types::Event;
+use super::types::{Event, LaneItem};
 use super::{NodeId, World};
 use crate::check::Violation;
 
@@ -44,7 +44,7 @@ pub struct Peer {
 #[derive(Debug)]
 enum Outgoing {
     Message(Box<Message>),
-    Item(Lane, Step, StreamItem),
+    Item(LaneItem),
 }
 
 /// All other workers that a worker talks to.
@@ -211,9 +211,7 @@ impl World {
         for outgoing in std::mem::take(&mut peer.waiting) {
             match outgoing {
                 Outgoing::Message(message) => self.send(place, id, *message),
-                Outgoing::Item(lane, step, item) => {
-                    self.post(place, id, (lane, step, item))?;
-                }
+                Outgoing::Item(item) => self.post(place, id, item)?,
             }
         }
         Ok(())
@@ -236,15 +234,15 @@ impl World {
         &mut self,
         place: usize,
         to: WorkerId,
-        (lane, step, item): (Lane, Step, StreamItem),
+        item: LaneItem,
     ) -> Result<(), Violation> {
         let Some(peer) = self.workers[place].peers_mut().peers.get_mut(&to) else { return Ok(()) };
         peer.used = true;
         if peer.linked {
             let other = peer.place;
-            return self.stream(place, other, (lane, step, item));
+            return self.stream(place, other, item);
         }
-        peer.waiting.push(Outgoing::Item(lane, step, item));
+        peer.waiting.push(Outgoing::Item(item));
         Ok(())
     }
 

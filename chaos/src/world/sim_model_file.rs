@@ -78,7 +78,8 @@ impl World {
         &mut self,
         place: usize,
         build: u64,
-        (generation, report): (Generation, FileReport),
+        generation: Generation,
+        report: FileReport,
     ) -> Result<(), Violation> {
         if self.workers[place].builds != build || self.workers[place].ended() {
             return Ok(());

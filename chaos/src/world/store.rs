@@ -61,8 +61,7 @@ pub(super) struct SimStore {
     pub(super) outage_until: Time,
     /// When each worker's thread has done its jobs: it does them in order.
     busy_until: BTreeMap<usize, Time>,
-    /// The threads, by the place of the worker and the number of its build.
-    threads: BTreeMap<(usize, u64), SimStoreThread>,
+    threads: BTreeMap<StoreThreadId, SimStoreThread>,
     /// The checkpoints that the log lists, as far as any coordinator has applied it.
     pub(super) listed: BTreeSet<CheckpointId>,
     /// Those that a fault has damaged.
@@ -72,6 +71,13 @@ pub(super) struct SimStore {
     /// The newest change in the folder of each checkpoint that was whole after that change.
     found_whole: BTreeMap<CheckpointId, u64>,
     pub(super) random: Random,
+}
+
+/// The thread of a worker for the store, by the worker's place and the number of its build.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct StoreThreadId {
+    pub place: usize,
+    pub builds: u64,
 }
 
 /// What a worker's thread for the store has to do.
@@ -133,7 +139,7 @@ impl SimStore {
     }
 
     /// The thread of a worker begins.
-    pub(super) fn begin_thread(&mut self, thread: (usize, u64), work: StoreWork) {
+    pub(super) fn begin_thread(&mut self, thread: StoreThreadId, work: StoreWork) {
         let begun = SimStoreThread { work, jobs: VecDeque::new(), is_failing: false };
         self.threads.insert(thread, begun);
     }
@@ -163,7 +169,7 @@ impl SimStore {
     fn attempt(
         &mut self,
         now: Time,
-        thread: (usize, u64),
+        thread: StoreThreadId,
         operations: Option<u64>,
     ) -> Option<Tried> {
         let opened = self.reach(now, operations);
@@ -294,14 +300,14 @@ impl World {
     /// A job of a worker's thread takes effect.
     pub(super) fn on_store_job(
         &mut self,
-        place: usize,
-        (builds, was_away): (u64, bool),
+        id: StoreThreadId,
+        was_away: bool,
         job: StoreJob,
     ) -> Result<(), Violation> {
-        let has_ended = !self.has_thread(place, builds);
+        let has_ended = !self.has_thread(id);
         // A process that has ended, or begun anew, may have done a part of the job before.
         let is_begun = !has_ended || self.random.below(2) == 0;
-        let Some(thread) = self.store.threads.get_mut(&(place, builds)).filter(|_| is_begun) else {
+        let Some(thread) = self.store.threads.get_mut(&id).filter(|_| is_begun) else {
             return Ok(());
         };
         let is_due = thread.jobs.is_empty();
@@ -309,35 +315,35 @@ impl World {
         thread.jobs.push_back(job);
         if has_ended {
             let operations = self.store.random.below(MOST_OPERATIONS);
-            self.try_job((place, builds), Some(operations))?;
-            self.store.threads.remove(&(place, builds));
+            self.try_job(id, Some(operations))?;
+            self.store.threads.remove(&id);
             return Ok(());
         }
         if was_away {
-            self.step_worker(place, Input::Store(StoreReport::Failing(None)))?;
+            self.step_worker(id.place, Input::Store(StoreReport::Failing(None)))?;
         }
         if let Some(report) = replaced.as_ref().and_then(|it| it.given_up("it fails".into())) {
-            self.step_worker(place, Input::Store(report))?;
+            self.step_worker(id.place, Input::Store(report))?;
         }
         match is_due || replaced.is_some() {
-            true => self.work_in_store(place, builds),
+            true => self.work_in_store(id),
             false => Ok(()),
         }
     }
 
     /// A worker's thread does its jobs that are due, until the store fails.
-    pub(super) fn work_in_store(&mut self, place: usize, builds: u64) -> Result<(), Violation> {
-        while self.has_thread(place, builds) {
-            let Some(Tried { given, end }) = self.try_job((place, builds), None)? else {
+    pub(super) fn work_in_store(&mut self, id: StoreThreadId) -> Result<(), Violation> {
+        while self.has_thread(id) {
+            let Some(Tried { given, end }) = self.try_job(id, None)? else {
                 return Ok(());
             };
             for report in given {
-                self.reported_of_store((place, builds), report)?;
+                self.reported_of_store(id, report)?;
             }
             let (report, failing) = match end {
                 Err(error) => {
-                    self.tell_of_store(place, builds, Some(error.to_string()))?;
-                    let again = Event::StoreAgain(place, builds);
+                    self.tell_of_store(id, Some(error.to_string()))?;
+                    let again = Event::StoreAgain(id.place, id.builds);
                     self.queue.put(self.now + STORE_BACKOFF, again);
                     return Ok(());
                 }
@@ -345,13 +351,13 @@ impl World {
                 Ok(Attempt::Refused(reason)) => (Err(reason), None),
                 Ok(Attempt::MayNot(reason)) => (Err(reason.clone()), Some(reason)),
             };
-            self.tell_of_store(place, builds, failing)?;
-            let thread = self.store.threads.get_mut(&(place, builds));
+            self.tell_of_store(id, failing)?;
+            let thread = self.store.threads.get_mut(&id);
             let Some(job) = thread.and_then(|thread| thread.jobs.pop_front()) else {
                 return Ok(());
             };
             if let Some(report) = report.unwrap_or_else(|reason| job.given_up(reason)) {
-                self.reported_of_store((place, builds), report)?;
+                self.reported_of_store(id, report)?;
             }
         }
         Ok(())
@@ -361,7 +367,7 @@ impl World {
     /// every listed checkpoint stays whole (I12).
     fn try_job(
         &mut self,
-        thread: (usize, u64),
+        thread: StoreThreadId,
         operations: Option<u64>,
     ) -> Result<Option<Tried>, Violation> {
         let seconds = UNIX_MS_AT_ZERO / 1_000 + self.now.0 / 1_000_000 * SECONDS_IN_A_MS;
@@ -385,32 +391,27 @@ impl World {
     }
 
     /// Says whether the store fails a worker, if that is news.
-    fn tell_of_store(
-        &mut self,
-        place: usize,
-        builds: u64,
-        error: Option<String>,
-    ) -> Result<(), Violation> {
-        let Some(thread) = self.store.threads.get_mut(&(place, builds)) else { return Ok(()) };
+    fn tell_of_store(&mut self, id: StoreThreadId, error: Option<String>) -> Result<(), Violation> {
+        let Some(thread) = self.store.threads.get_mut(&id) else { return Ok(()) };
         let was_failing = std::mem::replace(&mut thread.is_failing, error.is_some());
         match was_failing || error.is_some() {
-            true => self.reported_of_store((place, builds), StoreReport::Failing(error)),
+            true => self.reported_of_store(id, StoreReport::Failing(error)),
             false => Ok(()),
         }
     }
 
     /// Whether a worker still uses this thread. A worker that begins anew has another one.
-    fn has_thread(&self, place: usize, builds: u64) -> bool {
-        self.workers[place].builds == builds && !self.workers[place].ended()
+    fn has_thread(&self, id: StoreThreadId) -> bool {
+        self.workers[id.place].builds == id.builds && !self.workers[id.place].ended()
     }
 
     /// A worker hears a report of its thread.
     fn reported_of_store(
         &mut self,
-        (place, builds): (usize, u64),
+        id: StoreThreadId,
         report: StoreReport,
     ) -> Result<(), Violation> {
-        if !self.has_thread(place, builds) {
+        if !self.has_thread(id) {
             return Ok(());
         }
         let report = match report {
@@ -430,7 +431,7 @@ impl World {
         if let StoreReport::Stored { place, .. } = &report {
             self.observe(Observation::Durable(place))?;
         }
-        self.step_worker(place, Input::Store(report))
+        self.step_worker(id.place, Input::Store(report))
     }
 }
 

@@ -355,6 +355,17 @@ pub enum Event {
     Calm,
 }
 
+/// An item that a worker sends on a lane.
+#[derive(Debug)]
+pub struct LaneItem {
+    /// The lane of its stream.
+    pub lane: Lane,
+    /// The step that the stream is for.
+    pub step: Step,
+    /// A message or a part of a tensor.
+    pub item: StreamItem,
+}
+
 /// An item that arrives a second time.
 #[derive(Debug)]
 pub enum Orphan {
@@ -374,7 +385,7 @@ pub enum Orphan {
         /// The place of the worker that gets the item again.
         to: usize,
         /// The item, with its lane and step.
-        item: (Lane, Step, StreamItem),
+        item: LaneItem,
     },
 }
 

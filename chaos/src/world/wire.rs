@@ -15,7 +15,7 @@ use everstep_transport::protocol::{Chunk, ChunkKind, Encoding, Generation, Step,
 use everstep_worker::step::event::{Admission, Input, Lane, StreamItem};
 
 use super::lane_memory::{LaneId, LaneMemories, Put, TensorPlace};
-use super::types::Event;
+use super::types::{Event, LaneItem};
 use super::{NodeId, World, over_the_wire};
 use crate::check::{Invariant, Observation, QueueKind, Violation};
 use crate::random::mix;
@@ -40,7 +40,8 @@ impl StreamId {
         (NodeId::Worker(self.from), NodeId::Worker(self.to))
     }
 
-    fn lane_id(self) -> LaneId {
+    /// The lane, in the generation of the stream.
+    pub fn lane_id(self) -> LaneId {
         let Self { link, from, lane, generation, .. } = self;
         LaneId { link, from, lane, generation }
     }
@@ -117,7 +118,7 @@ impl Wire {
 
     /// Sends the bodies of a stream, as many as there is room for. Returns whether the first one is
     /// sent. An orphan has no lane, and so no memory.
-    fn send_bodies(&mut self, stream: StreamId, machines: ([NodeId; 2], bool)) -> bool {
+    fn send_bodies(&mut self, stream: StreamId, machines: [NodeId; 2], frees_early: bool) -> bool {
         let Some(queue) = self.streams.get_mut(&stream) else { return false };
         for Travelling { item, body } in queue.iter_mut().filter(|it| it.body == Body::Unsent) {
             let StreamItem::Tensor { values, .. } = item else {
@@ -125,7 +126,7 @@ impl Wire {
                 continue;
             };
             let put = match stream.orphan {
-                0 => self.memories.put((stream.lane_id(), stream), machines, values),
+                0 => self.memories.put(stream, machines, frees_early, values),
                 _ => Put::OverLink,
             };
             *body = match put {
@@ -186,20 +187,21 @@ impl World {
         &mut self,
         from: usize,
         to: usize,
-        (lane, step, item): (Lane, Step, StreamItem),
+        sent: LaneItem,
     ) -> Result<(), Violation> {
         let (sender, receiver) = (NodeId::Worker(from), NodeId::Worker(to));
         if !self.network.links.is_open(sender, receiver) {
             return Ok(());
         }
-        self.repeat_item((from, to), (lane, step, &item));
+        self.repeat_item(from, to, &sent);
+        let LaneItem { lane, step, item } = sent;
         let items = self.network.items(sender, receiver, lane, item);
         for (position, item) in items.into_iter().enumerate() {
             if position > 0 {
-                self.add_orphan(from, to, (lane, step, item))?;
+                self.add_orphan(from, to, LaneItem { lane, step, item })?;
                 continue;
             }
-            let stream = self.stream_id((from, to), lane, step, 0);
+            let stream = self.stream_id(from, to, lane, step, 0);
             let is_first = self.network.wire.push(stream, item);
             if self.send_bodies(stream) && is_first {
                 self.travel(Event::Header(stream), stream);
@@ -218,13 +220,7 @@ impl World {
         id.is_some_and(|id| self.checkers.invariants.lists(self.workers[place].entered(), id))
     }
 
-    fn stream_id(
-        &self,
-        (from, to): (usize, usize),
-        lane: Lane,
-        step: Step,
-        orphan: u64,
-    ) -> StreamId {
+    fn stream_id(&self, from: usize, to: usize, lane: Lane, step: Step, orphan: u64) -> StreamId {
         let link =
             self.network.links.number(NodeId::Worker(from), NodeId::Worker(to)).unwrap_or_default();
         let generation = self.workers[from].entered();
@@ -236,13 +232,14 @@ impl World {
         &mut self,
         from: usize,
         to: usize,
-        (lane, step, item): (Lane, Step, StreamItem),
+        sent: LaneItem,
     ) -> Result<(), Violation> {
         if !self.network.links.is_open(NodeId::Worker(to), NodeId::Worker(from)) {
             return Ok(());
         }
+        let LaneItem { lane, step, item } = sent;
         self.network.wire.orphans += 1;
-        let stream = self.stream_id((from, to), lane, step, self.network.wire.orphans);
+        let stream = self.stream_id(from, to, lane, step, self.network.wire.orphans);
         self.network.wire.push(stream, item);
         self.travel(Event::Header(stream), stream);
         Ok(())
@@ -342,7 +339,7 @@ impl World {
         let (from, to) = stream.ends();
         let machines = [from, to].map(|node| self.workers.machine(node));
         let frees_early = self.scenario.prepare.frees_early;
-        self.network.wire.send_bodies(stream, (machines, frees_early))
+        self.network.wire.send_bodies(stream, machines, frees_early)
     }
 
     fn travel(&mut self, event: Event, stream: StreamId) {

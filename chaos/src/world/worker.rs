@@ -19,7 +19,7 @@ use super::peer::Peers;
 use super::preemption::KnownFate;
 use super::sim_device::SimDevice;
 use super::sim_model_file::SimModelFile;
-use super::types::Event;
+use super::types::{Event, LaneItem};
 use super::wire::StreamId;
 use super::{NodeId, UNIX_MS_AT_ZERO, WORKER_TICK_INTERVAL, World};
 use crate::check::{Observation, ReceiverState, Violation};
@@ -293,7 +293,7 @@ impl World {
             }
             Effect::Stream { to, lane, step, item } => {
                 self.witness_item(place, &item)?;
-                return self.post(place, to, (lane, step, item));
+                return self.post(place, to, LaneItem { lane, step, item });
             }
             Effect::Build(run) => return self.build(place, &run),
             Effect::Enter(record) => {

@@ -20,16 +20,16 @@ fn liveness() -> LivenessChecker {
 #[test]
 fn i8_silence_is_a_loss_only_with_a_fault_on_the_way() {
     let mut liveness = liveness();
-    assert!(!liveness.explains(second(11), (PLACE, MACHINE), LEADER));
-    assert!(!liveness.explains(second(13), (PLACE, MACHINE), LEADER), "it is silent for no reason");
+    assert!(!liveness.explains(second(11), PLACE, MACHINE, LEADER));
+    assert!(!liveness.explains(second(13), PLACE, MACHINE, LEADER), "it is silent for no reason");
     let span = Duration::from_secs(1);
     liveness.strike(second(10), &Fault::Pause { node: MACHINE, span }, &[]);
-    assert!(liveness.explains(second(13), (PLACE, MACHINE), LEADER));
-    assert!(!liveness.explains(second(13), (PLACE, NodeId::Worker(2)), LEADER), "another machine");
+    assert!(liveness.explains(second(13), PLACE, MACHINE, LEADER));
+    assert!(!liveness.explains(second(13), PLACE, NodeId::Worker(2), LEADER), "another machine");
     liveness.heard(second(13), LEADER, PLACE);
-    assert!(liveness.explains(second(20), (PLACE, MACHINE), LEADER), "it was silent");
+    assert!(liveness.explains(second(20), PLACE, MACHINE, LEADER), "it was silent");
     liveness.heard(second(20), LEADER, PLACE);
-    assert!(!liveness.explains(second(60), (PLACE, MACHINE), LEADER), "long ago");
+    assert!(!liveness.explains(second(60), PLACE, MACHINE, LEADER), "long ago");
 }
 
 #[test]
@@ -43,7 +43,7 @@ fn i8_a_standstill_of_many_workers_explains_no_loss_unless_another_fault_is_at_w
     };
     let together = |workers| stand_still(liveness(), workers);
     let lost =
-        |liveness: &LivenessChecker, at| liveness.explains(second(at), (PLACE, MACHINE), LEADER);
+        |liveness: &LivenessChecker, at| liveness.explains(second(at), PLACE, MACHINE, LEADER);
     let mut alone = together(4);
     assert!(!lost(&alone, 13) && !lost(&alone, 30), "they are waited for");
     assert!(lost(&together(10), 13), "two of ten are too few");
@@ -68,7 +68,7 @@ fn i8_who_hears_nothing_for_long_may_be_lost_though_it_is_heard() {
         let clog = Fault::Clog { from: NodeId::Coordinator(LEADER), to: MACHINE, span };
         liveness.strike(second(10), &clog, &[]);
         liveness.heard(second(11), LEADER, PLACE);
-        assert_eq!(liveness.explains(second(12), (PLACE, MACHINE), LEADER), expected);
+        assert_eq!(liveness.explains(second(12), PLACE, MACHINE, LEADER), expected);
     }
 }
 
@@ -78,18 +78,18 @@ fn i8_a_coordinator_that_did_not_listen_makes_nobody_silent() {
     let span = Duration::from_secs(1);
     liveness.strike(second(10), &Fault::Pause { node: MACHINE, span }, &[]);
     liveness.awake(second(14), LEADER);
-    assert!(!liveness.explains(second(15), (PLACE, MACHINE), LEADER));
+    assert!(!liveness.explains(second(15), PLACE, MACHINE, LEADER));
 }
 
 #[test]
 fn i8_a_pair_is_left_out_when_it_has_parted_twice() {
     let mut liveness = liveness();
     liveness.parted(second(11), PLACE, 7);
-    assert!(!liveness.explains(second(11), (PLACE, MACHINE), LEADER));
+    assert!(!liveness.explains(second(11), PLACE, MACHINE, LEADER));
     liveness.parted(second(14), 7, PLACE);
-    assert!(liveness.explains(second(15), (PLACE, MACHINE), LEADER));
-    assert!(liveness.explains(second(15), (7, MACHINE), LEADER));
-    assert!(!liveness.explains(second(15), (8, MACHINE), LEADER));
+    assert!(liveness.explains(second(15), PLACE, MACHINE, LEADER));
+    assert!(liveness.explains(second(15), 7, MACHINE, LEADER));
+    assert!(!liveness.explains(second(15), 8, MACHINE, LEADER));
 }
 
 #[test]
