@@ -22,7 +22,7 @@ use crate::memory::{TensorMemory, Writes};
 use crate::model::{self, WorkerScript};
 use crate::optimizer::TorchRule;
 use crate::rendezvous::{Ended, Next, Rendezvous, Request, Turn};
-use crate::statement::Settings;
+use crate::statement::{InitialDigests, Settings, StatedRule};
 
 /// How often Python looks for signals while its thread waits.
 const SIGNAL_POLL_INTERVAL: Duration = Duration::from_millis(100);
@@ -77,9 +77,11 @@ impl Engine {
         let flat = unsafe { TensorMemory::new(address, parameters) };
         let writes = flat.writes();
         let digest = digest_of(flat.values());
-        let stated = (rule.name(), table, rule.first_rate());
-        let digests = [digest, tensors_digest].map(|digest| digest.to_hex().to_string());
-        let stated: RunSpec = settings.run(digests.into(), stated).map_err(refused)?;
+        let [weights_digest, tensors] =
+            [digest, tensors_digest].map(|digest| digest.to_hex().to_string());
+        let initial = InitialDigests { weights: weights_digest, tensors };
+        let stated = StatedRule { name: rule.name(), table, learning_rate: rule.first_rate() };
+        let stated: RunSpec = settings.run(initial, stated).map_err(refused)?;
         if settings.samples == 0 {
             return Err(refused("the data set is empty: there is nothing to train on"));
         }

@@ -127,7 +127,7 @@ impl Compute for ScriptModel {
         let turn = Turn::Training(pass, samples_of(batch));
         let mut flat = self.flat.lock().unwrap_or_else(PoisonError::into_inner);
         if !std::mem::replace(&mut self.is_probed, true) {
-            return probe(&self.rendezvous, &turn, (&mut flat, &mut self.watchdog), sink);
+            return probe(&self.rendezvous, &turn, &mut flat, &mut self.watchdog, sink);
         }
         self.rendezvous.compute(turn, &mut flat, sink, &mut self.watchdog)
     }

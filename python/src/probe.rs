@@ -25,7 +25,8 @@ pub const PASSES: usize = 3;
 pub fn probe(
     rendezvous: &Rendezvous,
     turn: &Turn,
-    (flat, watchdog): (&mut TensorMemory, &mut Watchdog),
+    flat: &mut TensorMemory,
+    watchdog: &mut Watchdog,
     sink: &mut dyn GradientSink,
 ) -> Result<f64, ComputeError> {
     let mut first = None;

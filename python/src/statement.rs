@@ -96,6 +96,24 @@ impl Gpu {
     }
 }
 
+/// The digests of what a run starts with.
+pub struct InitialDigests {
+    /// The digest of the initial weights, in hexadecimal digits.
+    pub weights: String,
+    /// The digest of the names and shapes of the tensors, in hexadecimal digits.
+    pub tensors: String,
+}
+
+/// The optimizer of a script, as the specification states it.
+pub struct StatedRule<'a> {
+    /// The name of the update rule.
+    pub name: &'a str,
+    /// The digest of the rule and its settings, in hexadecimal digits.
+    pub table: String,
+    /// The learning rate of the first step.
+    pub learning_rate: f64,
+}
+
 impl Settings {
     /// The shape of the global batch.
     pub fn batch(&self) -> BatchSpec {
@@ -114,16 +132,12 @@ impl Settings {
         self.seed
     }
 
-    /// The specification. `weights` and `tensors` are the digests of the initial weights, and of
-    /// their names and shapes. `rule` is the name, the digest and the first rate of the optimizer.
+    /// The specification.
     ///
     /// # Errors
     /// If no run can have these values.
-    pub fn run(
-        &self,
-        (weights, tensors): (String, String),
-        rule: (&str, String, f64),
-    ) -> Result<RunSpec, SpecError> {
+    pub fn run(&self, initial: InitialDigests, rule: StatedRule<'_>) -> Result<RunSpec, SpecError> {
+        let InitialDigests { weights, tensors } = initial;
         let text = |text: &str| OptionValue::Text(text.into());
         let model_options = [
             ("data".to_string(), text(&self.data_digest)),
@@ -132,7 +146,7 @@ impl Settings {
             (THREADS.to_string(), OptionValue::Integer(self.threads.into())),
             ("torch".to_string(), text(&self.torch)),
         ];
-        let (name, table, learning_rate) = rule;
+        let StatedRule { name, table, learning_rate } = rule;
         let rule_options = [("rule".to_string(), text(name)), ("table".to_string(), text(&table))];
         let run = RunSpec {
             name: self.name.clone(),

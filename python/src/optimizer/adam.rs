@@ -67,13 +67,14 @@ fn corrections(step: &GroupStep<'_>) -> [f64; 2] {
 pub(super) fn adam(step: &GroupStep<'_>, state: [&mut [f32]; 3], gradient: &[f32]) {
     let [first, second] = corrections(step);
     let (rate, root) = (-(step.rate / first) as f32, second.sqrt() as f32);
-    adam_loop(&AdamFactors::of(step), (rate, root), state, gradient);
+    adam_loop(&AdamFactors::of(step), rate, root, state, gradient);
 }
 
 #[multiversion(targets = "simd")]
 fn adam_loop(
     factors: &AdamFactors,
-    (rate, root): (f32, f32),
+    rate: f32,
+    root: f32,
     state: [&mut [f32]; 3],
     gradient: &[f32],
 ) {
@@ -87,13 +88,14 @@ fn adam_loop(
 pub(super) fn amsgrad(step: &GroupStep<'_>, state: [&mut [f32]; 4], gradient: &[f32]) {
     let [first, second] = corrections(step);
     let (rate, root) = (-(step.rate / first) as f32, second.sqrt() as f32);
-    amsgrad_loop(&AdamFactors::of(step), (rate, root), state, gradient);
+    amsgrad_loop(&AdamFactors::of(step), rate, root, state, gradient);
 }
 
 #[multiversion(targets = "simd")]
 fn amsgrad_loop(
     factors: &AdamFactors,
-    (rate, root): (f32, f32),
+    rate: f32,
+    root: f32,
     [weights, mean, square, greatest]: [&mut [f32]; 4],
     gradient: &[f32],
 ) {
@@ -113,13 +115,14 @@ pub(super) fn nadam(step: &GroupStep<'_>, state: [&mut [f32]; 3], gradient: &[f3
     let of_gradient = -(step.rate * (1.0 - momentum) / (1.0 - product)) as f32;
     let of_mean = -(step.rate * next / (1.0 - product * next)) as f32;
     let [_, second] = corrections(step);
-    nadam_loop(&AdamFactors::of(step), ([of_gradient, of_mean], second as f32), state, gradient);
+    nadam_loop(&AdamFactors::of(step), [of_gradient, of_mean], second as f32, state, gradient);
 }
 
 #[multiversion(targets = "simd")]
 fn nadam_loop(
     factors: &AdamFactors,
-    ([of_gradient, of_mean], second): ([f32; 2], f32),
+    [of_gradient, of_mean]: [f32; 2],
+    second: f32,
     state: [&mut [f32]; 3],
     gradient: &[f32],
 ) {
@@ -140,13 +143,14 @@ pub(super) fn radam(step: &GroupStep<'_>, state: [&mut [f32]; 3], gradient: &[f3
         (length - 4.0) * (length - 2.0) * longest / ((longest - 4.0) * (longest - 2.0) * length);
     let factor = if is_rectified { rectified.sqrt() * second.sqrt() } else { 1.0 };
     let rate = -(step.rate / first * factor) as f32;
-    radam_loop(&AdamFactors::of(step), (rate, is_rectified), state, gradient);
+    radam_loop(&AdamFactors::of(step), rate, is_rectified, state, gradient);
 }
 
 #[multiversion(targets = "simd")]
 fn radam_loop(
     factors: &AdamFactors,
-    (rate, is_rectified): (f32, bool),
+    rate: f32,
+    is_rectified: bool,
     state: [&mut [f32]; 3],
     gradient: &[f32],
 ) {
