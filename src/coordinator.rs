@@ -109,7 +109,7 @@ fn serve(
         }
         let by = *deadline
             .get_or_insert_with(|| Instant::now() + directory_wait::DIRECTORY_WAIT_TIMEOUT);
-        match directory_wait::await_directory((&first.dir, log.get()), error, by, waits) {
+        match directory_wait::await_directory(&first.dir, log.get(), error, by, waits) {
             DirectoryWait::Usable => {}
             DirectoryWait::InVain => return ended,
             DirectoryWait::Signalled(ended) => return Ok(ended),

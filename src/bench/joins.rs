@@ -32,7 +32,7 @@ pub(super) fn run(flags: &JoinsFlags, registry: &Registry) -> Result<(), Failure
         }
         Ok((visits, churn::step_ms(churn.progress()), churn::calm(churn.progress())))
     })?;
-    print(flags, &visits, (step_ms, calm))
+    print(flags, &visits, step_ms, calm)
 }
 
 /// Lets a worker join a cluster that is whole, and leave again.
@@ -63,7 +63,8 @@ async fn visit(churn: &mut Churn) -> Result<Visit, Failure> {
 fn print(
     flags: &JoinsFlags,
     visits: &[Visit],
-    (step_ms, calm): (f64, TimeSamples),
+    step_ms: f64,
+    calm: TimeSamples,
 ) -> Result<(), Failure> {
     let times = |time: fn(&Visit) -> f64| TimeSamples::new(visits.iter().map(time));
     let [join, arrival, leave] = [times(|v| v.join), times(|v| v.arrival), times(|v| v.leave)];

@@ -76,7 +76,7 @@ pub(super) fn run(flags: &StagesFlags, registry: &Registry) -> Result<(), Failur
     let rest = rest(&workers, &lines, &counted);
     let steps = sorted(lines[WARM_UP as usize..].iter().map(|line| line.seconds * 1e3));
     let model = registry.build_model_on_host(&run).expect("the workers have built it");
-    print(flags, model.layout().count(), (quantile(&steps, 0.5), rest), stages)
+    print(flags, model.layout().count(), quantile(&steps, 0.5), rest, stages)
 }
 
 /// Trains `run` in a new directory below `folder`, with a trace of each worker.
@@ -168,7 +168,8 @@ fn mean(workers: &[StageTimes], step: u64, stage: &str) -> f64 {
 fn print(
     flags: &StagesFlags,
     parameters: usize,
-    (step_ms, rest): (f64, f64),
+    step_ms: f64,
+    rest: f64,
     stages: [f64; STAGES.len()],
 ) -> Result<(), Failure> {
     let exposed: BTreeSet<_> = EXPOSED.into();

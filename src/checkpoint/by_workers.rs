@@ -55,6 +55,13 @@ pub(crate) fn reason(verdict: Verification) -> Option<String> {
     }
 }
 
+/// A listed checkpoint as a worker found it.
+struct WorkerVerdict {
+    view: CheckpointView,
+    /// Why the checkpoint is not known to be whole. None if it is.
+    reason: Option<String>,
+}
+
 /// `everstep checkpoint verify` for the store of a cluster that only the workers see.
 pub(super) fn verify(cluster: &ClusterHandle, flags: &VerifyFlags) -> Result<(), Failure> {
     let mut listed = views(cluster)?;
@@ -62,17 +69,17 @@ pub(super) fn verify(cluster: &ClusterHandle, flags: &VerifyFlags) -> Result<(),
     let mut verified = Vec::new();
     for view in listed {
         let verdict = cluster.ask(async |operator| verdict(operator, view.step).await)?;
-        verified.push((view, reason(verdict)));
+        verified.push(WorkerVerdict { view, reason: reason(verdict) });
     }
     match flags.store.json {
-        true => output::print(json!(verified.iter().map(of_json).collect::<Vec<_>>()))?,
-        false => verified.iter().try_for_each(|it| output::print(words(it)))?,
+        true => output::print(json!(verified.iter().map(WorkerVerdict::json).collect::<Vec<_>>()))?,
+        false => verified.iter().try_for_each(|it| output::print(it.words()))?,
     }
-    let wrong: Vec<_> = verified.iter().filter(|(_, reason)| reason.is_some()).collect();
+    let wrong: Vec<_> = verified.iter().filter(|it| it.reason.is_some()).collect();
     if wrong.is_empty() && !verified.is_empty() {
         return Ok(());
     }
-    let steps: Vec<_> = wrong.iter().map(|(view, _)| view.step.to_string()).collect();
+    let steps: Vec<_> = wrong.iter().map(|it| it.view.step.to_string()).collect();
     let because = match verified.is_empty() {
         true => "the cluster lists none of this step".to_string(),
         false => format!("the checkpoint of step {} is not known to be whole", steps.join(", ")),
@@ -83,23 +90,26 @@ pub(super) fn verify(cluster: &ClusterHandle, flags: &VerifyFlags) -> Result<(),
         .next("a run goes on from the newest one that is not damaged"))
 }
 
-fn of_json((view, reason): &(CheckpointView, Option<String>)) -> Value {
-    let damage = reason.iter().map(|why| json!({ "file": null, "shard": null, "why": why }));
-    json!({
-        "step": view.step,
-        "bytes": view.bytes,
-        "state_hash": view.state_hash,
-        "damage": damage.collect::<Vec<_>>(),
-    })
-}
+impl WorkerVerdict {
+    fn json(&self) -> Value {
+        let Self { view, reason } = self;
+        let damage = reason.iter().map(|why| json!({ "file": null, "shard": null, "why": why }));
+        json!({
+            "step": view.step,
+            "bytes": view.bytes,
+            "state_hash": view.state_hash,
+            "damage": damage.collect::<Vec<_>>(),
+        })
+    }
 
-fn words((view, reason): &(CheckpointView, Option<String>)) -> String {
-    let CheckpointView { step, bytes, state_hash, .. } = view;
-    match reason {
-        Some(reason) => output::plain(&format!("step {step}: {reason}")),
-        None => {
-            let hash = state_hash.as_deref().unwrap_or_default();
-            format!("step {step}: {:.1} MB as written, state hash {hash}", *bytes as f64 / 1e6)
+    fn words(&self) -> String {
+        let CheckpointView { step, bytes, state_hash, .. } = &self.view;
+        match &self.reason {
+            Some(reason) => output::plain(&format!("step {step}: {reason}")),
+            None => {
+                let hash = state_hash.as_deref().unwrap_or_default();
+                format!("step {step}: {:.1} MB as written, state hash {hash}", *bytes as f64 / 1e6)
+            }
         }
     }
 }
@@ -119,12 +129,13 @@ mod tests {
             path: "/store/step-000005".into(),
             damage,
         };
-        let whole = (view(None), reason(Verification::Whole));
-        assert_eq!(words(&whole), "step 5: 1.5 MB as written, state hash 08");
-        assert_eq!(of_json(&whole)["damage"], json!([]));
-        let damaged = (view(None), reason(Verification::Damaged("a bit flipped".into())));
-        assert_eq!(words(&damaged), "step 5: is damaged: a bit flipped");
-        assert_eq!(of_json(&damaged)["damage"][0]["why"], "is damaged: a bit flipped");
+        let verdict = |verdict| WorkerVerdict { view: view(None), reason: reason(verdict) };
+        let whole = verdict(Verification::Whole);
+        assert_eq!(whole.words(), "step 5: 1.5 MB as written, state hash 08");
+        assert_eq!(whole.json()["damage"], json!([]));
+        let damaged = verdict(Verification::Damaged("a bit flipped".into()));
+        assert_eq!(damaged.words(), "step 5: is damaged: a bit flipped");
+        assert_eq!(damaged.json()["damage"][0]["why"], "is damaged: a bit flipped");
         let unread = reason(Verification::NoReader).expect("no verdict");
         assert!(unread.contains("no worker is there"), "{unread}");
     }

@@ -25,16 +25,16 @@ pub(crate) struct ReadProgress {
 impl ReadProgress {
     /// Reads `total` units of `what`.
     pub(crate) fn new(what: String, total: u64) -> Self {
-        Self::begin(what, total, (false, "{msg} {bar:30} {percent} %, {eta} left"))
+        Self::begin(what, total, false, "{msg} {bar:30} {percent} %, {eta} left")
     }
 
     /// Reads `total` bytes of `what`.
     pub(crate) fn of_bytes(what: String, total: u64) -> Self {
         let style = "{msg} {bar:30} {decimal_bytes} of {decimal_total_bytes} in {elapsed}";
-        Self::begin(what, total, (true, style))
+        Self::begin(what, total, true, style)
     }
 
-    fn begin(what: String, total: u64, (in_bytes, style): (bool, &str)) -> Self {
+    fn begin(what: String, total: u64, in_bytes: bool, style: &str) -> Self {
         let bar = ProgressBar::new(total).with_message(what.clone());
         bar.set_style(ProgressStyle::with_template(style).expect("a valid template"));
         let now = Instant::now();

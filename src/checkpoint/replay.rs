@@ -76,7 +76,7 @@ pub(super) fn run(flags: &VerifyFlags, steps: u64, registry: &Registry) -> Resul
     }
     let options = ClusterOptions { script, keeps_history: true, ..options(flags, registry) };
     let replay = Replay { manifest: &manifest, recorded: &recorded, last, run };
-    let replayed = replay.run((&*store, &listing), &options)?;
+    let replayed = replay.run(&*store, &listing, &options)?;
     conclude(flags, manifest.step, &recorded, &replayed)
 }
 
@@ -144,7 +144,8 @@ impl Replay<'_> {
     /// Trains the steps again, and at most so many more as the saving of a checkpoint takes.
     fn run(
         &self,
-        (store, listing): (&dyn Store, &[StoredObject]),
+        store: &dyn Store,
+        listing: &[StoredObject],
         options: &ClusterOptions,
     ) -> Result<TrainedSteps, Failure> {
         let folder = scratch::folder()?;
@@ -159,13 +160,14 @@ impl Replay<'_> {
         let run = alone(self.run.clone(), &place);
         let directory = Directory::claim(&folder.path().join("run"), &run)?;
         let history = ContinuedHistory { origin, lines: Vec::new() };
-        self.train(directory, (&run, options), history)
+        self.train(directory, &run, options, history)
     }
 
     fn train(
         &self,
         directory: Directory,
-        (run, options): (&RunSpec, &ClusterOptions),
+        run: &RunSpec,
+        options: &ClusterOptions,
         history: ContinuedHistory,
     ) -> Result<TrainedSteps, Failure> {
         let Self { manifest: Manifest { step, .. }, recorded, last, .. } = self;

@@ -36,6 +36,14 @@ pub(super) struct Coordinators {
     wait: Duration,
 }
 
+/// A coordinator of the cluster, as the launcher knows it.
+pub(super) struct ListedCoordinator<'a> {
+    pub process: &'a CoordinatorProcess,
+    /// None until the launcher has heard it.
+    pub id: Option<CoordinatorId>,
+    pub leads: bool,
+}
+
 /// How often the launcher checks the processes while it waits for an answer.
 const PROCESS_CHECK_INTERVAL: Duration = Duration::from_millis(5);
 /// How long joining coordinators may take to get a vote.
@@ -92,7 +100,7 @@ impl Coordinators {
         while !coordinators.processes.iter().all(CoordinatorProcess::is_settled) {
             let Self { processes, daemons, wait, .. } = &mut coordinators;
             for process in processes {
-                process.supervise(directory, (daemons, *wait), false)?;
+                process.supervise(directory, daemons, *wait, false)?;
             }
             tokio::time::sleep(PROCESS_CHECK_INTERVAL).await;
         }
@@ -119,15 +127,13 @@ impl Coordinators {
         self.processes.iter().map(CoordinatorProcess::address).collect()
     }
 
-    /// The coordinators of the cluster, each with its id, once that is known, and whether it leads.
-    pub(super) fn listed(
-        &self,
-    ) -> impl Iterator<Item = (&CoordinatorProcess, Option<CoordinatorId>, bool)> {
+    /// The coordinators of the cluster.
+    pub(super) fn listed(&self) -> impl Iterator<Item = ListedCoordinator<'_>> {
         let (views, leader) = (self.operator.coordinators(), self.operator.leader());
         self.processes.iter().filter(|process| process.is_there()).map(move |process| {
             let view = views.iter().find(|view| view.address == process.address());
             let id = view.map(|view| view.id);
-            (process, id, id.is_some() && id == leader)
+            ListedCoordinator { process, id, leads: id.is_some() && id == leader }
         })
     }
 
@@ -142,9 +148,7 @@ impl Coordinators {
     }
 
     fn pid_of(&self, leader: bool) -> Option<u32> {
-        self.listed()
-            .find(|(_, _, leads)| *leads == leader)
-            .and_then(|(process, _, _)| process.pid())
+        self.listed().find(|listed| listed.leads == leader).and_then(|listed| listed.process.pid())
     }
 
     /// Whether the launcher has a link to each of them, and one is known to lead.
@@ -312,7 +316,7 @@ impl Coordinators {
             let Self { processes, operator, daemons, wait, .. } = self;
             let answer = tokio::select! {
                 answer = question(operator) => answer,
-                hopeless = supervise(processes, &members, directory, (daemons, *wait)) => {
+                hopeless = supervise(processes, &members, directory, daemons, *wait) => {
                     return Err(hopeless);
                 }
             };
@@ -335,12 +339,13 @@ async fn supervise(
     processes: &mut [CoordinatorProcess],
     members: &[SocketAddr],
     directory: &Directory,
-    (daemons, wait): (&Daemons, Duration),
+    daemons: &Daemons,
+    wait: Duration,
 ) -> ClusterError {
     loop {
         for process in processes.iter_mut() {
             let is_member = members.contains(&process.address());
-            if let Err(error) = process.supervise(directory, (daemons, wait), is_member) {
+            if let Err(error) = process.supervise(directory, daemons, wait, is_member) {
                 return error;
             }
         }

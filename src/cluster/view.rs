@@ -5,12 +5,11 @@
 //! has ended. Values that change every moment, such as figures of GPUs, are not in the file: the
 //! API has them.
 
-use everstep_transport::protocol::CoordinatorId;
 use everstep_transport::protocol::outcome::WorkerView;
 use serde_json::{Value, json};
 
 use super::Progress;
-use super::coordinators::{CoordinatorProcess, Coordinators};
+use super::coordinators::{Coordinators, ListedCoordinator};
 use super::naming::Naming;
 use super::process::Process;
 use super::workers::{EndedProcess, Workers};
@@ -63,7 +62,8 @@ pub(super) fn of_ended(
     format!("{cluster:#}\n")
 }
 
-fn coordinator((process, id, leads): (&CoordinatorProcess, Option<CoordinatorId>, bool)) -> Value {
+fn coordinator(listed: ListedCoordinator<'_>) -> Value {
+    let ListedCoordinator { process, id, leads } = listed;
     let (pid, address, api) = (process.pid(), process.address(), process.api());
     json!({ "id": id, "pid": pid, "address": address, "api": api, "leader": leads })
 }

@@ -96,10 +96,11 @@ impl WaitLog {
     }
 }
 
-/// Waits until the coordinator's directory, with this log, takes files again. For a port it waits a
-/// moment: only a restart shows whether the port is free.
+/// Waits until the coordinator's directory, with the log of this inode, takes files again. For a
+/// port it waits a moment: only a restart shows whether the port is free.
 pub(super) fn await_directory(
-    place: (&Path, Option<u64>),
+    dir: &Path,
+    inode: Option<u64>,
     error: &CoordinatorError,
     deadline: Instant,
     log: &WaitLog,
@@ -107,7 +108,7 @@ pub(super) fn await_directory(
     let Some(lacking) = Lacking::of(error) else { return DirectoryWait::InVain };
     log.begin(lacking, error);
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
-    let waited = runtime.and_then(|runtime| runtime.block_on(watch(place, deadline)));
+    let waited = runtime.and_then(|runtime| runtime.block_on(watch(dir, inode, deadline)));
     waited.unwrap_or_else(|error| {
         tracing::warn!(%error, "signals cannot be received: the coordinator does not wait");
         DirectoryWait::InVain
@@ -115,7 +116,7 @@ pub(super) fn await_directory(
 }
 
 /// Checks the directory now and then. SIGINT and SIGTERM end the wait.
-async fn watch((dir, log): (&Path, Option<u64>), deadline: Instant) -> io::Result<DirectoryWait> {
+async fn watch(dir: &Path, inode: Option<u64>, deadline: Instant) -> io::Result<DirectoryWait> {
     let mut interrupt = unix::signal(SignalKind::interrupt())?;
     let mut terminate = unix::signal(SignalKind::terminate())?;
     while Instant::now() < deadline {
@@ -124,7 +125,7 @@ async fn watch((dir, log): (&Path, Option<u64>), deadline: Instant) -> io::Resul
             _ = terminate.recv() => return Ok(DirectoryWait::Signalled(Ended::Stopped)),
             () = tokio::time::sleep(DIRECTORY_CHECK_INTERVAL) => {}
         }
-        if probe(dir).is_ok() && log_inode(dir) == log {
+        if probe(dir).is_ok() && log_inode(dir) == inode {
             return Ok(DirectoryWait::Usable);
         }
     }
@@ -193,9 +194,10 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let log = daemon::log_file(dir.path());
         fs::write(&log, "entries").expect("written");
-        let place = (dir.path(), log_inode(dir.path()));
+        let (dir_path, inode) = (dir.path(), log_inode(dir.path()));
         let log_lines = WaitLog::default();
-        let await_directory = |error: &_, by| await_directory(place, error, by, &log_lines);
+        let await_directory =
+            |error: &_, by| await_directory(dir_path, inode, error, by, &log_lines);
         let soon = Instant::now() + Duration::from_secs(20);
         for kind in [io::ErrorKind::StorageFull, io::ErrorKind::ReadOnlyFilesystem] {
             assert_eq!(await_directory(&error(kind), soon), Usable, "{kind}");
@@ -236,7 +238,7 @@ mod tests {
         let log = log_inode(&dir);
         fs::rename(&dir, &away).expect("moved away");
         let (gone, log_lines) = (error(io::ErrorKind::NotFound), WaitLog::default());
-        let await_directory = |by| await_directory((&dir, log), &gone, by, &log_lines);
+        let await_directory = |by| await_directory(&dir, log, &gone, by, &log_lines);
         let at_once = || Instant::now() + Duration::from_millis(100);
         assert_eq!(await_directory(at_once()), InVain, "it is gone");
         fs::create_dir(&dir).expect("made");

@@ -58,7 +58,7 @@ pub(super) fn run(flags: &ResumeFlags, place: &Place, registry: &Registry) -> Re
     run.start_workers = workers.max(run.min_workers);
     let stored = ClaimedRun::new(place, flags.step, &manifest);
     let options = ClusterOptions { script, ..train::options(&flags.local, workers, registry) };
-    train_on(flags, (&run, &options), stored, registry)
+    train_on(flags, &run, &options, stored, registry)
 }
 
 /// A store that the cluster has claimed, and what it has from then on.
@@ -247,7 +247,8 @@ fn short(digest: Digest) -> String {
 
 fn train_on(
     flags: &ResumeFlags,
-    (run, options): (&RunSpec, &ClusterOptions),
+    run: &RunSpec,
+    options: &ClusterOptions,
     stored: ClaimedRun,
     registry: &Registry,
 ) -> Result<(), Failure> {

@@ -53,7 +53,8 @@ pub(crate) fn run(flags: &AskFlags) -> Result<(), Failure> {
         reason.map_or(String::new(), |reason| format!("\nnot bitwise: {}", output::plain(reason)));
     let taken = update.workers.iter().filter_map(taken_back);
     let waits = taken.chain(update.workers.iter().filter_map(waits));
-    let waits: String = waits.chain(update.unable.iter().map(cannot_compute)).collect();
+    let unable = update.unable.iter().map(|(name, reason)| cannot_compute(name, reason));
+    let waits: String = waits.chain(unable).collect();
     let spare = spare(&update.workers).unwrap_or_default();
     let text = format!("{}{reason}{waits}{spare}\n{}", sentence(&update), table(&rows));
     output::print(text.trim_end())
@@ -98,7 +99,7 @@ fn of_the_run(update: &Update) -> String {
 }
 
 /// The reason why a worker cannot compute the run.
-fn cannot_compute((name, reason): &(NodeName, String)) -> String {
+fn cannot_compute(name: &NodeName, reason: &str) -> String {
     format!("\n{}", output::plain(&format!("{name} cannot compute the run: {reason}")))
 }
 
@@ -203,7 +204,8 @@ mod tests {
                      yet";
         assert_eq!(sentence(&update), words);
         let words = "\nworker-7 cannot compute the run: there is no /nope";
-        assert_eq!(cannot_compute(&update.unable[0]), words);
+        let (name, reason) = &update.unable[0];
+        assert_eq!(cannot_compute(name, reason), words);
         let over = Update { outcome: Outcome::Complete(Vec::new()), ..update };
         assert_eq!(sentence(&over), "1 worker waits for a run");
         let begins = Update { run: Some(RunId(4)), building: over.idle, ..Update::default() };

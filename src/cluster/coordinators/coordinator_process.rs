@@ -105,7 +105,8 @@ impl CoordinatorProcess {
     pub(super) fn supervise(
         &mut self,
         directory: &Directory,
-        (daemons, wait): (&Daemons, Duration),
+        daemons: &Daemons,
+        wait: Duration,
         is_member: bool,
     ) -> Result<(), ClusterError> {
         match self.look_after(directory, daemons, is_member) {
