@@ -222,6 +222,7 @@ def manners(tree: Tree) -> List[Row]:
     return [(what, f"{sum(map(count, production))}") for what, count in [
         ("doc comments of three words or fewer", rust.short_docs),
         ("signatures with `Result<_, String>`", rust.text_errors),
+        ("parameters that are tuples", rust.tuple_parameters),
         ("unsafe without `SAFETY:`", rust.unsafe_without_reason),
         ("lines `#[cfg(feature = \"planted\")]`", rust.planted)]] + [
         ("type names of more than one crate", f"{len(shared(tree))}")]

@@ -27,6 +27,8 @@ WHATEVER = re.compile(r"\b(?:what|which|where|when|how)ever\b", re.IGNORECASE)
 UNNAMED = re.compile(r"\b(?:one|ones|other|others|another|nobody|nothing|none|somebody|something"
                      r"|anybody|anything|everybody|everything)\b", re.IGNORECASE)
 SENTENCE_END = re.compile(r"[.!?](?:\s|$)")
+# A parameter's type that is a tuple, or a reference to a tuple.
+TUPLE = re.compile(r"(?:&(?:'\w+ )?(?:mut )?)?\(.*,.*\)$", re.DOTALL)
 PLANTED = re.compile(r"#\[cfg\(.*feature = \"planted\"")
 
 
@@ -160,9 +162,8 @@ def planted(lines: Lines) -> int:
     return sum(bool(PLANTED.search(line)) for line in lines)
 
 
-def text_errors(lines: Lines) -> int:
-    """Functions that return an error as text."""
-    found = 0
+def signatures(lines: Lines) -> Iterator[str]:
+    """The text of each function, from its first line to its brace or semicolon."""
     for at, line in enumerate(lines):
         if FUNCTION.match(line):
             signature = line
@@ -170,9 +171,46 @@ def text_errors(lines: Lines) -> int:
                 at += 1
                 line = lines[at]
                 signature += line
-            returned = signature.rpartition("->")[2]
-            found += bool(re.search(r"Result<.*, String>", returned))
-    return found
+            yield signature
+
+
+def text_errors(lines: Lines) -> int:
+    """Functions that return an error as text."""
+    returned = (signature.rpartition("->")[2] for signature in signatures(lines))
+    return sum(bool(re.search(r"Result<.*, String>", it)) for it in returned)
+
+
+def split_at(text: str, mark: str) -> List[str]:
+    """The parts of a text between the marks that no bracket encloses, up to the closing bracket."""
+    parts, depth = [""], 0
+    for before, letter in zip(" " + text, text):
+        # The arrow of `Fn() -> T` closes no bracket.
+        closes = letter in ")]}" or letter == ">" and before != "-"
+        depth += (letter in "([{<") - closes
+        if depth < 0:
+            break
+        if depth == 0 and letter == mark:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return parts
+
+
+def parameters(signature: str) -> List[str]:
+    """The parameters of a function, each with its type."""
+    rest = signature[re.search(r"\bfn \w+", signature).end():]
+    if rest.startswith("<"):
+        generics = split_at(rest[1:], ",")
+        rest = rest[len(",".join(generics)) + 2:]
+    return split_at(rest[1:], ",")
+
+
+def tuple_parameters(lines: Lines) -> int:
+    """Parameters of functions whose type is a tuple, or a reference to a tuple."""
+    code = [line for line in lines if not line.lstrip().startswith("//")]
+    types = (split_at(parameter, ":")[-1].strip()
+             for signature in signatures(code) for parameter in parameters(signature))
+    return sum(bool(TUPLE.match(it)) for it in types)
 
 
 def unsafe_without_reason(lines: Lines) -> int:

@@ -102,6 +102,14 @@ class Rust(unittest.TestCase):
         self.assertEqual(rust.short_docs(self.production), 1)
         self.assertEqual(rust.text_errors(self.production), 1)
 
+    def test_parameters_that_are_tuples_are_counted(self):
+        code = ["fn f(", "    &self,", "    // A pair, of numbers.", "    (a, b): (u8, u8),",
+                "    c: &mut (A, B),", ") {", "}",
+                "fn g<F: Fn((u8, u8)) -> u8>(f: F, unit: (), one: [(u8, u8); 2]) -> (u8, u8);",
+                "fn h<'a>(a: &'a (A, B), b: impl FnOnce() -> (A, B), c: Vec<(A, B)>) {}"]
+        self.assertEqual(rust.tuple_parameters(code), 3)
+        self.assertEqual(rust.tuple_parameters(self.production), 0)
+
     def test_unsafe_code_without_its_reason_is_found(self):
         self.assertEqual(rust.unsafe_without_reason(self.production), 1)
         reasoned = [it.replace("The leader asks.", "SAFETY: none.") for it in self.production]
@@ -115,6 +123,10 @@ MOST_SHORT_DOCS = 24
 # endpoint and the link of a core, general words, or names that only one module knows. The number
 # may only fall.
 MOST_SHARED_NAMES = 77
+
+# Parameters whose type is a tuple. The rest are pairs of one kind, such as the two ends of a road,
+# keys of maps, and streams that another crate hands out as a pair. The number may only fall.
+MOST_TUPLE_PARAMETERS = 10
 
 # Semicolons in a thousand words. Those of messages are in commands for a shell and in media types.
 # The number may only fall.
@@ -181,6 +193,12 @@ class Measures(unittest.TestCase):
     def test_type_names_of_more_than_one_crate_become_no_more(self):
         found = measure.shared(measure.Tree(measure.read_working_tree()))
         self.assertLessEqual(len(found), MOST_SHARED_NAMES, found)
+
+    def test_parameters_that_are_tuples_become_no_more(self):
+        tree = measure.Tree(measure.read_working_tree())
+        found = {path: rust.tuple_parameters(lines) for path, lines in tree.production.items()}
+        where = {path: count for path, count in found.items() if count}
+        self.assertLessEqual(sum(found.values()), MOST_TUPLE_PARAMETERS, where)
 
     def test_messages_and_python_say_things_plainly(self):
         tree = measure.Tree(measure.read_working_tree())
