@@ -360,8 +360,8 @@ impl FailureDetector {
         true
     }
 
-    /// The outage lasts, even if it had begun to wane. It begins anew if the workers that have fallen
-    /// silent since would be one. But each counts only once: a flapping one keeps no dead one in.
+    /// The outage lasts, even if it had begun to wane. It begins anew if the workers that fell
+    /// silent since would be one. Each counts only once: a flapping worker keeps no dead one in.
     fn go_on(&self, now: Time, outage: &mut Outage, missing: &BTreeSet<WorkerId>) {
         outage.overdue.retain(|worker| missing.contains(worker));
         outage.awaited.retain(|worker, _| missing.contains(worker));
