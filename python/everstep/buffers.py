@@ -70,7 +70,7 @@ class Statistics:
         self.count = count
         self._offset = 0
         #: The values of the step, on the device of the model, and as the engine has them.
-        self._values = self._host_values = torch.empty(0)
+        self._values = self._host_values = torch.empty(0, dtype=torch.float32)
         #: What the turn under way began with.
         self._begun = self._values
 
@@ -143,7 +143,7 @@ class Statistics:
 
     def _read(self) -> torch.Tensor:
         """The model's values, as one vector on its device."""
-        vector = torch.empty(self.count, device=self._values.device)
+        vector = torch.empty(self.count, dtype=torch.float32, device=self._values.device)
         for place, _, start, count in self._parts:
             buffer = place.tensor.detach()
             if buffer.numel() != count:

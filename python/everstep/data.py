@@ -64,6 +64,11 @@ class PlacedCollate:
 
 def check(dataset: Any) -> int:
     """Returns the number of samples. Refuses a data set without numbered samples."""
+    if isinstance(dataset, DataLoader):
+        raise TypeError(
+            "data is a DataLoader: give its data set, loader.dataset. Its batch_size is micro_batch=, "
+            "its num_workers is loaders=, and its collate_fn is collate="
+        )
     if isinstance(dataset, IterableDataset):
         raise TypeError(
             "data is an IterableDataset, whose samples have no numbers: Everstep could not read "

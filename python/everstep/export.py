@@ -60,14 +60,18 @@ def optimizer_state(
             if not group.get("amsgrad"):
                 state.pop("max_exp_avg_sq", None)
             if kind not in UNCOUNTED:
-                state["step"] = torch.tensor(float(updates))
+                state["step"] = _scalar(float(updates))
             if kind == "NAdam":
-                state["mu_product"] = torch.tensor(told["schedules"][updates - 1][2])
+                state["mu_product"] = _scalar(told["schedules"][updates - 1][2])
             if kind == "ASGD":
                 eta, _, mu = told["schedules"][updates]
-                state |= {"eta": torch.tensor(eta), "mu": torch.tensor(mu)}
+                state |= {"eta": _scalar(eta), "mu": _scalar(mu)}
             found["state"][number] = state
     return found
+
+
+def _scalar(value: float) -> torch.Tensor:
+    return torch.tensor(value, dtype=torch.float32)
 
 
 def _names(optimizer: torch.optim.Optimizer, count: int) -> tuple[str, ...]:

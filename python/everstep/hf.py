@@ -52,11 +52,13 @@ class Trainer(transformers.Trainer):
         #: The run, once ``train()`` has begun.
         self.run: Run | None = None
         if settings.get("callbacks"):
-            warnings.warn(
-                "everstep.hf.Trainer calls no callbacks: a process computes a part of the "
-                "micro-batches, and some of them more than once",
-                stacklevel=2,
-            )
+            _warn_of_callbacks()
+
+    def add_callback(self, callback: Any) -> None:
+        """Adds a callback of the trainer, which ``train()`` does not call."""
+        super().add_callback(callback)
+        if hasattr(self, "run"):  # transformers' own __init__ adds some that only show progress
+            _warn_of_callbacks()
 
     def train(  # type: ignore[override]
         self, resume_from_checkpoint: str | bool | None = None, **unknown: Any
@@ -169,3 +171,11 @@ class Trainer(transformers.Trainer):
             loss = self.compute_loss(self.model, inputs, num_items_in_batch=items)
         assert isinstance(loss, torch.Tensor), "without its outputs"
         run.backward(loss, weight=weight)
+
+
+def _warn_of_callbacks() -> None:
+    warnings.warn(
+        "everstep.hf.Trainer calls no callbacks: a process computes a part of the micro-batches, and "
+        "some of them more than once",
+        stacklevel=3,
+    )

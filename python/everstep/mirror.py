@@ -54,7 +54,7 @@ class SharedMemory:
     """The model computes in the memory that the engine reads and writes."""
 
     def __init__(self, count: int) -> None:
-        self.flat = self.host = torch.empty(count, device="cpu")
+        self.flat = self.host = torch.empty(count, dtype=torch.float32, device="cpu")
         #: What the engine may still read.
         self._kept: list[torch.Tensor] = []
 
@@ -90,7 +90,7 @@ class MirroredMemory:
 
     def __init__(self, count: int, transfers: Transfers) -> None:
         self._transfers = transfers
-        self.flat = torch.empty(count, device=transfers.device)
+        self.flat = torch.empty(count, dtype=torch.float32, device=transfers.device)
         self.host = transfers.host_memory(count)
         #: How many writes of the engine the device has.
         self._writes = 0

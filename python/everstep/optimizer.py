@@ -10,6 +10,7 @@ import warnings
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 #: The optimizers that Everstep can apply, by the names of their classes.
 KINDS = {
@@ -42,6 +43,8 @@ NOT_ELEMENTWISE = {
 }
 #: Settings that change a formula into one that Everstep does not have.
 UNSUPPORTED = ("differentiable",)
+#: A rate below this share of the greatest one trains nothing.
+VANISHED = 1e-9
 #: Settings of a group that a schedule may change.
 MOVING = ("lr", "betas", "momentum")
 
@@ -63,7 +66,7 @@ def rule(
                 raise ValueError(f"the optimizer has {setting}=True, which Everstep cannot apply")
         if any(id(p) not in names for p in group["params"] if p.requires_grad):
             raise ValueError("the optimizer has a parameter that the model does not have")
-    if _has_stepped(optimizer):
+    if has_stepped(optimizer):
         raise ValueError(
             "the optimizer has made steps before, and Everstep begins with fresh moments: make a "
             "new optimizer. A run of Everstep goes on by `everstep resume`"
@@ -86,7 +89,7 @@ def rule(
     }
 
 
-def _has_stepped(optimizer: torch.optim.Optimizer) -> bool:
+def has_stepped(optimizer: torch.optim.Optimizer) -> bool:
     """Whether the optimizer has moments of its own. Some have a state from the beginning."""
     return any(float(state.get("step", 1.0)) > 0.0 for state in optimizer.state.values() if state)
 
@@ -154,7 +157,7 @@ def _tables(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list
     groups = optimizer.param_groups
     if schedule is None:
         return [[_entry(group)] for group in groups]
-    if isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+    if isinstance(schedule, ReduceLROnPlateau):
         raise TypeError("ReduceLROnPlateau does not follow from the step: use another schedule")
     _check_is_of(schedule, optimizer)
     before = copy.deepcopy(schedule.state_dict())
@@ -175,12 +178,26 @@ def _tables(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list
     schedule.load_state_dict(before)
     for group, values in zip(groups, kept):
         group.update(values)
+    _warn_of_epochs(schedule, tables, steps)
     if moved:
         raise ValueError(
             f"the schedule changes {moved}, which stays as it is in a run: a schedule may change "
             "lr, betas and momentum"
         )
     return tables
+
+
+def _warn_of_epochs(schedule: Any, tables: list[list[Entry]], steps: int) -> None:
+    """Warns of a schedule that looks as if a loop over epochs were to step it."""
+    rates = [entry[0] for entry in tables[0]]
+    vanished = sum(abs(rate) < VANISHED * max(map(abs, rates)) for rate in rates)
+    period = getattr(schedule, "T_max", steps)
+    if 2 * vanished > steps or period < steps and isinstance(schedule, CosineAnnealingLR):
+        warnings.warn(
+            f"the schedule {type(schedule).__name__} moves with each of the run's {steps} steps, and "
+            "looks as if it counted epochs: multiply its numbers by the steps of an epoch",
+            stacklevel=5,
+        )
 
 
 def _check_is_of(schedule: Any, optimizer: torch.optim.Optimizer) -> None:

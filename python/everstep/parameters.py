@@ -29,8 +29,8 @@ class Parameters:
                 continue
             if parameter.dtype != torch.float32:
                 raise TypeError(
-                    f"{name} is of {parameter.dtype}: trained parameters are torch.float32. For "
-                    "less precise arithmetic use torch.autocast in the loop"
+                    f"{name} is of {parameter.dtype}: trained parameters are torch.float32, as after "
+                    "model.float(). For less precise arithmetic use torch.autocast in the loop"
                 )
             self.trained.append((name, parameter, offset))
             offset += parameter.numel()
@@ -149,8 +149,11 @@ class Gradients:
         gradient = parameter.grad
         parameter.grad = None
         if gradient is None:
-            gradient = torch.zeros(parameter.numel(), device=parameter.device)
+            gradient = torch.zeros_like(parameter).view(-1)
         if gradient.layout != torch.strided or gradient.dtype != torch.float32:
-            raise TypeError(f"the gradient of {name} is {gradient.layout} of {gradient.dtype}")
+            raise TypeError(
+                f"the gradient of {name} is {gradient.layout} of {gradient.dtype}, and has to be dense "
+                "and of torch.float32: make an nn.Embedding without sparse=True"
+            )
         self._sent[number] = True
         self._memory.publish(self._engine, offset, gradient.contiguous())

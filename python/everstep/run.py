@@ -22,6 +22,7 @@ from everstep import device as devices, seeds
 from everstep.alone import Launcher, own_script
 from everstep.buffers import FixedBuffers, Statistics
 from everstep.evaluation import Evaluator, Function
+from everstep.guard import Guard, check_launcher, check_optimizer, model_inside
 from everstep.parameters import Gradients, Parameters, fixed_digest
 from everstep.probe import Probe, processor
 from everstep.scalars import Scalars
@@ -112,6 +113,8 @@ class Run:
         global _the_run
         if _the_run is not None:
             raise RuntimeError("a process has one everstep.Run, and this one has it already")
+        model = model_inside(model)
+        check_optimizer(optimizer)
         if device is not None:
             model.to(device)  # its parameters stay the same objects
         threads = int(os.environ.get("EVERSTEP_THREADS", "1"))
@@ -120,7 +123,6 @@ class Run:
         self.steps = step_count(steps, epochs, count, data_shards * micro_batch * accumulate)
         self._model, self._seed = model, seed
         self._optimizer, self._schedule = optimizer, schedule
-        self._step_guard = optimizer.register_step_pre_hook(_refuse_step)
         self._weights = Weights(weights, count)
         self._shape = data_shards, accumulate
         self._statistics = Statistics(model, buffers)
@@ -141,6 +143,8 @@ class Run:
         #: A process that measures writes this file, and trains nothing.
         self._measured = os.environ.get("EVERSTEP_MEASURED_FILE")
         is_alone = "EVERSTEP_COORDINATORS" not in os.environ and self._measured is None
+        if is_alone:
+            check_launcher()
         self._directory = process.temporary() if is_alone else process.directory()
         settings: dict[str, Any] = {
             "name": name or Path(sys.argv[0]).stem or "script",
@@ -171,6 +175,7 @@ class Run:
             str(self._initial_weights()),
         )
         self._gradients = Gradients(self._engine, self._parameters)
+        self._guard = Guard(model, optimizer, self._parameters)
         self._probe = Probe(self._engine, loss_scaling)
         self._batches = samples.Batches(
             keyed, self._engine.rows, accumulate, loaders, collate, self.device
@@ -273,13 +278,17 @@ class Run:
 
     def __iter__(self) -> Iterator[Any]:
         if self._has_ended:
-            raise RuntimeError("the run is over")
+            raise RuntimeError(
+                "the run is over: one loop over it trains all steps, so it stands in no loop over "
+                "epochs. Say how many there are by epochs= or steps="
+            )
         if self._is_in_backward:
             raise RuntimeError(
                 "the loop was interrupted in run.backward, whose gradients cannot be computed "
                 "twice: end this process, and resume the run's directory"
             )
         self._evaluator.check()
+        self._guard.begin()
         self._start()
         while True:
             # A loop that was interrupted goes on with the turn that it has left.
@@ -304,7 +313,9 @@ class Run:
             self._statistics.begin(self._turn[3], is_again)
             self._probe.begin(batch, is_again)
             self._scalars.begin()
+            self._guard.begin_turn()
             yield devices.moved(batch, self.device)
+            self._guard.end_turn()
             if self._turn is not None:
                 raise RuntimeError("the loop's body did not call run.backward(loss)")
         self._conclude()
@@ -426,7 +437,7 @@ class Run:
         """The worker has ended: after its run, or before."""
         code, words = self._engine.ended() or (1, "error: the worker has ended")
         self._has_ended = True
-        self._step_guard.remove()
+        self._guard.end()
         if code != 0:
             print(words, file=sys.stderr, flush=True)
             raise SystemExit(code)
@@ -519,13 +530,6 @@ class Run:
             return
         self._start()
         self._engine.leave(words)
-
-
-def _refuse_step(*_: Any) -> None:
-    raise RuntimeError(
-        "optimizer.step() was called in a run: the owners of the parameters make its steps, so "
-        "leave it out"
-    )
 
 
 def step_count(steps: int | None, epochs: int | None, count: int, batch: int) -> int:

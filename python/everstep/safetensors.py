@@ -35,7 +35,7 @@ def read_f32(path: str | os.PathLike[str]) -> dict[str, torch.Tensor]:
             raise ValueError(f"{path}: {name} is {it['dtype']}")
         first, end = (begin + offset for offset in it["data_offsets"])
         count = (end - first) // 4
-        flat = torch.empty(0)
+        flat = torch.empty(0, dtype=torch.float32)
         if count:
             flat = torch.frombuffer(data, dtype=torch.float32, count=count, offset=first)
         found[name] = flat.view(it["shape"])

@@ -45,6 +45,7 @@ def test_a_trainer_that_evaluates_has_its_losses_in_the_metrics(train, tmp_path)
 
 def test_what_a_trainer_has_and_a_run_has_not_is_refused_in_words(tmp_path):
     import torch
+    import transformers
     from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
 
     import everstep.hf
@@ -72,6 +73,8 @@ def test_what_a_trainer_has_and_a_run_has_not_is_refused_in_words(tmp_path):
         trainer = kind(model, arguments, train_dataset=data, eval_dataset=rows, data_shards=1)
         with pytest.raises((TypeError, ValueError), match=words):
             trainer.train()
+    with pytest.warns(UserWarning, match="calls no callbacks"):
+        trainer.add_callback(transformers.TrainerCallback())
 
 
 def test_settings_that_would_change_the_model_are_refused_in_words(train, tmp_path):

@@ -7,8 +7,7 @@ mod coordinator;
 mod replica;
 mod worker;
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::thread::{self, JoinHandle};
 
@@ -76,8 +75,7 @@ impl<'a> Scene<'a> {
         let run = config::read(Some(&world.config()), &flags, &registry).expect("a run").run;
         let directory = Directory::claim_new(&world.path("scenes"), &run).expect("a directory");
         let log = directory.path().join("failpoints");
-        let executable = program(directory.path(), points, &log);
-        let program = Some(Program { executable, arguments: Vec::new() });
+        let program = Some(program(directory.path(), points, &log));
         let options = ClusterOptions { program, coordinators, ..ClusterOptions::new(0) };
         let mut cluster = Cluster::start(directory, &options).await.expect("a cluster");
         cluster.submit(&run).await.expect("submitted");
@@ -213,12 +211,12 @@ fn stands_at(point: &str) -> String {
 }
 
 /// The program. Each time that it becomes a coordinator, the next of these is a victim.
-fn program(folder: &Path, coordinators: &[&str], log: &Path) -> PathBuf {
+fn program(folder: &Path, coordinators: &[&str], log: &Path) -> Program {
     let [lives, program] = ["lives", "program"].map(|name| folder.join(name));
     let points: Vec<_> = coordinators.iter().map(|point| failpoints(point) + "\n").collect();
     fs::write(&lives, points.concat()).expect("it can be written");
     let script = format!(
-        r#"#!/bin/sh
+        r#"
         if [ "$1" = coordinator ]; then
             FAILPOINTS=$(head -n 1 '{lives}')
             tail -n +2 '{lives}' > '{lives}.rest' && mv '{lives}.rest' '{lives}'
@@ -231,8 +229,9 @@ fn program(folder: &Path, coordinators: &[&str], log: &Path) -> PathBuf {
         everstep = env!("CARGO_BIN_EXE_everstep"),
     );
     fs::write(&program, script).expect("it can be written");
-    fs::set_permissions(&program, Permissions::from_mode(0o700)).expect("it is ours");
-    program
+    // A shell reads the file. A child that another test starts at this moment may have it open for
+    // writing, and then no process may execute it.
+    Program { executable: "/bin/sh".into(), arguments: vec![program.into()] }
 }
 
 /// The newest checkpoints that a complete run has listed, as many as it keeps, are in its store,

@@ -1,6 +1,7 @@
 """A small convolutional network with running statistics and dropout, on random crops of noise with a
-pattern. With --slow, a step takes long enough to be killed in. With --gate=FILE, step 20 waits for the
-file, and the initial weights are the same by whichever instructions."""
+pattern. With --epochs=N, in place of 4. With --slow=FILE, each turn from step 20 on takes 0.2 s until there is
+the file. With --gate=FILE, step 20 waits for the file, and the initial weights are the same by whichever
+instructions."""
 
 import sys
 import time
@@ -44,7 +45,8 @@ class Images:
 def main() -> None:
     torch.manual_seed(3)
     model = Net()
-    gates = [Path(it.partition("=")[2]) for it in sys.argv if it.startswith("--gate=")]
+    flags = dict(it[2:].split("=", 1) for it in sys.argv if it.startswith("--"))
+    gates = [Path(flags["gate"])] if "gate" in flags else []
     for number, parameter in enumerate(model.parameters() if gates else ()):
         plain = (torch.arange(parameter.numel()) * 7 + number) % 13
         parameter.data.copy_(plain.view(parameter.shape) / 13 - 0.5)
@@ -52,16 +54,16 @@ def main() -> None:
         [p for p in model.parameters() if p.requires_grad], lr=0.05, momentum=0.9, nesterov=True,
         weight_decay=1e-4,
     )
-    run = everstep.Run(model, optimizer, data=Images(), epochs=4, data_shards=4, micro_batch=4)
+    run = everstep.Run(model, optimizer, data=Images(), epochs=int(flags.get("epochs", 4)), data_shards=4, micro_batch=4)
     paths = [argument for argument in sys.argv[1:] if not argument.startswith("--")]
     for x, y in run:
         run.backward(F.cross_entropy(model(x), y))
-        if "--slow" in sys.argv:
-            time.sleep(0.05)
+        if "slow" in flags and run.step >= 20 and not Path(flags["slow"]).exists():
+            time.sleep(0.2)
         while run.step >= 20 and not all(gate.exists() for gate in gates):
             time.sleep(0.01)
-    assert run.steps == 24
-    assert int(model.norm1.num_batches_tracked) == int(model.norm2.num_batches_tracked) == 24
+    assert run.steps == 6 * int(flags.get("epochs", 4))
+    assert int(model.norm1.num_batches_tracked) == int(model.norm2.num_batches_tracked) == run.steps
     assert 0.0 < float(model.norm1.running_var.min()) and float(model.norm1.running_mean.abs().min()) > 0.0
     if paths:
         run.save(paths[0])

@@ -70,7 +70,11 @@ if fault == "chance":
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 if fault == "adafactor":
     optimizer = torch.optim.Adafactor(model.parameters())
+if fault == "several":
+    optimizer = [optimizer]
 run = everstep.Run(model, optimizer, data=Numbers(), steps=int(sys.argv[2]) if len(sys.argv) > 2 else 2000, data_shards=2, micro_batch=4)
+if fault == "loaded":
+    model.load_state_dict({name: 2.0 * it for name, it in model.state_dict().items()})
 for x in run:
     loss = (model(x) - 3 * x).square().mean()
     if fault in ("slow", "hang", "memory"):
@@ -96,6 +100,11 @@ for x in run:
             loss.backward()
         if fault == "step":
             optimizer.step()
+        if fault == "rate":
+            optimizer.param_groups[0]["lr"] = 0.001
+        if fault == "clamp":
+            with torch.no_grad():
+                model[0].weight.clamp_(-1.0, 1.0)
         if fault == "forgotten":
             continue
     if fault == "half":

@@ -1,0 +1,229 @@
+"""What a script leaves as it is while its run trains.
+
+The owners of the parameters make their next values, by settings that were read when the run was
+made. A script that changes weights or settings itself would do so on one worker at a time, or
+without any effect. It ends with an error that says what to do instead.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from everstep.optimizer import has_stepped
+from everstep.parameters import Parameters
+
+#: Wrappers of a model that exchange gradients themselves.
+WRAPPERS = ("DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "FSDPModule")
+#: What to do instead of a change of weights.
+OWNERS = (
+    "the owners of the parameters make their next values. Write a constraint into the forward pass, "
+    "as torch.nn.utils.parametrize does; keep averages in a copy of the model; and use no "
+    "nn.Embedding(max_norm=…)"
+)
+#: What to do instead of a change of settings.
+SETTINGS = (
+    "it was read when everstep.Run was made, and has no effect now. What moves with the steps is a "
+    "schedule for everstep.Run, such as a LambdaLR, and nothing in the loop calls its step()"
+)
+
+
+def model_inside(model: torch.nn.Module) -> torch.nn.Module:
+    """The model as its script has made it, without the wrapper of ``torch.compile``, by which all
+    names would have a prefix. Refuses the wrappers of other ways to train on several workers."""
+    for kind in type(model).__mro__:
+        if kind.__name__ in WRAPPERS:
+            raise TypeError(
+                f"the model is in a {kind.__name__}, which has processes of its own reduce the "
+                "gradients: give everstep.Run the model inside"
+            )
+    inside = getattr(model, "_orig_mod", model)
+    return inside if isinstance(inside, torch.nn.Module) else model
+
+
+def check_optimizer(optimizer: Any) -> None:
+    """Refuses what is no optimizer, such as a list of them."""
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(
+            f"optimizer is a {type(optimizer).__name__}: give one object of torch.optim. Parameters "
+            "that need other settings are groups of it"
+        )
+
+
+def check_launcher() -> None:
+    """Refuses a process that another launcher has started beside others: each would train alone."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1" and "LOCAL_RANK" in os.environ:
+        raise RuntimeError(
+            f"torchrun or accelerate has started {count} of these processes, and each would train a "
+            f"run of its own: start them by `everstep launch --workers {count} SCRIPT`"
+        )
+
+
+class Guard:
+    """Finds the changes that must not be.
+
+    Most are found at the end of a turn. Those that PyTorch does not count, such as one of
+    ``parameter.data``, are looked for in the turns 1, 2, 4, 8 and so on, since that reads all
+    weights.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, optimizer: torch.optim.Optimizer, parameters: Parameters
+    ) -> None:
+        self._model, self._optimizer = model, optimizer
+        self._named = _named(model)
+        self._names, self._tensors = list(self._named), list(self._named.values())
+        trained = parameters.trained
+        self._weights = parameters.flat[: sum(parameter.numel() for _, parameter, _ in trained)]
+        self._frozen = [(name, it) for name, it in self._named.items() if not it.requires_grad]
+        self._seen = self._look()
+        self._settings = [_settings(group) for group in optimizer.param_groups]
+        self._sum = _checksum(self._weights)
+        self._frozen_sums = [_checksum(it) for _, it in self._frozen]
+        self._turns = 0
+        self._is_in_loop = False
+        self._hooks = [
+            optimizer.register_step_pre_hook(self._refuse_own_step),
+            register_optimizer_step_pre_hook(self._refuse_other_step),
+        ]
+
+    def begin(self) -> None:
+        """The loop begins. Since the run was made, the script has changed nothing."""
+        if not self._is_in_loop:
+            if has_stepped(self._optimizer):
+                raise RuntimeError(
+                    "the optimizer got moments after everstep.Run was made, and Everstep begins with "
+                    "fresh ones. A run of Everstep goes on by `everstep resume`"
+                )
+            self._check(is_thorough=True)
+        self._is_in_loop = True
+
+    def begin_turn(self) -> None:
+        """A turn begins: the weights have their values of the step."""
+        self._turns += 1
+        if self._is_thorough():
+            self._sum = _checksum(self._weights)
+
+    def end_turn(self) -> None:
+        """The script has come to the end of the loop's body."""
+        self._check(self._is_thorough())
+
+    def end(self) -> None:
+        """The run is over, and the script may do what it likes."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def _is_thorough(self) -> bool:
+        return self._turns & (self._turns - 1) == 0
+
+    def _look(self) -> list[tuple[int, int, bool]]:
+        """What shows most changes of a parameter, and is cheap to read: PyTorch counts its changes,
+        and it has a place in memory."""
+        return [(it._version, it.data_ptr(), it.requires_grad) for it in self._tensors]
+
+    def _check(self, is_thorough: bool) -> None:
+        seen = self._look()
+        if seen != self._seen:
+            self._refuse_change(seen)
+        self._check_settings()
+        if not is_thorough:
+            return
+        now = _named(self._model)
+        for name in {**self._named, **now}:
+            if now.get(name) is not self._named.get(name):
+                raise RuntimeError(
+                    f"the parameter {name} is another one than when everstep.Run was made, and "
+                    "would not be trained: change the model before"
+                )
+        if not torch.equal(self._sum, _checksum(self._weights)):
+            raise RuntimeError(f"the script has changed the weights of the model: {OWNERS}")
+        for (name, tensor), before in zip(self._frozen, self._frozen_sums):
+            if not torch.equal(before, _checksum(tensor)):
+                self._refuse_frozen(name)
+
+    def _refuse_change(self, seen: list[tuple[int, int, bool]]) -> None:
+        number = next(at for at, now in enumerate(seen) if now != self._seen[at])
+        name, before, now = self._names[number], self._seen[number], seen[number]
+        if now[2] != before[2]:
+            word = "thawed" if now[2] else "frozen"
+            raise RuntimeError(
+                f"the parameter {name} was {word} after everstep.Run was made: what is trained "
+                "stays the same in a run. Call requires_grad_ before"
+            )
+        if not before[2]:
+            self._refuse_frozen(name)
+        if now[1] != before[1]:
+            raise RuntimeError(
+                f"the parameter {name} has moved in memory since everstep.Run was made, as by "
+                "model.to(…), and would not be trained: move the model before, or by device="
+            )
+        if self._turns == 0:
+            raise RuntimeError(
+                f"the parameter {name} was changed after everstep.Run had read the initial weights: "
+                "load weights before, and a run of Everstep goes on by `everstep resume`"
+            )
+        raise RuntimeError(f"the script has changed the parameter {name}: {OWNERS}")
+
+    def _refuse_frozen(self, name: str) -> None:
+        raise RuntimeError(
+            f"the script has changed the frozen parameter {name}, and would do so on each worker in "
+            "another way: make it a buffer of the model, and say in everstep.Run(…, buffers=) what "
+            "becomes of it"
+        )
+
+    def _check_settings(self) -> None:
+        groups = self._optimizer.param_groups
+        if len(groups) != len(self._settings):
+            raise RuntimeError("the optimizer had other groups when everstep.Run was made: add them before")
+        for number, (group, settings) in enumerate(zip(groups, self._settings)):
+            for key, before in settings.items():
+                now = group[key]
+                if now is not before and _plain(now) != before:
+                    what = "its parameters" if key == "params" else f"{key}={now}"
+                    raise RuntimeError(
+                        f"the script has given group {number} of the optimizer {what}: {SETTINGS}"
+                    )
+
+    def _refuse_own_step(self, *_: Any) -> None:
+        raise RuntimeError(
+            "optimizer.step() was called in a run: the owners of the parameters make its steps, so "
+            "leave it out"
+        )
+
+    def _refuse_other_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if self._is_in_loop and optimizer is not self._optimizer:
+            raise RuntimeError(
+                f"another optimizer, {type(optimizer).__name__}, was to make a step in the loop, which "
+                "one worker alone would see. A run has one loss and one optimizer: put all that is "
+                "trained into one model, with a group of the optimizer for each part"
+            )
+
+
+def _named(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:
+    """All parameters, tied ones by each of their names."""
+    return dict(model.named_parameters(remove_duplicate=False))
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: _plain(value) for key, value in group.items()}
+
+
+def _plain(value: Any) -> Any:
+    """A setting, as it does not change with its object."""
+    if isinstance(value, torch.Tensor):
+        return float(value) if value.numel() == 1 else None
+    if isinstance(value, list):
+        # Parameters are compared as objects.
+        return tuple(id(it) if isinstance(it, torch.Tensor) else it for it in value)
+    return value
+
+
+def _checksum(tensor: torch.Tensor) -> torch.Tensor:
+    """A number that follows from the bits of a tensor, on its device."""
+    data = tensor.detach().reshape(-1).view(torch.uint8)
+    whole = data.numel() // 8 * 8 if data.storage_offset() % 8 == 0 else 0
+    return data[:whole].view(torch.int64).sum() + data[whole:].sum()
