@@ -87,6 +87,9 @@ impl World {
                 self.network.roads.slow((*from, *to), Some(*lane), *extra, now + *span);
             }
             Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.faults.end())),
+            Fault::SlowDevice { node: NodeId::Worker(slot), permille, span } => {
+                self.faults.slow_device(*slot, *permille, now + *span);
+            }
             Fault::FullStore { node, span } => self.fill_store(*node, now + *span),
             Fault::SilentDirectory { node, span } => self.silence_directory(*node, now + *span),
             Fault::Flip { node } => self.flip(*node),

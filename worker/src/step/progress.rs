@@ -20,6 +20,7 @@
 
 use std::time::Duration;
 
+use everstep_transport::protocol::Step;
 use everstep_transport::protocol::message::ShardTime;
 use everstep_transport::time::Time;
 
@@ -28,6 +29,9 @@ use super::event::Report;
 /// The most that counts of the time between two looks. A process that stood still in between has
 /// not computed meanwhile.
 pub(super) const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
+
+/// The pace of a device follows from so many steps.
+const RECENT_STEPS: usize = 32;
 
 /// What the device has to do, with all that it needs for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +58,8 @@ pub struct Progress {
     under_way: Duration,
     /// How long a data shard takes.
     usual_shard: Usual,
+    /// How long data shards took lately.
+    recent: RecentTimes,
     /// How long the update of a parameter shard takes, where there is nothing else to do.
     usual_update: Usual,
     /// The data set cannot read a sample yet: the device computes nothing, and does not hang.
@@ -101,6 +107,43 @@ impl Usual {
     }
 }
 
+/// How long data shards took in the last steps.
+#[derive(Clone, Copy, Debug, Default)]
+struct RecentTimes {
+    /// The mean time of a data shard in each of them.
+    means: [Duration; RECENT_STEPS],
+    /// How many means there were, with those that others have replaced.
+    count: usize,
+    /// The newest step, the time of its data shards so far, and how many these are.
+    newest: (Step, Duration, u32),
+}
+
+impl RecentTimes {
+    fn push(&mut self, step: Step, took: Duration) {
+        let (newest, time, shards) = &mut self.newest;
+        if *newest == step {
+            (*time, *shards) = (*time + took, *shards + 1);
+            return;
+        }
+        if *shards > 0 {
+            self.means[self.count % RECENT_STEPS] = *time / *shards;
+            self.count += 1;
+        }
+        self.newest = (step, took, 1);
+    }
+
+    /// The mean of the middle half: stalls do not count, and it varies less than the median. None
+    /// until half of the times are there.
+    fn typical(&self) -> Option<Duration> {
+        let mut means = self.means;
+        let means = &mut means[..self.count.min(RECENT_STEPS)];
+        means.sort_unstable();
+        let middle = &means[means.len() / 4..means.len() - means.len() / 4];
+        let is_known = means.len() >= RECENT_STEPS / 2;
+        is_known.then(|| middle.iter().sum::<Duration>() / middle.len() as u32)
+    }
+}
+
 impl Progress {
     /// Time passes, and the device has this to do.
     pub(super) fn look(&mut self, now: Time, task: Option<DeviceTask>) {
@@ -133,16 +176,17 @@ impl Progress {
         (self.looked, self.under_way) = (None, Duration::ZERO);
     }
 
-    /// The device has computed a data shard, and its samples took so long to load. The loader may
+    /// The device has computed a data shard of a step, and its samples took so long to load. The loader may
     /// have loaded them ahead, and cannot do so when a generation begins. So the usual time
     /// includes the load time, except for spans in which this process stood still.
-    pub(super) fn computed(&mut self, now: Time, loaded: Duration) {
+    pub(super) fn computed(&mut self, now: Time, step: Step, loaded: Duration) {
         let is_timed = self.is_at(DeviceTask::DataShard);
         self.look(now, Some(DeviceTask::DataShard));
         let since_shard = std::mem::take(&mut self.since_shard);
         let took = std::mem::take(&mut self.under_way).max(loaded.min(since_shard));
         if is_timed {
             self.usual_shard = self.usual_shard.after(took);
+            self.recent.push(step, took);
         }
     }
 
@@ -165,6 +209,11 @@ impl Progress {
     /// The device has followed into the generation, so its work of the one before is done.
     pub(super) fn entered(&mut self) {
         self.restart();
+    }
+
+    /// How long a data shard takes, microseconds. 0 if it is not known.
+    pub(super) fn shard_us(&self) -> u64 {
+        self.recent.typical().map_or(0, |typical| (typical.as_micros() as u64).max(1))
     }
 
     /// The times for a heartbeat. None while nothing is computed.
@@ -197,7 +246,7 @@ mod tests {
                 progress.look(now, SHARD);
             }
             if index + 1 < tenths.len() {
-                progress.computed(now, Duration::ZERO);
+                progress.computed(now, Step(1), Duration::ZERO);
             }
         }
         progress
@@ -220,6 +269,25 @@ mod tests {
         assert_eq!(told(&[1, 80, 16, 2]), Some((200, 7_200)));
     }
 
+    /// The pace of a device whose data shards took so many tenths of a second, `shards` in a step.
+    fn pace(shards: u64, tenths: impl IntoIterator<Item = u64>) -> u64 {
+        let mut recent = RecentTimes::default();
+        for (index, tenths) in (0..).zip(tenths) {
+            recent.push(Step(index / shards), Duration::from_millis(100 * tenths));
+        }
+        recent.typical().map_or(0, |typical| typical.as_millis() as u64)
+    }
+
+    #[test]
+    fn the_pace_is_that_of_the_last_steps_without_stalls() {
+        assert_eq!(pace(1, vec![2; 16]), 0, "the last of these steps may not be over");
+        assert_eq!(pace(1, vec![2; 17]), 200);
+        assert_eq!(pace(4, vec![2; 65]), 200, "sixteen steps");
+        assert_eq!(pace(1, (0..33).map(|index| if index % 4 == 0 { 90 } else { 2 })), 200);
+        assert_eq!(pace(1, 1..=33), 1_650, "the mean of 9 to 24 tenths");
+        assert_eq!(pace(2, [vec![9; 64], vec![4, 6].repeat(33)].concat()), 500, "it follows");
+    }
+
     #[test]
     fn a_device_that_waits_is_not_slow() {
         let mut progress = computing(&[1, 10, 50]);
@@ -238,7 +306,7 @@ mod tests {
             assert_eq!(progress.told(), None);
         }
         progress.report(&Report::LoadStalled(false));
-        progress.computed(Time(90_000_000_000), Duration::from_millis(10));
+        progress.computed(Time(90_000_000_000), Step(1), Duration::from_millis(10));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(1_000), "nor is it slow");
     }
 
@@ -263,7 +331,7 @@ mod tests {
         for tenths in 914..=919 {
             progress.look(Time(tenths * 100_000_000), SHARD);
         }
-        progress.computed(Time(91_900_000_000), Duration::ZERO);
+        progress.computed(Time(91_900_000_000), Step(1), Duration::ZERO);
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(937), "it falls slowly");
     }
 
@@ -279,14 +347,14 @@ mod tests {
         let mut progress = computing(&[1, 10, 5]);
         (17..=100).for_each(|tenths| progress.look(Time(tenths * 100_000_000), None));
         progress.look(Time(10_000_000_000), SHARD);
-        progress.computed(Time(10_000_000_000), Duration::from_secs(8));
+        progress.computed(Time(10_000_000_000), Step(1), Duration::from_secs(8));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(8_000));
     }
 
     #[test]
     fn the_time_in_which_a_process_stood_still_is_not_usual() {
         let mut progress = computing(&[1, 10, 5]);
-        progress.computed(Time(601_600_000_000), Duration::from_secs(600));
+        progress.computed(Time(601_600_000_000), Step(1), Duration::from_secs(600));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(1_000));
     }
 
