@@ -58,7 +58,7 @@ pub use report::{LapseReport, LossReport, Report, RollbackReport, WorkerReport};
 use conclusion::Ending;
 use coordinators::Coordinators;
 use files::Files;
-pub(crate) use process::describe;
+pub(crate) use process::exit_of;
 use process::{Daemons, Process};
 use progress::Lines;
 use signals::interrupted;
@@ -327,7 +327,7 @@ impl Cluster {
         let known = self.workers.gone().len();
         let failures = self.workers.supervise(&self.directory);
         for gone in &self.workers.gone()[known..] {
-            self.coordinators.exited(gone.naming.name.clone(), gone.how.clone());
+            self.coordinators.exited(gone.naming.name.clone(), gone.how);
         }
         self.progress.respawned = self.workers.respawned();
         failures
@@ -401,7 +401,7 @@ impl Cluster {
             let over = |state| matches!(state, WorkerState::Lost | WorkerState::Left);
             let mut views = self.progress.workers.iter();
             if views.any(|view| view.name == gone.naming.name && !over(view.state)) {
-                self.coordinators.exited(gone.naming.name.clone(), gone.how.clone());
+                self.coordinators.exited(gone.naming.name.clone(), gone.how);
             }
         }
     }

@@ -22,6 +22,7 @@ use everstep_transport::identity::{Credentials, JoinToken, TokenLimits};
 use everstep_transport::protocol::checkpoint::CheckpointView;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::question::{CoordinatorStatus, RevokedView, RunView, TokenView};
+use everstep_transport::protocol::reason::ProcessExit;
 use everstep_transport::protocol::{
     CoordinatorId, CoordinatorView, Message, NodeName, OperatorCommand, Question, Reply, RequestId,
     RunId, RunOrigin, RunSpec, Step, Term, Verification,
@@ -204,7 +205,7 @@ impl Operator {
     }
 
     /// Reports the end of a worker's process. No answer confirms it.
-    pub(crate) fn exited(&self, name: NodeName, how: String) {
+    pub(crate) fn exited(&self, name: NodeName, how: ProcessExit) {
         self.pool.send_to_leader(Message::Exited { name, how });
     }
 

@@ -72,12 +72,11 @@ pub(crate) use self::history_cache::HISTORY_LOST_AFTER;
 pub use self::history_cache::{EventRange, EventsAfter, HistoryCache, RECENT_EVENTS};
 use self::leadership::Leadership;
 use self::lines::Lines;
-pub use self::links::LinkEnd;
 use self::links::{Links, PeerPhase};
 use self::outbox::Outbox;
 pub use self::progress::Standstill;
 use self::roster::Roster;
-pub use self::unable::UnableReason;
+pub use self::unable::UnableWorker;
 pub use self::view::{ClusterView, RunEnd};
 #[cfg(feature = "planted")]
 use crate::plant::CorePlant;
@@ -162,9 +161,7 @@ impl Core {
             ShellInput::Connected { link, identity, address } => {
                 self.connected(link, identity, address)
             }
-            ShellInput::Disconnected { link, end, reason } => {
-                self.disconnected(now, link, end, &reason);
-            }
+            ShellInput::Disconnected { link, end } => self.disconnected(now, link, end),
             ShellInput::Message { from, message } => self.on_message(now, from, message),
             ShellInput::Read(number) => self.read(number),
             ShellInput::Admit { token, node } => self.admit_node(now, token, node),

@@ -248,11 +248,11 @@ impl Node {
                 self.core.handle(now, connected);
                 self.introduce_to(link, &identity);
             }
-            ShellInput::Disconnected { link, end, reason } => {
+            ShellInput::Disconnected { link, end } => {
                 if let Some(id) = self.peers.disconnected(self.replica.members(), link) {
                     self.replica.link_lost(id);
                 }
-                self.core.handle(now, ShellInput::Disconnected { link, end, reason });
+                self.core.handle(now, ShellInput::Disconnected { link, end });
             }
             ShellInput::Message { from, message } => return self.on_message(now, from, message),
             of_core => self.core.handle(now, of_core),

@@ -5,7 +5,7 @@ use std::time::Duration;
 use everstep_transport::protocol::outcome::{Inability, RunPause, WorkerState};
 use everstep_transport::protocol::{Step, WorkerId};
 
-use crate::core::{CheckpointStoreError, ClusterView, RunEnd, UnableReason};
+use crate::core::{CheckpointStoreError, ClusterView, RunEnd, UnableWorker};
 
 /// A word for scripts, and a sentence for people.
 pub(crate) fn run_status(view: &ClusterView) -> (&'static str, String) {
@@ -141,12 +141,12 @@ fn waits_for_store(view: &ClusterView) -> Option<String> {
 
 /// Why a worker cannot compute the run, as the end of a sentence. Empty where all can.
 fn unable(view: &ClusterView) -> String {
-    let Some((name, UnableReason { inability, words })) = view.unable.first() else {
+    let Some((name, UnableWorker { inability, reason })) = view.unable.first() else {
         return String::new();
     };
     match inability {
-        Inability::Run => format!(", but {name} cannot compute the run: {words}"),
-        Inability::Place => format!(", but {name} cannot compute yet: {words}"),
+        Inability::Run => format!(", but {name} cannot compute the run: {reason}"),
+        Inability::Place => format!(", but {name} cannot compute yet: {reason}"),
     }
 }
 
@@ -198,7 +198,9 @@ fn grouped(number: u64) -> String {
 #[cfg(test)]
 mod tests {
     use everstep_transport::protocol::outcome::{PausedBy, WaitNotice, Waiting};
-    use everstep_transport::protocol::reason::{LossReason, PauseReason, UnsavedReason};
+    use everstep_transport::protocol::reason::{
+        LossReason, PauseReason, UnableCause, UnableReason, UnsavedReason,
+    };
     use everstep_transport::protocol::{
         HostName, MetricsLine, ModelAwaited, ModelPlace, NodeName, Term, WorkerLabel, WriteFailure,
     };
@@ -217,6 +219,11 @@ mod tests {
         let reasons = vec![LossReason::Silent(2_200)];
         let (since_unix_ms, checkpoint) = (78_000, Step(800));
         WaitNotice { shards: 3, owners, since_unix_ms, workers, reasons, checkpoint }
+    }
+
+    fn unable_worker(inability: Inability, words: &str) -> UnableWorker {
+        let reason = UnableReason { cause: UnableCause::Words(words.into()), address: None };
+        UnableWorker { inability, reason }
     }
 
     fn at_step(step: u64) -> Option<MetricsLine> {
@@ -242,12 +249,12 @@ mod tests {
         let started = ClusterView { world_size: 0, ..view() };
         assert_eq!(run_status(&started).1, "starting: 2 of 3 workers registered");
         let name = NodeName::parse("worker-c").expect("a valid name");
-        let why = UnableReason { inability: Inability::Run, words: "no such file".into() };
+        let why = unable_worker(Inability::Run, "no such file");
         let unable = ClusterView { unable: vec![(name.clone(), why)], ..started };
         let words = "starting: 2 of 3 workers registered, but worker-c cannot compute the run: no \
                      such file";
         assert_eq!(run_status(&unable).1, words);
-        let why = UnableReason { inability: Inability::Place, words: "no memory".into() };
+        let why = unable_worker(Inability::Place, "no memory");
         let one_waits = ClusterView { unable: vec![(name, why)], ..view() };
         let words = "training: step 812 of 1,000 with 2 workers, but worker-c cannot compute yet: \
                      no memory";

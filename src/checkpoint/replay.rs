@@ -12,6 +12,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use everstep_checkpoint::choose::{self, Wanted};
+use everstep_checkpoint::digest::Digest;
 use everstep_checkpoint::history;
 use everstep_checkpoint::manifest::{MAX_MANIFEST_BYTES, Manifest};
 use everstep_checkpoint::names::ObjectName;
@@ -232,7 +233,9 @@ fn copy(
 fn trained(progress: &Progress) -> TrainedSteps {
     let lines = progress.lines.iter().map(|line| (line.step, line.clone())).collect();
     let hash = |kind: &EventKind| match kind {
-        EventKind::Checkpoint { step, state_hash, .. } => Some((*step, state_hash.clone())),
+        EventKind::Checkpoint { step, state_hash, .. } => {
+            Some((*step, Digest(*state_hash).to_string()))
+        }
         _ => None,
     };
     let hashes = progress.events.iter().filter_map(|event| hash(&event.kind)).collect();

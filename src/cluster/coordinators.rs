@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use everstep_transport::identity::TokenId;
 use everstep_transport::protocol::outcome::Update;
 use everstep_transport::protocol::question::RunView;
+use everstep_transport::protocol::reason::ProcessExit;
 use everstep_transport::protocol::{
     CoordinatorId, NodeName, OperatorCommand, RequestId, RunOrigin, RunSpec, Step, Term, WorkerId,
 };
@@ -233,7 +234,7 @@ impl Coordinators {
     }
 
     /// Reports the end of a worker's process. In `by_hand` mode it reports nothing.
-    pub(super) fn exited(&self, name: NodeName, how: String) {
+    pub(super) fn exited(&self, name: NodeName, how: ProcessExit) {
         if !self.daemons.by_hand {
             self.operator.exited(name, how);
         }

@@ -8,13 +8,11 @@ use std::fs;
 use std::path::Path;
 
 use everstep_transport::protocol::NodeName;
+use everstep_transport::protocol::reason::ProcessExit;
 use serde_json::Value;
 
 use super::naming::Naming;
 use super::workers::EndedProcess;
-
-/// How they ended, for the coordinators.
-const HOW: &str = "ended with its launcher";
 
 /// What is left of a cluster.
 #[derive(Clone, Debug, Default)]
@@ -39,7 +37,7 @@ impl Earlier {
             let pid = listed["pid"].as_u64().unwrap_or_default() as u32;
             let is_over = matches!(listed["state"].as_str(), Some("lost" | "left"));
             let address = listed["address"].as_str().and_then(|text| text.parse().ok());
-            let (naming, how) = (Naming { label, pid, name, id: None }, HOW.to_string());
+            let (naming, how) = (Naming { label, pid, name, id: None }, ProcessExit::WithLauncher);
             Some((EndedProcess { naming, address, how }, is_over))
         };
         let listed = cluster["workers"].as_array().into_iter().flatten();

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 
 use everstep_coordinator::http;
 use everstep_kernels::device::DeviceChoice;
+use everstep_transport::protocol::reason::ProcessExit;
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use rustix::process::{Pid, Signal, kill_process};
 use serde::Deserialize;
@@ -52,8 +53,8 @@ pub struct Process {
 pub struct ProcessEnd {
     /// Whether the end is no error: the run was over, or the worker has drained.
     pub expected: bool,
-    /// How it ended, in words: "was killed (signal 9)".
-    pub how: String,
+    /// How it ended: its exit code or its signal.
+    pub how: ProcessExit,
 }
 
 /// A daemon that has started and does not listen yet.
@@ -146,7 +147,7 @@ impl Killed {
     fn end(&mut self) -> Option<ProcessEnd> {
         let status = self.0.try_wait().ok().flatten()?;
         let expected = status.success() || status.code() == Some(Exit::Terminated as i32);
-        Some(ProcessEnd { expected, how: describe(status) })
+        Some(ProcessEnd { expected, how: exit_of(status) })
     }
 }
 
@@ -170,8 +171,6 @@ struct Ready {
 
 /// How long a daemon may take to listen.
 const DAEMON_LISTEN_TIMEOUT: Duration = Duration::from_secs(20);
-/// The signal that cannot be caught.
-const KILL: i32 = 9;
 /// How often the launcher looks whether a process has ended before it listens.
 const EARLY_END_POLL_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -292,8 +291,8 @@ impl Process {
     pub fn failure(&self, end: ProcessEnd) -> ClusterError {
         let (process, log) = self.place();
         // A killed process had no time to give a reason.
-        let why = tail(&self.log).filter(|_| end.how != killed());
-        ClusterError::Process { process, how: end.how, why, log }
+        let why = tail(&self.log).filter(|_| end.how != ProcessExit::KILLED);
+        ClusterError::Process { process, how: end.how.to_string(), why, log }
     }
 
     /// Kills it, and waits for its end.
@@ -359,7 +358,7 @@ impl Starting {
             Some(end) if self.control.is_some() && end.expected => {
                 format!("{}, and its script has trained nothing: it has no everstep.Run", end.how)
             }
-            Some(end) => end.how,
+            Some(end) => end.how.to_string(),
             None => "does not listen in time".into(),
         };
         let process = format!("{} (pid {})", self.label, self.child.0.id());
@@ -484,16 +483,11 @@ pub fn joined(addresses: &[SocketAddr]) -> String {
     addresses.join(",")
 }
 
-/// How a process ended, in words: "ended with exit code 1".
-pub(crate) fn describe(status: ExitStatus) -> String {
+/// How a process ended, whose display is words: "ended with exit code 1".
+pub(crate) fn exit_of(status: ExitStatus) -> ProcessExit {
     match (status.code(), status.signal()) {
-        (_, Some(KILL)) => killed(),
-        (_, Some(signal)) => format!("ended by signal {signal}"),
-        (Some(code), _) => format!("ended with exit code {code}"),
-        _ => "ended".into(),
+        (_, Some(signal)) => ProcessExit::Signal(signal),
+        (Some(code), _) => ProcessExit::Code(code),
+        _ => ProcessExit::Unknown,
     }
-}
-
-fn killed() -> String {
-    format!("was killed (signal {KILL})")
 }

@@ -282,7 +282,7 @@ mod tests {
             step: Step(step),
             bytes: 1,
             seconds: 0.1,
-            state_hash: "ab".into(),
+            state_hash: [8; 32],
         };
         let back = |to| {
             let reason = RollbackReason::Asked;

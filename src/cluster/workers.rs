@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
 use everstep_kernels::device::DeviceChoice;
+use everstep_transport::protocol::reason::ProcessExit;
 use everstep_transport::protocol::{NodeName, RunSpec, WorkerId};
 use serde_json::{Map, Value, json};
 
@@ -59,8 +60,8 @@ pub(super) struct EndedProcess {
     pub(super) naming: Naming,
     /// Where it listened, if that is known.
     pub(super) address: Option<SocketAddr>,
-    /// How the process ended, in words: its exit code or its signal.
-    pub(super) how: String,
+    /// How the process ended: its exit code or its signal.
+    pub(super) how: ProcessExit,
 }
 
 /// A worker that dies before this age has hardly had the time to join. Its successor may do the
@@ -287,7 +288,7 @@ impl Workers {
     /// Files a process that has ended. Returns its end as an error if it was unexpected.
     fn bury(&mut self, process: &Process, end: ProcessEnd) -> Option<ClusterError> {
         let (naming, address) = (process.naming().clone(), Some(process.address()));
-        self.gone.push(EndedProcess { naming, address, how: end.how.clone() });
+        self.gone.push(EndedProcess { naming, address, how: end.how });
         if end.expected {
             return None;
         }
@@ -341,7 +342,7 @@ mod tests {
         let ended = |label: &str| {
             let name = NodeName::parse("worker-a").expect("a name");
             let naming = Naming { label: label.into(), pid: 7, name, id: None };
-            EndedProcess { naming, address: None, how: "ended".into() }
+            EndedProcess { naming, address: None, how: ProcessExit::Unknown }
         };
         let workers = workers.after(["worker-3", "worker-12", "odd"].map(ended).into());
         assert_eq!((workers.earlier, workers.gone().len(), workers.living().len()), (12, 3, 0));

@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn a_checkpoint_is_said_with_its_size_and_its_time() {
-        let (step, bytes, seconds, state_hash) = (Step(500), 1_503_200_000, 2.34, String::new());
+        let (step, bytes, seconds, state_hash) = (Step(500), 1_503_200_000, 2.34, [8; 32]);
         let kind = EventKind::Checkpoint { step, bytes, seconds, state_hash };
         let words = "checkpoint of step 500: 1503.2 MB in 2.3 s";
         assert_eq!(said(9, kind).as_deref(), Some(words));

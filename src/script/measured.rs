@@ -67,7 +67,7 @@ impl Measured {
         match fs::read(&file) {
             Ok(text) => serde_json::from_slice(&text).map_err(|error| failed(error.to_string())),
             Err(_) => {
-                let how = cluster::describe(ended);
+                let how = cluster::exit_of(ended);
                 let before = "before it had computed a micro-batch of an everstep.Run";
                 Err(failed(format!("it {how} {before}")))
             }

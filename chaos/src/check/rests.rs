@@ -143,7 +143,7 @@ mod tests {
         let reason = || UnsavedReason::NoPart;
         let failed = || EventKind::CheckpointFailed { step: Step(4), reason: reason() };
         let listed = || {
-            let state_hash = String::new();
+            let state_hash = [8; 32];
             EventKind::Checkpoint { step: Step(4), bytes: 1, seconds: 1.0, state_hash }
         };
         let over = || EventKind::Complete { step: Step(9), model: None };

@@ -4,10 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use everstep_coordinator::core::{
-    Core, CoreEffect, CoreInput, EventRange, LinkEnd, LinkId, ShellEffect, ShellInput,
+    Core, CoreEffect, CoreInput, EventRange, LinkId, ShellEffect, ShellInput,
 };
 use everstep_coordinator::lines::{LinesFound, PAGE};
 use everstep_transport::protocol::outcome::{Event, Update};
+use everstep_transport::protocol::reason::LinkEnd;
 use everstep_transport::protocol::{HistoryEvent, Lineage, Message, MetricsLine, Step, Term};
 use everstep_transport::time::Time;
 
@@ -176,13 +177,10 @@ impl StormSim {
             | CoreEffect::Shell(ShellEffect::ReadReady(_)) => {}
             // No operator asks for it here.
             CoreEffect::Describe { .. } | CoreEffect::Transfer { .. } => {}
-            CoreEffect::Shell(ShellEffect::Close { to, reason }) => {
+            CoreEffect::Shell(ShellEffect::Close { to, .. }) => {
                 self.tell(to, WorkerEvent::Closed);
-                let closed = CoreInput::Shell(ShellInput::Disconnected {
-                    link: to,
-                    end: LinkEnd::Lost,
-                    reason,
-                });
+                let (link, end) = (to, LinkEnd::ClosedHere);
+                let closed = CoreInput::Shell(ShellInput::Disconnected { link, end });
                 self.bring(StormLane::Up(to), StormEvent::Arrive(closed));
             }
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use everstep_coordinator::core::{CoreInput, ShellInput};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::reason::ProcessExit;
 use everstep_transport::protocol::{Message, NodeName, OperatorCommand, RequestId, Step};
 
 use super::{OPERATOR, StormEvent, StormFailure, StormLane, StormSim};
@@ -52,7 +53,7 @@ impl StormSim {
     /// The launcher reports the end of a process. Without the report the run would wait for its
     /// state.
     pub(super) fn report_exit(&mut self, name: NodeName) {
-        self.say(OPERATOR, Message::Exited { name, how: "was killed by signal 9".into() });
+        self.say(OPERATOR, Message::Exited { name, how: ProcessExit::KILLED });
     }
 
     pub(super) fn told(&mut self, message: Message) -> Result<(), StormFailure> {

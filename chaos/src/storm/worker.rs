@@ -4,10 +4,11 @@ use std::net::Ipv4Addr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use everstep_coordinator::core::{CoreInput, LinkEnd, LinkId, ShellInput};
+use everstep_coordinator::core::{CoreInput, LinkId, ShellInput};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration};
 use everstep_transport::protocol::outcome::WorkerResult;
+use everstep_transport::protocol::reason::LinkEnd;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
     Device, Generation, MachineId, Message, ModelPlace, NodeName, Record, Shard, Step, Term,
@@ -150,7 +151,7 @@ impl StormSim {
             (WorkerEvent::Hear(message), _) => self.hear(place, &message)?,
             (WorkerEvent::Closed, _) => self.come_again(place),
             (WorkerEvent::Cut, _) => {
-                self.disconnect(link, LinkEnd::Lost);
+                self.disconnect(link, LinkEnd::Silent);
                 self.come_again(place);
             }
             (WorkerEvent::Killed, _) => {
@@ -365,7 +366,7 @@ impl StormSim {
     // Links.
 
     fn disconnect(&mut self, link: LinkId, end: LinkEnd) {
-        let closed = CoreInput::Shell(ShellInput::Disconnected { link, end, reason: "cut".into() });
+        let closed = CoreInput::Shell(ShellInput::Disconnected { link, end });
         self.bring(StormLane::Up(link), StormEvent::Arrive(closed));
     }
 

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use everstep_kernels::buffer::Buffer;
 use everstep_kernels::reduce;
+use everstep_transport::protocol::reason::ProcessExit;
 use everstep_transport::protocol::{Chunk, Generation, Message, OperatorCommand};
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, StreamItem};
@@ -138,7 +139,7 @@ impl World {
             self.faults.forget(node);
             match node {
                 NodeId::Operator | NodeId::Client(_) | NodeId::Leader => return,
-                NodeId::Worker(place) => self.end_worker(place, "it was killed"),
+                NodeId::Worker(place) => self.end_worker(place, ProcessExit::KILLED),
                 NodeId::Coordinator(place) => self.end_coordinator(place),
             }
             self.cut_links(node);

@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use everstep_coordinator::core::{self as coordination, LinkEnd, ShellInput};
+use everstep_coordinator::core::{self as coordination, ShellInput};
 use everstep_coordinator::node;
 use everstep_transport::protocol::Message;
+use everstep_transport::protocol::reason::LinkEnd;
 use everstep_transport::time::Time;
 use everstep_worker::step::event::{Input, Lane, LinkId};
 
@@ -297,12 +298,12 @@ impl World {
                     self.later(Event::Removed(place));
                 }
                 let end = match sign {
-                    Sign::Gone => LinkEnd::Goodbye,
+                    Sign::Gone => LinkEnd::Goodbye(reason),
                     Sign::Refused => LinkEnd::Refused,
-                    Sign::Lost | Sign::Expelled => LinkEnd::Lost,
+                    Sign::Lost | Sign::Expelled => LinkEnd::Closed(reason),
                 };
                 let link = coordination::LinkId(number);
-                self.step_coordinator(place, ShellInput::Disconnected { link, end, reason })
+                self.step_coordinator(place, ShellInput::Disconnected { link, end })
             }
             (NodeId::Worker(place), NodeId::Worker(peer)) => self.lose_peer(place, peer, reason),
             (NodeId::Worker(place), NodeId::Coordinator(coordinator)) => {
@@ -330,9 +331,8 @@ impl World {
         if self.network.links.number(own, peer) == Some(link.0) {
             self.close_link(own, peer, end);
         }
-        let reason = "this coordinator has closed it".into();
-        let closed =
-            node::NodeInput::Shell(ShellInput::Disconnected { link, end: LinkEnd::Lost, reason });
+        let end = LinkEnd::ClosedHere;
+        let closed = node::NodeInput::Shell(ShellInput::Disconnected { link, end });
         self.later(Event::Coordinator(place, closed.into()));
     }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use everstep_coordinator::core::{LinkId, ShellInput};
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::{EventKind, Outcome, Update};
+use everstep_transport::protocol::reason::ProcessExit;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
     CoordinatorId, Message, MetricsLine, NodeName, OperatorCommand, Question, RequestId, RunId,
@@ -53,7 +54,7 @@ pub struct SimOperator {
     event: u64,
     outcome: Outcome,
     /// Processes that a launcher has seen end. It keeps them until the leader has recorded that.
-    exits: Vec<(NodeName, String)>,
+    exits: Vec<(NodeName, ProcessExit)>,
     /// When the world last looked for processes that have ended.
     looked: Time,
     /// The operator has asked for a pause, and has not been told that it is over.
@@ -104,7 +105,7 @@ impl SimOperator {
     }
 
     /// Notes that a launcher has seen the end of a process.
-    pub fn exited(&mut self, name: NodeName, how: String) {
+    pub fn exited(&mut self, name: NodeName, how: ProcessExit) {
         self.exits.push((name, how));
     }
 

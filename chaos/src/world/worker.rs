@@ -8,6 +8,7 @@ use everstep_coordinator::core::ShellInput;
 use everstep_kernels::buffer::Pool;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
+use everstep_transport::protocol::reason::ProcessExit;
 use everstep_transport::protocol::{Chunk, Generation, Message, NodeName, Shard, Step, WorkerId};
 use everstep_transport::time::Time;
 use everstep_worker::step::Promise;
@@ -318,7 +319,7 @@ impl World {
         self.note(format_args!("worker {place} ends: {exit:?}"));
         self.checkers.liveness.progress(self.now);
         self.close_links(NodeId::Worker(place), "its process has ended");
-        self.end_worker(place, &format!("{exit:?}"));
+        self.end_worker(place, ProcessExit::Unknown);
         if self.now >= self.faults.end() && *self.operator.outcome() == Outcome::Running {
             let slot = self.workers[place].slot;
             self.queue.put(self.now + WORKER_RESTART_DELAY, Event::Restart(NodeId::Worker(slot)));
@@ -327,12 +328,12 @@ impl World {
 
     /// A process has ended. Sometimes the operator sees that before any coordinator. A launcher
     /// reports it until the leader has recorded it.
-    pub(super) fn end_worker(&mut self, place: usize, how: &str) {
+    pub(super) fn end_worker(&mut self, place: usize, how: ProcessExit) {
         let name = self.workers[place].name.clone();
         self.workers[place].crash();
-        self.operator.exited(name.clone(), how.into());
+        self.operator.exited(name.clone(), how);
         if self.random.below(2) == 0 {
-            let exited = Message::Exited { name, how: how.into() };
+            let exited = Message::Exited { name, how };
             let at = self.now + self.random.delay() * 8;
             self.queue.put(at, Event::Operator(Box::new(exited)));
         }

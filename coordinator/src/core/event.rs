@@ -4,11 +4,12 @@ use std::net::SocketAddr;
 
 use everstep_transport::identity::{Identity, Refusal, TokenId};
 use everstep_transport::protocol::outcome::Update;
+use everstep_transport::protocol::reason::LinkEnd;
 use everstep_transport::protocol::{
     CoordinatorId, HistoryEntry, Lineage, ManifestToWrite, Message, NodeName, RequestId, Step, Term,
 };
 
-use super::{EventRange, LinkEnd, LinkId};
+use super::{EventRange, LinkId};
 use crate::lines::{LineRecord, LinesFound};
 use crate::state::{CommandEntry, LineHistory, State};
 
@@ -79,10 +80,8 @@ pub enum ShellInput {
     Disconnected {
         /// The link that is gone.
         link: LinkId,
-        /// What its end tells of the peer's process.
+        /// How it ended, which tells whether the peer's process may live.
         end: LinkEnd,
-        /// Why it ended, in words.
-        reason: String,
     },
     /// A peer says something.
     Message {

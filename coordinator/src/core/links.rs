@@ -15,19 +15,6 @@ use super::LinkId;
 /// mistyped, so more names are not needed.
 const MAX_OPERATORS: usize = 1_000;
 
-/// What the end of a link tells of the peer's process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum LinkEnd {
-    /// The process said that it ends: it is dead.
-    Goodbye,
-    /// The peer's host refuses packets for the process, and nothing arrives on the link any more. A
-    /// wait for the peer's answer is not worthwhile, but a firewall refuses packets for a living
-    /// process too.
-    Refused,
-    /// Any other end: the process may live.
-    Lost,
-}
-
 /// How far the peer on a link has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerPhase {

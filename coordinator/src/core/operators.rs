@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::reason::{FailReason, LossReason};
+use everstep_transport::protocol::reason::{FailReason, LossReason, ProcessExit};
 use everstep_transport::protocol::{Message, NodeName, OperatorCommand, RequestId};
 use everstep_transport::time::Time;
 
@@ -84,7 +84,7 @@ impl Core {
             Message::Transfer { id, to } => {
                 self.outbox.push(CoreEffect::Transfer { asked_by: from, id, to });
             }
-            Message::Exited { name, how } => self.exited(now, &name, &how),
+            Message::Exited { name, how } => self.exited(now, &name, how),
             _ => self.links.ignore(),
         }
     }
@@ -151,11 +151,11 @@ impl Core {
     }
 
     /// A launcher noticed the end of a process: the leader expects nothing more of the process.
-    fn exited(&mut self, now: Time, name: &NodeName, how: &str) {
+    fn exited(&mut self, now: Time, name: &NodeName, how: ProcessExit) {
         if self.leader().is_some()
             && let Some(worker) = self.state.on_node(name)
         {
-            let reason = LossReason::ProcessEnded(super::workers::bounded(how));
+            let reason = LossReason::ProcessEnded(how);
             self.suspect(now, worker, Suspicion { reason, certainty: Certainty::Dead });
         }
     }

@@ -43,6 +43,7 @@ use everstep_transport::protocol::message::{Fingerprint, Heartbeat, Registration
 use everstep_transport::protocol::outcome::{
     Event, EventKind, Inability, Update, WorkerResult, WorkerState, WorkerView,
 };
+use everstep_transport::protocol::reason::{LinkEnd, ProcessExit};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::step::Status;
 use everstep_transport::protocol::{
@@ -379,24 +380,19 @@ impl World {
     }
 
     fn cut(&mut self, link: LinkId) {
-        self.give(ShellInput::Disconnected {
-            link,
-            end: LinkEnd::Lost,
-            reason: "timed out".into(),
-        });
+        self.give(ShellInput::Disconnected { link, end: LinkEnd::Silent });
     }
 
     fn kill(&mut self, link: LinkId) {
         self.workers.remove(&link);
-        let (end, reason) = (LinkEnd::Goodbye, "it said goodbye".into());
-        self.give(ShellInput::Disconnected { link, end, reason });
+        let end = LinkEnd::Goodbye("it said goodbye".into());
+        self.give(ShellInput::Disconnected { link, end });
     }
 
     /// The worker's host refuses packets for the worker, which may live.
     fn refuse(&mut self, link: LinkId) {
         self.workers.remove(&link);
-        let (end, reason) = (LinkEnd::Refused, "no process listens".into());
-        self.give(ShellInput::Disconnected { link, end, reason });
+        self.give(ShellInput::Disconnected { link, end: LinkEnd::Refused });
     }
 
     fn actor(&mut self, link: LinkId) -> &mut Actor {

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
-use everstep_transport::protocol::reason::{FailReason, LossReason};
+use everstep_transport::protocol::reason::{FailReason, LossReason, UnableCause, UnableReason};
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{Message, NodeName, WorkerId};
 use everstep_transport::time::Time;
@@ -27,7 +27,7 @@ const ABLE_WORKER_AWAITED_FOR: Duration = Duration::from_secs(3);
 /// The workers that cannot compute the run, and why.
 #[derive(Debug, Default)]
 pub(super) struct UnableWorkers {
-    reasons: BTreeMap<NodeName, UnableReason>,
+    reasons: BTreeMap<NodeName, UnableWorker>,
     /// Since when there is a worker for which the run is the reason.
     since: Option<Time>,
     /// The links of workers that were refused for what they would compute.
@@ -38,13 +38,13 @@ pub(super) struct UnableWorkers {
     is_judged: bool,
 }
 
-/// Why a worker cannot compute the run.
+/// A worker that cannot compute the run.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnableReason {
+pub struct UnableWorker {
     /// Where the reason lies.
     pub inability: Inability,
-    /// The reason in words.
-    pub words: String,
+    /// What keeps the worker from computing the run, and its address.
+    pub reason: UnableReason,
 }
 
 impl UnableWorkers {
@@ -64,7 +64,7 @@ impl UnableWorkers {
     }
 
     /// A worker that was told the run cannot build it. Returns whether that is news.
-    fn note(&mut self, now: Time, name: &NodeName, why: UnableReason) -> bool {
+    fn note(&mut self, now: Time, name: &NodeName, why: UnableWorker) -> bool {
         let inability = why.inability;
         if inability == Inability::Run {
             self.since.get_or_insert(now);
@@ -96,22 +96,22 @@ impl UnableWorkers {
         let all_came = hopeless >= start_workers;
         let is_due = able == 0 && all_came || now.since(since) >= ABLE_WORKER_AWAITED_FOR;
         let first = self.hopeless().next();
-        let (name, words) = first.filter(|_| is_due && able < start_workers)?;
-        let (name, others) = (name.clone(), hopeless as u64 - 1);
-        let reason = FailReason::Unable { name: name.clone(), others, words: words.into() };
+        let (name, reason) = first.filter(|_| is_due && able < start_workers)?;
+        let (name, reason, others) = (name.clone(), reason.clone(), hopeless as u64 - 1);
+        let reason = FailReason::Unable { name: name.clone(), others, reason };
         Some((name, reason))
     }
 
-    /// The workers for which the run is the reason, with their words.
-    fn hopeless(&self) -> impl Iterator<Item = (&NodeName, &str)> {
+    /// The workers for which the run is the reason, and that reason in full.
+    fn hopeless(&self) -> impl Iterator<Item = (&NodeName, &UnableReason)> {
         let of_run = self.reasons.iter().filter(|(_, why)| why.inability == Inability::Run);
-        of_run.map(|(name, why)| (name, why.words.as_str()))
+        of_run.map(|(name, why)| (name, &why.reason))
     }
 
     /// Why workers cannot compute the run. Once it has `begun`, only workers with a place that is
     /// the reason count.
-    fn reasons(&self, begun: bool) -> Vec<(NodeName, UnableReason)> {
-        let counts = |why: &UnableReason| !begun || why.inability == Inability::Place;
+    fn reasons(&self, begun: bool) -> Vec<(NodeName, UnableWorker)> {
+        let counts = |why: &UnableWorker| !begun || why.inability == Inability::Place;
         let reasons = self.reasons.iter().filter(|(_, why)| counts(why));
         reasons.map(|(name, why)| (name.clone(), why.clone())).collect()
     }
@@ -124,9 +124,9 @@ impl Core {
         now: Time,
         link: LinkId,
         inability: Inability,
-        words: &str,
+        cause: UnableCause,
     ) {
-        if let Some((name, reason)) = self.enter_unable(now, link, inability, bounded(words)) {
+        if let Some((name, reason)) = self.enter_unable(now, link, inability, cause) {
             self.note(now, EventKind::Unable { name, reason, inability });
         }
         self.judge_unable(now);
@@ -143,7 +143,7 @@ impl Core {
         }
         self.completion.unable.turned_away.insert(link);
         self.outbox.send(link, Message::Unable { inability, reason: reason.clone() });
-        self.enter_unable(now, link, inability, reason);
+        self.enter_unable(now, link, inability, UnableCause::Words(reason));
         self.judge_unable(now);
     }
 
@@ -166,17 +166,14 @@ impl Core {
         now: Time,
         link: LinkId,
         inability: Inability,
-        mut words: String,
-    ) -> Option<(NodeName, String)> {
+        cause: UnableCause,
+    ) -> Option<(NodeName, UnableReason)> {
         let Link { identity, address, .. } = self.links.find(link)?;
         let name = identity.name.clone();
-        // An operator finds the machine of a worker without a registration by nothing else.
-        if let Some(address) = address {
-            words += &format!(" (the worker is at {})", address.ip());
-        }
+        let reason = UnableReason { cause, address: address.map(|address| address.ip()) };
         self.links.enter(link, PeerPhase::Unable);
-        let why = UnableReason { inability, words: words.clone() };
-        self.completion.unable.note(now, &name, why).then_some((name, words))
+        let why = UnableWorker { inability, reason: reason.clone() };
+        self.completion.unable.note(now, &name, why).then_some((name, reason))
     }
 
     /// A registered worker cannot go on. If the run is the reason, no other worker could compute
@@ -205,11 +202,11 @@ impl Core {
     /// Says of workers with a build that takes very long that they cannot compute the run yet.
     pub(super) fn judge_builds(&mut self, now: Time) {
         let Some(least) = self.state.run().map(|run| run.hang_after_ms) else { return };
-        let most = Duration::from_millis(least.saturating_mul(FIRST_TIMES));
+        let most_ms = least.saturating_mul(FIRST_TIMES);
+        let most = Duration::from_millis(most_ms);
         let building = self.workers_in(|phase| phase == PeerPhase::Welcomed);
         for link in self.completion.unable.build(now, building, most) {
-            let words = format!("its build of the model and the data has taken {most:?} so far");
-            self.cannot_build(now, link, Inability::Place, &words);
+            self.cannot_build(now, link, Inability::Place, UnableCause::BuildOverdue(most_ms));
         }
     }
 
@@ -230,7 +227,7 @@ impl Core {
 
     /// Why workers cannot compute the run. Before the run has begun these are all such workers,
     /// later only those with a place that is the reason.
-    pub(super) fn unable(&self) -> Vec<(NodeName, UnableReason)> {
+    pub(super) fn unable(&self) -> Vec<(NodeName, UnableWorker)> {
         let begun = self.state.record().is_some();
         if self.running() { self.completion.unable.reasons(begun) } else { Vec::new() }
     }

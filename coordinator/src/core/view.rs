@@ -71,6 +71,7 @@ impl Core {
         };
         let last = self.history.is_whole() && in_file.is_none() && events.len() <= PAGE;
         let last = last && (run.is_none() || !same || self.is_last_page(step));
+        let unable = self.unable().into_iter();
         let update = Update {
             run,
             step,
@@ -85,7 +86,7 @@ impl Core {
             waiting: self.waiting(),
             owners_awaited: self.owners_awaited(),
             model_awaited: self.model_awaited(),
-            unable: self.unable().into_iter().map(|(name, why)| (name, why.words)).collect(),
+            unable: unable.map(|(name, why)| (name, why.reason.to_string())).collect(),
             unreachable: self.unreachable(now),
             outcome: if last { self.state.outcome().clone() } else { Outcome::Running },
             paused: self.paused(),

@@ -5,12 +5,12 @@ use std::net::SocketAddr;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::message::{Heartbeat, Registration};
 use everstep_transport::protocol::outcome::Outcome;
-use everstep_transport::protocol::reason::{FailReason, LossReason};
+use everstep_transport::protocol::reason::{FailReason, LinkEnd, LossReason, UnableCause};
 use everstep_transport::protocol::{Message, NodeName, WorkerId};
 use everstep_transport::time::Time;
 
 use super::failure_detector::{Certainty, Suspicion, WORKER_SUSPECT_AFTER};
-use super::links::{Link, LinkEnd, PeerPhase};
+use super::links::{Link, PeerPhase};
 use super::{Core, LinkId, Parts};
 use crate::state::{Command, EntryOutcome, WorkerPhase};
 
@@ -59,14 +59,14 @@ impl Core {
     }
 
     /// A worker that is no member may come back in time. A member is missed at once.
-    pub(super) fn disconnected(&mut self, now: Time, link: LinkId, end: LinkEnd, reason: &str) {
+    pub(super) fn disconnected(&mut self, now: Time, link: LinkId, mut end: LinkEnd) {
         self.clients.forget(link);
         self.leadership.confirmations.forget(link);
         self.lines.on_lost_link(link);
         let name = self.links.find(link).map(|link| link.identity.name.clone());
         name.iter().for_each(|name| self.completion.unable.forget_place(name));
         let certainty = match end {
-            LinkEnd::Goodbye => Certainty::Dead,
+            LinkEnd::Goodbye(_) | LinkEnd::SaidAll => Certainty::Dead,
             #[cfg(feature = "planted")]
             LinkEnd::Refused
                 if self.state.plant == Some(crate::plant::CorePlant::RefusalIsProof) =>
@@ -74,10 +74,13 @@ impl Core {
                 Certainty::Dead
             }
             LinkEnd::Refused => Certainty::Refused,
-            LinkEnd::Lost => Certainty::Silent,
+            _ => Certainty::Silent,
         };
-        let gone = end != LinkEnd::Lost;
-        let suspicion = Suspicion { reason: LossReason::LinkClosed(bounded(reason)), certainty };
+        let gone = certainty != Certainty::Silent;
+        if let Some(words) = end.words_mut() {
+            *words = bounded(words);
+        }
+        let suspicion = Suspicion { reason: LossReason::LinkClosed(end), certainty };
         match self.links.remove(link) {
             // A worker that fell silent before its link timed out is judged by its silence.
             Some(PeerPhase::Registered(worker))
@@ -128,7 +131,10 @@ impl Core {
             (
                 Some(PeerPhase::Welcomed | PeerPhase::Registering(_) | PeerPhase::Unable),
                 Message::Unable { inability, reason },
-            ) => self.cannot_build(now, from, inability, &reason),
+            ) => {
+                let cause = UnableCause::Words(bounded(&reason));
+                self.cannot_build(now, from, inability, cause);
+            }
             (Some(PeerPhase::Registered(worker)), message) => {
                 self.on_worker_message(now, from, worker, message)
             }

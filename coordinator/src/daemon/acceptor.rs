@@ -12,8 +12,7 @@ use everstep_transport::quic::{Link, LinkError};
 use tokio::sync::watch;
 
 use super::actor::{CoordinatorActor, Expelled, PeerConnected, PeerInput};
-use crate::core::{LinkEnd, LinkId, ShellInput};
-use crate::node::NodeInput;
+use crate::core::LinkId;
 
 /// While this many entries wait for the disk, messages wait too, since they would bring more.
 /// Messages of coordinators do not wait: the log has bounds of its own, and takes silence for
@@ -60,33 +59,19 @@ impl Acceptor {
     async fn run(mut self, id: LinkId, link: Link) {
         let waits_for_disk = link.identity().role != Role::Coordinator;
         loop {
-            let (input, over) = match link.receive().await {
-                Ok(message) => (NodeInput::Shell(ShellInput::Message { from: id, message }), false),
-                Err(error) => {
-                    if error.is_expulsion() && !waits_for_disk {
-                        self.expelled();
-                    }
-                    let (end, reason) = (end_of(&error), error.to_string());
-                    (NodeInput::Shell(ShellInput::Disconnected { link: id, end, reason }), true)
-                }
-            };
+            let received = link.receive().await;
+            let is_over = received.is_err();
+            if received.as_ref().is_err_and(LinkError::is_expulsion) && !waits_for_disk {
+                self.expelled();
+            }
             let has_room = |waiting: &usize| *waiting < MAX_BACKLOG;
             if waits_for_disk && self.backlog.wait_for(has_room).await.is_err() {
                 return;
             }
-            if self.coordinator.send(PeerInput(input)).await.is_err() || over {
+            let input = PeerInput { link: id, received };
+            if self.coordinator.send(input).await.is_err() || is_over {
                 return;
             }
         }
-    }
-}
-
-/// What a link's error says about the peer's process. Only a goodbye of the process itself proves
-/// its end.
-fn end_of(error: &LinkError) -> LinkEnd {
-    match error {
-        LinkError::Gone { .. } => LinkEnd::Goodbye,
-        LinkError::Unreachable { .. } => LinkEnd::Refused,
-        _ => LinkEnd::Lost,
     }
 }

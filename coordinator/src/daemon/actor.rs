@@ -14,7 +14,7 @@ use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use actix::{Actor, ActorContext, Addr, AsyncContext, Context, Handler, Message, MessageResult};
 use everstep_transport::identity::Identity;
 use everstep_transport::protocol::{self, CoordinatorId, CoordinatorView, Lineage, NodeName, Step};
-use everstep_transport::quic::{Endpoint, Link};
+use everstep_transport::quic::{Endpoint, Link, LinkError};
 use everstep_transport::time::Time;
 use tokio::sync::watch;
 
@@ -42,10 +42,13 @@ pub(super) struct PeerConnected {
     pub(super) link: Link,
 }
 
-/// A peer has sent a message, or its link is gone.
+/// A peer has sent a message, or its link has ended.
 #[derive(Message)]
 #[rtype(result = "()")]
-pub(super) struct PeerInput(pub(super) NodeInput);
+pub(super) struct PeerInput {
+    pub(super) link: LinkId,
+    pub(super) received: Result<protocol::Message, LinkError>,
+}
 
 /// Time has passed. The coordinator looks at the clock by itself as well. Answers with an error
 /// that has stopped it, or with true once the other coordinators go on without it.
@@ -225,9 +228,10 @@ impl CoordinatorActor {
     }
 
     /// Logs once that another coordinator has fallen silent, when its last link is gone.
-    fn miss(&mut self, identity: &Identity, reason: &str) {
+    fn miss(&mut self, identity: &Identity, error: &LinkError) {
         if !self.end.is_leaving && self.peers.has_fallen_silent(identity) {
             let (id, name) = (self.id_of(&identity.name).map(|id| id.0), &identity.name);
+            let reason = error.to_string();
             tracing::warn!(id, %name, reason, "another coordinator has fallen silent");
         }
     }
@@ -314,27 +318,19 @@ impl Handler<PeerConnected> for CoordinatorActor {
 impl Handler<PeerInput> for CoordinatorActor {
     type Result = ();
 
-    fn handle(&mut self, PeerInput(input): PeerInput, _: &mut Self::Context) {
-        let gone = match &input {
-            NodeInput::Shell(ShellInput::Disconnected { link, reason, .. }) => {
-                Some((*link, reason.clone()))
+    fn handle(&mut self, PeerInput { link, received }: PeerInput, _: &mut Self::Context) {
+        match received {
+            Ok(message) if self.answer_for_keys(link, &message) => {}
+            Ok(message) => {
+                self.note(link, &message);
+                self.on_input(ShellInput::Message { from: link, message });
             }
-            NodeInput::Shell(ShellInput::Message { from, message })
-                if self.answer_for_keys(*from, message) =>
-            {
-                return;
+            Err(error) => {
+                self.on_input(ShellInput::Disconnected { link, end: error.clone().end() });
+                if let Some(identity) = self.peers.remove(link) {
+                    self.miss(&identity, &error);
+                }
             }
-            NodeInput::Shell(ShellInput::Message { from, message }) => {
-                self.note(*from, message);
-                None
-            }
-            _ => None,
-        };
-        self.on_input(input);
-        if let Some((link, reason)) = gone
-            && let Some(identity) = self.peers.remove(link)
-        {
-            self.miss(&identity, &reason);
         }
     }
 }

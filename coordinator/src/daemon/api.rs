@@ -12,6 +12,7 @@ use std::net::SocketAddr;
 use actix::Message;
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::question::CoordinatorStatus;
+use everstep_transport::protocol::reason::LinkEnd;
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
     self, CoordinatorId, CoordinatorView, NodeName, RunId, Verification,
@@ -20,7 +21,7 @@ use everstep_transport::time::Time;
 use tokio::sync::oneshot;
 
 use super::history_file::HistoryFile;
-use crate::core::{Core, LinkEnd, LinkId, ShellInput};
+use crate::core::{Core, LinkId, ShellInput};
 use crate::history::HistorySummary;
 use crate::line_file::LineFiles;
 use crate::node::{NodeInput, ReachableVoters};
@@ -130,13 +131,10 @@ impl OperatorRequests {
             resigns,
             answer: Some(answer),
         });
+        // The request before was answered, or its client waits no longer.
         let closed = before.map(|open| {
-            let reason = "it was answered, or its client waits no longer".into();
-            NodeInput::Shell(ShellInput::Disconnected {
-                link: open.link,
-                end: LinkEnd::Goodbye,
-                reason,
-            })
+            let end = LinkEnd::SaidAll;
+            NodeInput::Shell(ShellInput::Disconnected { link: open.link, end })
         });
         let identity = Identity { role: Role::Operator, name: name.expect("a valid name") };
         let connected = NodeInput::Shell(ShellInput::Connected { link, identity, address: None });

@@ -295,13 +295,13 @@ mod tests {
     use everstep_transport::identity::{Identity, Role};
     use everstep_transport::protocol::figures::RunFigures;
     use everstep_transport::protocol::outcome::Outcome;
-    use everstep_transport::protocol::reason::LossReason;
+    use everstep_transport::protocol::reason::{LinkEnd, LossReason};
     use everstep_transport::protocol::{
         CheckpointId, CoordinatorId, Lineage, NodeName, RunId, Step, Term, WorkerId, exemplars,
     };
 
     use super::*;
-    use crate::core::{LinkEnd, LinkId};
+    use crate::core::LinkId;
     use crate::raft::{EntryKind, HardState, LogPosition};
     use crate::state::Change;
 
@@ -364,11 +364,8 @@ mod tests {
                 messages.extend([held, ready, cut_off, plain].map(Message::Heartbeat));
             }
         }
-        let gone = NodeInput::Shell(ShellInput::Disconnected {
-            link: LINK,
-            end: LinkEnd::Goodbye,
-            reason: "closed".into(),
-        });
+        let end = LinkEnd::SaidAll;
+        let gone = NodeInput::Shell(ShellInput::Disconnected { link: LINK, end });
         let messages = messages
             .into_iter()
             .map(|message| NodeInput::Shell(ShellInput::Message { from: LINK, message }));

@@ -1,7 +1,9 @@
 //! The sums of events and lines.
 
 use everstep_transport::protocol::outcome::{Event, EventKind};
-use everstep_transport::protocol::reason::{LossReason, NamedWorker, RollbackReason};
+use everstep_transport::protocol::reason::{
+    LinkEnd, LossReason, NamedWorker, ProcessExit, RollbackReason,
+};
 use everstep_transport::protocol::{Cause, NodeName, Shard, WorkerId};
 
 use super::*;
@@ -46,7 +48,7 @@ fn whatever_happens_is_counted_once() {
         registered(2),
         registered(3),
         began(1, Cause::Start, &[2, 3]),
-        lost(3, LossReason::LinkClosed("timed out".into())),
+        lost(3, LossReason::LinkClosed(LinkEnd::Silent)),
         began(2, Cause::Lost, &[2]),
         EventKind::Rollback { from: Step(9), to: Step(0), reason: RollbackReason::Asked },
     ]);
@@ -75,8 +77,8 @@ fn a_run_lacks_nothing_of_what_the_one_before_it_lacked() {
 #[test]
 fn a_loss_is_classed_by_its_reason() {
     for (reason, class) in [
-        (LossReason::LinkClosed("timed out".into()), "link"),
-        (LossReason::ProcessEnded("was killed".into()), "process"),
+        (LossReason::LinkClosed(LinkEnd::Silent), "link"),
+        (LossReason::ProcessEnded(ProcessExit::KILLED), "process"),
         (LossReason::Silent(2_200), "silence"),
         (LossReason::NoAnswer, "silence"),
         (LossReason::Failed("no space left".into()), "failure"),

@@ -40,6 +40,7 @@ pub(super) fn page<T: Serialize>(name: &str, page: &ItemPage<T>) -> Value {
 pub(super) fn status(overview: &Overview) -> Value {
     let view = &overview.cluster;
     let (state, words) = run_status(view);
+    let unable = view.unable.iter().map(|(name, why)| (name, why.reason.to_string()));
     json!({
         "status": words,
         "state": state,
@@ -62,7 +63,7 @@ pub(super) fn status(overview: &Overview) -> Value {
         "restores": view.restores,
         "standstill": view.standstill,
         "outage": view.outage.map(|(silent, span)| outage(view, silent, span)),
-        "unable": view.unable.iter().map(|(name, why)| (name, &why.words)).collect::<Vec<_>>(),
+        "unable": unable.collect::<Vec<_>>(),
         "unreachable": view.unreachable,
         "under_protected": overview.under_protected,
     })

@@ -6,13 +6,14 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
 use std::net::Ipv4Addr;
 
 use everstep_transport::identity::{Identity, Role};
+use everstep_transport::protocol::reason::LinkEnd;
 use everstep_transport::protocol::{
     CoordinatorId, HistoryEvent, NodeName, OperatorCommand, Question, Reply, RequestId, RunSpec,
     exemplars,
 };
 
 use super::*;
-use crate::core::{EventsAfter, LinkEnd};
+use crate::core::EventsAfter;
 use crate::lines::LinesFound;
 use crate::state::{FOUNDER, LOG_FORMATS, State};
 
@@ -218,12 +219,8 @@ impl World {
         let Some((whose, there)) = self.links.remove(&link) else { return };
         self.links.remove(&there);
         if let Some(id) = whose {
-            let reason = "cut".to_string();
-            let input = NodeInput::Shell(ShellInput::Disconnected {
-                link: there,
-                end: LinkEnd::Refused,
-                reason,
-            });
+            let (link, end) = (there, LinkEnd::Refused);
+            let input = NodeInput::Shell(ShellInput::Disconnected { link, end });
             self.later(LINK_LATENCY, SimEvent::Arrives(id, input.into()));
         }
     }

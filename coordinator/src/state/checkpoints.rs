@@ -201,8 +201,7 @@ impl State {
         self.settle_progress(unix_ms, id, skipped);
         self.checkpoints.delete(deleted);
         self.checkpoints.list(checkpoint.clone(), retention, self.runs.goes_back);
-        let state_hash = blake3::Hash::from_bytes(checkpoint.state_hash).to_hex();
-        let state_hash = state_hash.as_str().to_owned();
+        let state_hash = checkpoint.state_hash;
         let (bytes, seconds) = (checkpoint.bytes, checkpoint.write_ms as f64 / 1e3);
         self.events.note(unix_ms, EventKind::Checkpoint { step, bytes, seconds, state_hash });
         self.meet_request(unix_ms);

@@ -32,7 +32,10 @@ use super::outcome::{
 };
 use super::preemption::{Cloud, PreemptionNotice};
 use super::question::{CoordinatorStatus, Question, Reply, RevokedView, RunView, TokenView};
-use super::reason::{FailReason, LossReason, NamedWorker, PauseReason, UnsavedPart, UnsavedReason};
+use super::reason::{
+    FailReason, LinkEnd, LossReason, NamedWorker, PauseReason, ProcessExit, UnableCause,
+    UnableReason, UnsavedPart, UnsavedReason,
+};
 use super::rejection::Rejection;
 use super::run::Precision;
 use super::step::Status;
@@ -284,12 +287,14 @@ fn of_coordinators() -> Vec<Message> {
 }
 
 fn failed() -> Outcome {
-    let reason = FailReason::Unable { name: name(), others: 1, words: "no data".into() };
+    let (cause, address) = (UnableCause::Words("no data".into()), Some(Ipv4Addr::LOCALHOST.into()));
+    let reason = UnableReason { cause, address };
+    let reason = FailReason::Unable { name: name(), others: 1, reason };
     Outcome::Failed { name: Some(name()), reason }
 }
 
 fn event() -> Event {
-    let reason = LossReason::LinkClosed("closed".into());
+    let reason = LossReason::LinkClosed(LinkEnd::Closed("closed".into()));
     let kind = EventKind::Lost { worker: WORKER, reason, detect_ms: 3, pause_ms: 2 };
     Event { number: 1, unix_ms: 2, kind }
 }
@@ -376,7 +381,7 @@ fn of_operators() -> Vec<Message> {
             outcome: failed(),
             paused: Some(pause()),
         }),
-        Message::Exited { name: name(), how: "was killed by signal 9".into() },
+        Message::Exited { name: name(), how: ProcessExit::Signal(15) },
         Message::Request { id, command: OperatorCommand::CreateToken(token()) },
         Message::Request { id, command: continuation() },
         Message::Answer { id, refusal: Some(Rejection::NoToken), run: Some(RUN) },

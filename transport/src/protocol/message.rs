@@ -26,7 +26,7 @@ use super::model::ModelPlace;
 use super::outcome::{Inability, Update, WorkerResult};
 use super::preemption::PreemptionNotice;
 use super::question::{Question, Reply};
-use super::reason::UnsavedPart;
+use super::reason::{ProcessExit, UnsavedPart};
 use super::rejection::Rejection;
 use super::run::RunSpec;
 use super::step::{Commit, MetricsLine, Prepared, Status};
@@ -363,8 +363,8 @@ pub enum Message {
     Exited {
         /// The name of the worker's node.
         name: NodeName,
-        /// How it ended, in words: "was killed by signal 9".
-        how: String,
+        /// How it ended: its exit code, or its signal.
+        how: ProcessExit,
     },
     /// Make this change, once. A coordinator that does not lead, and is not about to, keeps no
     /// request. It names the leader as soon as it knows it, and the sender asks that leader.

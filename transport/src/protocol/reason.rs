@@ -8,11 +8,15 @@
 // The derive does not carry the docs of variants' fields over to the archived type.
 #![allow(missing_docs)]
 
+mod ends;
+
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use rkyv::{Archive, Deserialize, Serialize};
 
+pub use self::ends::{LinkEnd, ProcessExit};
 use super::ids::{NodeName, Shard, Step, WorkerId, WorkerLabel};
 
 /// JSON has the sentence of a reason.
@@ -21,6 +25,14 @@ pub(super) fn as_words<S: serde::Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.collect_str(reason)
+}
+
+/// JSON has the hexadecimal digits of a hash.
+pub(super) fn as_hex<S: serde::Serializer>(
+    hash: &[u8; 32],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&blake3::Hash::from_bytes(*hash).to_hex())
 }
 
 /// The name of a worker in a sentence.
@@ -76,9 +88,9 @@ impl fmt::Display for DeviceHang {
 /// How a coordinator noticed that a worker is lost.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LossReason {
-    /// The worker's link has ended, in these words of the link's own end.
+    /// The worker's link has ended.
     #[error("its link closed: {0}")]
-    LinkClosed(String),
+    LinkClosed(LinkEnd),
     /// The worker has sent no heartbeat for so many milliseconds.
     #[error("no heartbeat for {:?}", Duration::from_millis(*.0))]
     Silent(u64),
@@ -99,7 +111,7 @@ pub enum LossReason {
     AddressStated,
     /// The launcher of the worker's process says that it has ended, and how.
     #[error("its process {0}")]
-    ProcessEnded(String),
+    ProcessEnded(ProcessExit),
     /// An earlier leader knew that the worker's process has ended.
     #[error("an earlier leader found that it has ended")]
     FoundDead,
@@ -120,6 +132,39 @@ pub enum LossReason {
     Left,
 }
 
+/// Why a worker cannot compute a run.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
+pub struct UnableReason {
+    /// What keeps the worker from it.
+    pub cause: UnableCause,
+    /// The machine of a worker without a registration: an operator finds it by nothing else. `None`
+    /// if it is not known.
+    pub address: Option<IpAddr>,
+}
+
+/// What keeps a worker from computing a run.
+#[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UnableCause {
+    /// A lack or an error, in words that the worker says or is told.
+    #[error("{0}")]
+    Words(String),
+    /// The worker's build of the model and the data has taken so many milliseconds, and goes on.
+    #[error(
+        "its build of the model and the data has taken {:?} so far", Duration::from_millis(*.0)
+    )]
+    BuildOverdue(u64),
+}
+
+impl fmt::Display for UnableReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cause.fmt(f)?;
+        match self.address {
+            Some(address) => write!(f, " (the worker is at {address})"),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Why a run has failed.
 #[derive(Archive, Serialize, Deserialize, Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FailReason {
@@ -135,10 +180,9 @@ pub enum FailReason {
     /// A member cannot compute the run, in its own words, nor could another worker.
     #[error("{worker} cannot compute it: {words}")]
     MemberUnable { worker: WorkerLabel, words: String },
-    /// A run that has not begun cannot be computed by this worker, in its own words, nor by so many
-    /// others.
-    #[error("{name} cannot compute it{}: {words}", nor_others(*.others))]
-    Unable { name: NodeName, others: u64, words: String },
+    /// A run that has not begun cannot be computed by this worker, nor by so many others.
+    #[error("{name} cannot compute it{}: {reason}", nor_others(*.others))]
+    Unable { name: NodeName, others: u64, reason: UnableReason },
     /// Two owners of a parameter shard ended with different bits.
     #[error(
         "{} and {} ended with different copies of parameter shard {shard}", .owners.0, .owners.1

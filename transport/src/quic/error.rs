@@ -9,6 +9,7 @@ use quinn::{ConnectionError, VarInt, WriteError};
 
 use super::allow_list::NOT_LISTED;
 use crate::identity::{Identity, IdentityError, Refusal};
+use crate::protocol::reason::LinkEnd;
 
 /// The closer has no more use for this link, and lives on.
 pub(super) const CLOSED: VarInt = VarInt::from_u32(0);
@@ -26,10 +27,11 @@ pub(super) const GOODBYE: VarInt = VarInt::from_u32(4);
 pub enum LinkError {
     /// The peer is gone: its process has said goodbye. Connecting again helps if the process was
     /// started again.
-    #[error("the peer is gone: {how}")]
+    #[error("the peer is gone: {}", .words.as_deref().unwrap_or(SAID_ALL))]
     Gone {
-        /// How this side noticed it. Words of a peer are untrusted text, made printable.
-        how: String,
+        /// The peer's words: untrusted text, made printable. `None` for a peer that has ended the
+        /// link after its last message.
+        words: Option<String>,
     },
     /// The peer's host refuses packets for the peer's port, and nothing arrives on the link any
     /// more. The process is probably dead, but a firewall refuses packets for a living one, too.
@@ -44,14 +46,14 @@ pub enum LinkError {
         /// The peer's reason: untrusted text, made printable.
         reason: String,
     },
-    /// This side heard nothing from the peer for the idle time-out. Or the peer heard nothing from
-    /// this side for as long, and has forgotten the link. The peer may well live, and connecting
-    /// again may succeed.
-    #[error("the link was lost: {how}")]
-    Lost {
-        /// How this side noticed it.
-        how: &'static str,
-    },
+    /// This side heard nothing from the peer for the idle time-out. The peer may well live, and
+    /// connecting again may succeed.
+    #[error("the link was lost: nothing was heard from the peer")]
+    Silent,
+    /// The peer heard nothing from this side for the idle time-out, and has forgotten the link. The
+    /// peer lives, or another process is in its place by now.
+    #[error("the link was lost: the peer has forgotten the link")]
+    Forgotten,
     /// The peer sent bytes that no honest node sends. This side closed the link for that.
     #[error("the peer was refused: it sent {what}")]
     Refused {
@@ -64,6 +66,9 @@ pub enum LinkError {
         /// The reason given to the peer.
         reason: String,
     },
+    /// This side closed the link, since a message for the peer could not be sent.
+    #[error("the link was closed here: {0}")]
+    Unsent(Box<LinkError>),
     /// The other end gave up this one stream. The link lives.
     #[error("the peer gave up this stream")]
     Abandoned,
@@ -86,7 +91,32 @@ pub enum LinkError {
     },
 }
 
+/// How a peer ended that has ended its lane, and so has said goodbye without words.
+const SAID_ALL: &str = "it has said all it had to say";
+
 impl LinkError {
+    /// The end of the link as the coordinators remember it. An error that leaves the link open
+    /// counts as the end that it makes this side bring about.
+    pub fn end(self) -> LinkEnd {
+        match self {
+            Self::Gone { words: Some(words) } => LinkEnd::Goodbye(words),
+            Self::Gone { words: None } => LinkEnd::SaidAll,
+            Self::Unreachable { .. } => LinkEnd::Refused,
+            Self::Closed { reason } => LinkEnd::Closed(reason),
+            Self::Silent => LinkEnd::Silent,
+            Self::Forgotten => LinkEnd::Forgotten,
+            Self::Refused { what } => LinkEnd::Hostile(what),
+            Self::Unsent(error) => error.end(),
+            Self::Full => LinkEnd::Unread,
+            Self::TooLarge { name, bytes } => {
+                LinkEnd::TooLarge { name: name.into(), bytes: bytes as u64 }
+            }
+            Self::Ended { reason } if reason == NOT_LISTED => LinkEnd::NotListed,
+            Self::Ended { .. } | Self::Abandoned => LinkEnd::ClosedHere,
+            Self::Broken { what } => LinkEnd::Broken(what),
+        }
+    }
+
     /// Whether the peer's process is known to be dead: it has said so. A living peer behind a bad
     /// network can cause every other error, above all silence and refusals.
     pub fn is_gone(&self) -> bool {
@@ -103,14 +133,13 @@ impl From<ConnectionError> for LinkError {
     fn from(error: ConnectionError) -> Self {
         match error {
             ConnectionError::ApplicationClosed(close) if close.error_code == GOODBYE => {
-                Self::Gone { how: printable(&close.reason) }
+                Self::Gone { words: Some(printable(&close.reason)) }
             }
             ConnectionError::ApplicationClosed(close) => {
                 Self::Closed { reason: printable(&close.reason) }
             }
-            ConnectionError::TimedOut => Self::Lost { how: "nothing was heard from the peer" },
-            // The peer lives, or another process is in its place by now.
-            ConnectionError::Reset => Self::Lost { how: "the peer has forgotten the link" },
+            ConnectionError::TimedOut => Self::Silent,
+            ConnectionError::Reset => Self::Forgotten,
             ConnectionError::LocallyClosed => {
                 Self::Ended { reason: "this endpoint was closed".into() }
             }

@@ -193,6 +193,11 @@ impl Link {
         self.inner.wire.close(reason);
     }
 
+    /// Closes at once, as [`Link::close`] does, since a message could not be sent for this error.
+    pub fn close_unsent(&self, error: LinkError) {
+        self.inner.wire.close_unsent(error);
+    }
+
     /// Says goodbye. The link closes when the peer has received every earlier message. Returns
     /// then, or after two seconds at the latest. To the peer this node is then gone.
     pub async fn finish(&self) {

@@ -32,6 +32,11 @@ impl Wire {
         self.end(CLOSED, reason, LinkError::Ended { reason: reason.into() });
     }
 
+    /// Closes because a message could not be sent for this error. The peer gets its sentence.
+    pub(super) fn close_unsent(&self, error: LinkError) {
+        self.end(CLOSED, &error.to_string(), LinkError::Unsent(Box::new(error)));
+    }
+
     /// Closes because this node leaves.
     pub(super) fn leave(&self, reason: &str) {
         self.end(GOODBYE, reason, LinkError::Ended { reason: reason.into() });
@@ -39,8 +44,7 @@ impl Wire {
 
     /// Closes because the peer leaves, and has said its last word.
     pub(super) fn done(&self) {
-        let how = "it has said all it had to say".into();
-        self.end(CLOSED, "all was received", LinkError::Gone { how });
+        self.end(CLOSED, "all was received", LinkError::Gone { words: None });
     }
 
     /// Closes because the peer's host refuses packets for its process, and nothing else arrives.

@@ -3,16 +3,18 @@
 
 use everstep_transport::identity::{Identity, Role};
 use everstep_transport::protocol::codec::{DecodeError, decode, encode};
-use everstep_transport::protocol::outcome::{Event, EventKind, Outcome};
+use everstep_transport::protocol::outcome::{Event, EventKind, Inability, Outcome};
 use everstep_transport::protocol::question::RevokedView;
 use everstep_transport::protocol::reason::{
-    DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason,
+    DeviceHang, FailReason, LinkEnd, LossReason, NamedWorker, ProcessExit, RollbackReason,
+    StandstillReason, UnableCause, UnableReason,
 };
 use everstep_transport::protocol::rejection::Rejection;
 use everstep_transport::protocol::{
     HistoryEntry, HistoryEvent, Message, NodeName, OperatorCommand, Reply, Shard, Step, WorkerId,
     WorkerLabel, exemplars,
 };
+use everstep_transport::quic::LinkError;
 
 const HANG: DeviceHang = DeviceHang { spent_ms: 31_000, usual_ms: 2_000 };
 const HANGS: &str =
@@ -38,7 +40,10 @@ fn forgotten() -> NamedWorker {
 fn a_loss_has_its_sentence() {
     let words = || "no space left".to_string();
     for (reason, sentence) in [
-        (LossReason::LinkClosed("timed out".into()), "its link closed: timed out"),
+        (
+            LossReason::LinkClosed(LinkEnd::Broken(words())),
+            "its link closed: the link broke: no space left",
+        ),
         (LossReason::Silent(2_200), "no heartbeat for 2.2s"),
         (LossReason::NoAnswer, "it did not answer a Pause"),
         (LossReason::Unreachable(worker()), "it and worker 2 (id 4) cannot reach each other"),
@@ -49,7 +54,7 @@ fn a_loss_has_its_sentence() {
         (LossReason::RegisteredAnew, "it registered anew"),
         (LossReason::AddressReplaced, "another process listens at its address"),
         (LossReason::AddressStated, "another worker states its address"),
-        (LossReason::ProcessEnded("has ended".into()), "its process has ended"),
+        (LossReason::ProcessEnded(ProcessExit::Unknown), "its process has ended"),
         (LossReason::FoundDead, "an earlier leader found that it has ended"),
         (LossReason::Revoked, "an operator revoked it"),
         (LossReason::Failed(words()), "it failed: no space left"),
@@ -60,10 +65,71 @@ fn a_loss_has_its_sentence() {
     }
 }
 
+/// The log and the state of a coordinator name the end of a link in the same words.
+#[test]
+fn the_end_of_a_link_has_the_sentence_of_its_error() {
+    let reason = || "cut".to_string();
+    let too_large = LinkError::TooLarge { name: "write", bytes: 9 };
+    let not_listed = "the node is not in the allow list here: it was removed, or is not known yet";
+    for (error, sentence) in [
+        (LinkError::Gone { words: Some(reason()) }, "the peer is gone: cut"),
+        (LinkError::Gone { words: None }, "the peer is gone: it has said all it had to say"),
+        (
+            LinkError::Unreachable { how: "no process listens at its port" },
+            "the peer cannot be reached: no process listens at its port",
+        ),
+        (LinkError::Closed { reason: reason() }, "the peer closed the link: cut"),
+        (LinkError::Silent, "the link was lost: nothing was heard from the peer"),
+        (LinkError::Forgotten, "the link was lost: the peer has forgotten the link"),
+        (LinkError::Refused { what: "a cut".into() }, "the peer was refused: it sent a cut"),
+        (
+            LinkError::Unsent(LinkError::Full.into()),
+            "the link was closed here: too many messages wait for the peer",
+        ),
+        (
+            LinkError::Unsent(too_large.into()),
+            "the link was closed here: a write message of 9 bytes is too large to be sent",
+        ),
+        (
+            LinkError::Ended { reason: not_listed.into() },
+            &format!("the link was closed here: {not_listed}"),
+        ),
+        (LinkError::Broken { what: reason() }, "the link broke: cut"),
+    ] {
+        assert_eq!(error.to_string(), sentence);
+        assert_eq!(error.end().to_string(), sentence);
+    }
+    assert_eq!(LinkError::Ended { reason: reason() }.end(), LinkEnd::ClosedHere);
+}
+
+#[test]
+fn the_end_of_a_process_has_its_sentence() {
+    for (exit, sentence) in [
+        (ProcessExit::KILLED, "its process was killed (signal 9)"),
+        (ProcessExit::Signal(15), "its process ended by signal 15"),
+        (ProcessExit::Code(1), "its process ended with exit code 1"),
+        (ProcessExit::WithLauncher, "its process ended with its launcher"),
+        (ProcessExit::Unknown, "its process has ended"),
+    ] {
+        assert_eq!(LossReason::ProcessEnded(exit).to_string(), sentence);
+    }
+}
+
+#[test]
+fn a_worker_that_cannot_compute_has_its_sentence() {
+    let address = Some([10, 0, 0, 7].into());
+    let words = UnableReason { cause: UnableCause::Words("no such file".into()), address };
+    assert_eq!(words.to_string(), "no such file (the worker is at 10.0.0.7)");
+    let overdue = UnableReason { cause: UnableCause::BuildOverdue(60_000), address: None };
+    let sentence = "its build of the model and the data has taken 60s so far";
+    assert_eq!(overdue.to_string(), sentence);
+}
+
 #[test]
 fn the_failure_of_a_run_has_its_sentence() {
     let words = || "no such file".to_string();
-    let unable = |others| FailReason::Unable { name: name("a"), others, words: words() };
+    let reason = UnableReason { cause: UnableCause::Words(words()), address: None };
+    let unable = |others| FailReason::Unable { name: name("a"), others, reason: reason.clone() };
     let owners = (name("a"), name("b"));
     for (reason, sentence) in [
         (FailReason::Cancelled, "it was cancelled"),
@@ -120,9 +186,17 @@ fn a_rollback_and_a_standstill_have_their_sentences() {
 }
 
 #[test]
+fn events_show_programs_a_state_hash_in_hexadecimal() {
+    let kind = EventKind::Checkpoint { step: Step(5), bytes: 9, seconds: 1.5, state_hash: [8; 32] };
+    let told = serde_json::to_value(Event { number: 1, unix_ms: 2, kind });
+    assert_eq!(told.expect("plain data")["state_hash"], "08".repeat(32));
+}
+
+#[test]
 fn events_show_programs_the_sentence_of_their_reason() {
     let (from, to) = (Step(5), Step(0));
     let hang = StandstillReason::DeviceHangs { worker: forgotten(), hang: HANG };
+    let overdue = UnableReason { cause: UnableCause::BuildOverdue(60_000), address: None };
     for (kind, sentence) in [
         (
             EventKind::Refused { name: name("a"), reason: Rejection::NoRunToJoin },
@@ -142,6 +216,10 @@ fn events_show_programs_the_sentence_of_their_reason() {
             "an operator asked for it".into(),
         ),
         (EventKind::Failed { reason: FailReason::Cancelled }, "it was cancelled".into()),
+        (
+            EventKind::Unable { name: name("a"), reason: overdue, inability: Inability::Place },
+            "its build of the model and the data has taken 60s so far".into(),
+        ),
         (EventKind::Standstill { reason: hang }, format!("the worker with id 9: {HANGS}")),
     ] {
         let told = serde_json::to_value(Event { number: 1, unix_ms: 2, kind });
@@ -153,7 +231,8 @@ fn events_show_programs_the_sentence_of_their_reason() {
 #[test]
 fn a_nodes_name_that_cannot_be_is_refused_wherever_it_stands() {
     let at_fault = || name("at-fault");
-    let unable = || FailReason::Unable { name: at_fault(), others: 0, words: String::new() };
+    let reason = UnableReason { cause: UnableCause::BuildOverdue(60_000), address: None };
+    let unable = || FailReason::Unable { name: at_fault(), others: 0, reason: reason.clone() };
     let differ = FailReason::OwnersDiffer { owners: (name("a"), at_fault()), shard: Shard(0) };
     let log_format = Rejection::ShutOut(at_fault());
     let events = [

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use everstep_transport::protocol::WorkerId;
-use everstep_transport::protocol::reason::LossReason;
+use everstep_transport::protocol::reason::{LossReason, ProcessExit};
 use everstep_transport::time::Time;
 
 use super::super::failure_detector::{Certainty, Suspicion};
@@ -156,8 +156,8 @@ impl Core {
             outbox.propose(now, Command::AwaitOwners { generation, owners, awaited });
         }
         for worker in pausing.deaths_to_log(roster) {
-            let loss =
-                roster.detector.loss(now, worker, LossReason::ProcessEnded("has ended".into()));
+            let otherwise = LossReason::ProcessEnded(ProcessExit::Unknown);
+            let loss = roster.detector.loss(now, worker, otherwise);
             outbox.propose(now, Command::Died(loss));
         }
     }

@@ -17,17 +17,25 @@ fn lost(world: &World) -> Vec<(WorkerId, String, u64)> {
 fn every_sign_of_a_loss_is_noticed_in_its_time() {
     type Fault = fn(&mut World, LinkId);
     let table: [(Fault, u64, &str); 6] = [
-        (|w, link| w.kill(link), 0, "its link closed: it said goodbye"),
-        (|w, link| w.refuse(link), 0, "its link closed: no process listens"),
-        (|w, link| w.cut(link), 2_250, "its link closed: timed out"),
+        (|w, link| w.kill(link), 0, "its link closed: the peer is gone: it said goodbye"),
+        (
+            |w, link| w.refuse(link),
+            0,
+            "its link closed: the peer cannot be reached: no process listens at its port",
+        ),
+        (
+            |w, link| w.cut(link),
+            2_250,
+            "its link closed: the link was lost: nothing was heard from the peer",
+        ),
         (
             |w, _| {
                 let name = NodeName::parse("worker-3").expect("a valid name");
-                let how = "was killed by signal 9".into();
+                let how = ProcessExit::KILLED;
                 w.say(w.operator, Message::Exited { name, how });
             },
             0,
-            "its process was killed by signal 9",
+            "its process was killed (signal 9)",
         ),
         (
             |w, link| {
@@ -236,7 +244,7 @@ fn a_broken_history_ends_the_run_though_who_says_so_is_a_member_no_more() {
     let (mut world, links) = World::training(3);
     world.commit(1..=2);
     let name = NodeName::parse("worker-2").expect("a valid name");
-    world.say(world.operator, Message::Exited { name, how: "was killed by signal 9".into() });
+    world.say(world.operator, Message::Exited { name, how: ProcessExit::KILLED });
     assert_eq!((world.generation(), world.running()), (Generation(2), true));
     let reason = "it diverged".to_string();
     world.say(links[1], Message::Failed { at_fault: None, fatal: true, reason });
@@ -325,7 +333,7 @@ fn a_member_that_was_taken_for_dead_and_answers_is_a_member_anew() {
     links.iter().for_each(|link| world.actor(*link).mute = true);
     for link in &links {
         let name = NodeName::parse(&world.workers[link].node).expect("a valid name");
-        world.say(world.operator, Message::Exited { name, how: "was killed".into() });
+        world.say(world.operator, Message::Exited { name, how: ProcessExit::KILLED });
     }
     world.pass(200, &[]);
     world.actor(links[0]).mute = false;

@@ -92,11 +92,7 @@ fn a_read_whose_confirmation_failed_is_confirmed_at_the_next_tick_but_not_for_on
     world.say(world.operator, WATCH);
     world.say(other, WATCH);
     world.give(CoreInput::Unconfirmed { ticket: 1 });
-    world.give(ShellInput::Disconnected {
-        link: other,
-        end: LinkEnd::Goodbye,
-        reason: "done".into(),
-    });
+    world.give(ShellInput::Disconnected { link: other, end: LinkEnd::SaidAll });
     world.give(CoreInput::Tick);
     world.give(CoreInput::Confirmed { ticket: 2 });
     assert_eq!((world.words(world.operator), world.words(other)), (vec!["update"], vec![]));

@@ -234,11 +234,7 @@ fn a_newer_link_of_a_node_replaces_the_older() {
     let id = world.id(old);
     let new = world.relink(old);
     assert!(world.closed.contains_key(&old));
-    world.give(ShellInput::Disconnected {
-        link: old,
-        end: LinkEnd::Goodbye,
-        reason: "closed".into(),
-    });
+    world.give(ShellInput::Disconnected { link: old, end: LinkEnd::SaidAll });
     assert_eq!(world.core.state().workers().keys().collect::<Vec<_>>(), [&id]);
     world.worker("worker-2");
     assert_eq!(world.words(new), ["registered", "pause", "announce", "write"]);

@@ -184,7 +184,7 @@ fn an_exit_that_is_noticed_ends_the_waiting() {
     let (mut world, links) = neighbours_lost(|world, link| world.actor(link).mute = true);
     world.pass(4_000, &[links[0], links[3]]);
     let name = NodeName::parse("worker-3").expect("a valid name");
-    world.say(world.operator, Message::Exited { name, how: "was killed by signal 9".into() });
+    world.say(world.operator, Message::Exited { name, how: ProcessExit::KILLED });
     assert_eq!(world.cause(), Cause::Rollback);
 }
 
@@ -217,7 +217,7 @@ fn a_first_generation_that_is_lost_whole_is_rolled_back_not_begun_again_in_silen
     assert_eq!(world.generation(), Generation(1), "silence is not death");
     for place in 1..=2 {
         let name = NodeName::parse(&format!("worker-{place}")).expect("a valid name");
-        world.say(world.operator, Message::Exited { name, how: "was killed".into() });
+        world.say(world.operator, Message::Exited { name, how: ProcessExit::KILLED });
     }
     world.pass(2_500, &[joiner]);
     assert_eq!((world.cause(), world.record().resume), (Cause::Rollback, Step(0)));

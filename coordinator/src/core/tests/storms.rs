@@ -177,7 +177,8 @@ impl Storm {
             self.world.give(CoreInput::Tick);
             for node in &self.ended {
                 let name = NodeName::parse(node).expect("a valid name");
-                self.world.say(self.world.operator, Message::Exited { name, how: "ended".into() });
+                let how = ProcessExit::Unknown;
+                self.world.say(self.world.operator, Message::Exited { name, how });
             }
             let links: Vec<LinkId> = self.world.workers.keys().copied().collect();
             for link in links {

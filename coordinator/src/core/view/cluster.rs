@@ -11,7 +11,7 @@ use everstep_transport::protocol::{
 use everstep_transport::time::Time;
 
 use super::Core;
-use crate::core::{CheckpointStoreError, RestoreProgress, Standstill, UnableReason};
+use crate::core::{CheckpointStoreError, RestoreProgress, Standstill, UnableWorker};
 use crate::run_status::{ended, run_status};
 use crate::state::PastRun;
 
@@ -55,7 +55,7 @@ pub struct ClusterView {
     pub standstill: Option<Standstill>,
     /// Why workers cannot compute the run. Before it has begun these are all such workers, later
     /// only those with a place that is the reason.
-    pub unable: Vec<(NodeName, UnableReason)>,
+    pub unable: Vec<(NodeName, UnableWorker)>,
     /// How many workers wait for a run, a thousand at most. While one is under way, these are the
     /// workers that cannot compute it.
     pub idle: usize,

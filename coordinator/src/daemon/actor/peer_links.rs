@@ -115,7 +115,7 @@ impl PeerLinks {
             Ok(()) => {}
             Err(error @ (LinkError::Full | LinkError::TooLarge { .. })) => {
                 tracing::warn!(peer = %link.identity(), %error, "a message was not sent");
-                link.close(&error.to_string());
+                link.close_unsent(error);
             }
             Err(error) => tracing::debug!(peer = %link.identity(), %error, "the link is gone"),
         }

@@ -11,8 +11,8 @@ use everstep_transport::protocol::format::LogFormat;
 use everstep_transport::protocol::message::Registration;
 use everstep_transport::protocol::outcome::{EventKind, Inability, Outcome};
 use everstep_transport::protocol::reason::{
-    DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason,
-    UnsavedReason,
+    DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason, UnableCause,
+    UnableReason, UnsavedReason,
 };
 use everstep_transport::protocol::{
     CoordinatorId, CoordinatorView, Generation, HistoryEntry, HistoryEvent, Lineage, Message,
@@ -132,8 +132,9 @@ fn first_entries() -> Vec<CommandEntry> {
         unreachable: vec![(WorkerId(2), WorkerId(3))],
         rollback: Some((Step(9), RollbackReason::Asked)),
     };
-    let unable =
-        EventKind::Unable { name: name(), reason: "no data".into(), inability: Inability::Run };
+    let address = Some(address().ip());
+    let reason = UnableReason { cause: UnableCause::Words("no data".into()), address };
+    let unable = EventKind::Unable { name: name(), reason, inability: Inability::Run };
     let reason = FailReason::Cancelled;
     let outcome = Outcome::Failed { name: Some(name()), reason };
     let id = RequestId { client: 1, number: 2 };

@@ -148,7 +148,7 @@ fn a_listing_is_an_event_and_drops_what_the_run_does_not_keep() {
     let state = after(&[list(2, 1), list(4, 1), list(6, 1)]);
     assert_eq!((listed(&state), doomed(&state)), (vec![4, 6], vec![2]));
     let [HistoryEvent::Event(event)] = state.new_events() else { panic!("one event") };
-    let (seconds, state_hash) = (1.5, "07".repeat(32));
+    let (seconds, state_hash) = (1.5, [7; 32]);
     let (step, bytes) = (Step(6), 900);
     assert_eq!(event.kind, EventKind::Checkpoint { step, bytes, seconds, state_hash });
     let (run, checkpoint, deleted, skipped) = (RunId(1), checkpoint(8, 1), vec![id(2, 1)], 0);

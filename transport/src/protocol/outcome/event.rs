@@ -11,7 +11,8 @@ use crate::protocol::ids::{CoordinatorId, Generation, NodeName, Shard, Step, Ter
 use crate::protocol::model::{ModelPlace, WriteFailure};
 use crate::protocol::preemption::PreemptionNotice;
 use crate::protocol::reason::{
-    FailReason, LossReason, PauseReason, RollbackReason, StandstillReason, UnsavedReason, as_words,
+    FailReason, LossReason, PauseReason, RollbackReason, StandstillReason, UnableReason,
+    UnsavedReason, as_hex, as_words,
 };
 use crate::protocol::rejection::Rejection;
 
@@ -136,8 +137,9 @@ pub enum EventKind {
     Unable {
         /// The name of the worker's node.
         name: NodeName,
-        /// The reason in words for the user.
-        reason: String,
+        /// The reason. JSON has its sentence.
+        #[serde(serialize_with = "as_words")]
+        reason: UnableReason,
         /// Whether the reason lies in the run or in the worker's place.
         inability: Inability,
     },
@@ -184,8 +186,9 @@ pub enum EventKind {
         bytes: u64,
         /// How long the slowest worker wrote its part, seconds.
         seconds: f64,
-        /// The state hash at its step, hexadecimal.
-        state_hash: String,
+        /// The state hash at its step. JSON has it in hexadecimal.
+        #[serde(serialize_with = "as_hex")]
+        state_hash: [u8; 32],
     },
     /// A checkpoint that was due, or asked for, was not written. Training went on, or the run
     /// paused: its specification says which.
