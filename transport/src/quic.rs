@@ -51,4 +51,4 @@ pub use settings::{MAX_MTU, Settings, SettingsError};
 pub use socket::SocketBuffers;
 
 /// The protocol of a node that has no certificate yet. It uses the same port.
-const ENROL_PROTOCOL: &str = "everstep-enrol/2";
+pub(crate) const ENROL_PROTOCOL: &str = "everstep-enrol/2";

@@ -185,3 +185,56 @@ impl MessageKind {
         }
     }
 }
+
+#[cfg(test)]
+impl Message {
+    /// A message of each kind with its name, for the golden file.
+    pub(crate) fn examples() -> Vec<(String, Self)> {
+        use super::batch::{EntryKind, LogPosition};
+        use super::members::Members;
+
+        let position = LogPosition { index: 8, term: everstep_transport::protocol::Term(4) };
+        let entry = |kind| RaftEntry { position, kind, bytes: vec![5, 6] };
+        let [one, two, three] = [1, 2, 3].map(ReplicaId);
+        let members =
+            Members { voters: vec![one, two], learners: vec![three], outgoing: vec![one] };
+        let of_kind = |kind| {
+            let is_append = kind == MessageKind::Append;
+            let entries = [EntryKind::Command, EntryKind::Members].map(entry);
+            let members = members.clone();
+            let message = Self {
+                kind,
+                term: 4,
+                log_term: 3,
+                index: 7,
+                commit: 6,
+                commit_term: 2,
+                reject: kind == MessageKind::AppendResponse,
+                reject_hint: 5,
+                context: vec![9, 1],
+                entries: if is_append { entries.to_vec() } else { Vec::new() },
+                snapshot: (kind == MessageKind::Snapshot).then(|| Snapshot {
+                    position,
+                    members,
+                    bytes: vec![7],
+                }),
+                tick_us: 100_000,
+                asked_us: 1 << 40,
+            };
+            (format!("{kind:?}"), message)
+        };
+        let kinds = [
+            MessageKind::Append,
+            MessageKind::AppendResponse,
+            MessageKind::Vote,
+            MessageKind::VoteResponse,
+            MessageKind::PreVote,
+            MessageKind::PreVoteResponse,
+            MessageKind::Heartbeat,
+            MessageKind::HeartbeatResponse,
+            MessageKind::Snapshot,
+            MessageKind::TimeoutNow,
+        ];
+        kinds.map(of_kind).to_vec()
+    }
+}

@@ -1,6 +1,7 @@
-//! Golden files: a coordinator's files of each format, as a build of that format wrote them, and
-//! the entries and snapshots of each format of the log. Today's build reads them. It writes the
-//! newest format of each byte by byte as its golden file has it. Each number rises alone.
+//! Golden files: a coordinator's files of each format, as a build of that format wrote them, the
+//! entries and snapshots of each format of the log, and the messages between replicas of the newest
+//! protocol version. Today's build reads them. It writes the newest format of each byte by byte as
+//! its golden file has it. Each number rises alone.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -14,6 +15,7 @@ use everstep_transport::protocol::reason::{
     DeviceHang, FailReason, LossReason, NamedWorker, RollbackReason, StandstillReason, UnableCause,
     UnableReason, UnsavedReason,
 };
+use everstep_transport::protocol::version::PROTOCOL_VERSIONS;
 use everstep_transport::protocol::{
     CoordinatorId, CoordinatorView, Generation, HistoryEntry, HistoryEvent, Lineage, Message,
     NodeName, OperatorCommand, RequestId, RunId, Step, Term, WorkerId, exemplars,
@@ -336,6 +338,18 @@ fn i23_files_of_the_newest_formats_have_the_bytes_of_their_golden_files() {
     }
 }
 
+/// The bytes of a line in a golden file.
+fn bytes_of(hex: &str) -> Vec<u8> {
+    let digit = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
+    (0..hex.len()).step_by(2).map(digit).collect()
+}
+
+/// Lines of a golden file: names with bytes.
+fn text_of(lines: &[(impl AsRef<str>, Vec<u8>)]) -> String {
+    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    lines.iter().map(|(name, bytes)| format!("{} {}\n", name.as_ref(), hex(bytes))).collect()
+}
+
 /// What a log of this format holds: a line for each entry, and one for a snapshot.
 fn log_bytes(format: LogFormat) -> Vec<(&'static str, Vec<u8>)> {
     let entry = |entry: &CommandEntry| ("entry", entry.encode(format));
@@ -347,10 +361,7 @@ fn log_bytes(format: LogFormat) -> Vec<(&'static str, Vec<u8>)> {
 #[test]
 fn i23_entries_and_snapshots_of_each_log_format_have_the_bytes_of_its_golden_file() {
     let newest = *LOG_FORMATS.end();
-    let hex = |bytes: &[u8]| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
-    let lines = log_bytes(newest);
-    let lines = lines.iter().map(|(name, bytes)| format!("{name} {}\n", hex(bytes)));
-    let text: String = lines.collect();
+    let text = text_of(&log_bytes(newest));
     if std::env::var_os(WRITE).is_some() {
         fs::write(golden_log(newest), &text).expect("written");
     }
@@ -365,12 +376,35 @@ fn i23_entries_and_snapshots_of_each_log_format_have_the_bytes_of_its_golden_fil
         let golden = fs::read_to_string(golden_log(LogFormat(format))).expect("its golden file");
         for line in golden.lines() {
             let (name, hex) = line.split_once(' ').expect("a name and bytes");
-            let digit = |at| u8::from_str_radix(&hex[at..at + 2], 16).expect("two digits");
-            let bytes: Vec<u8> = (0..hex.len()).step_by(2).map(digit).collect();
+            let bytes = bytes_of(hex);
             match name {
                 "entry" => drop(CommandEntry::decode(&bytes, newest).expect("an entry")),
                 _ => drop(State::decode(&bytes, newest).expect("a snapshot")),
             }
         }
+    }
+}
+
+/// Replicas of other builds read these messages inside a message of the protocol.
+#[test]
+fn i23_messages_between_replicas_have_the_bytes_of_the_golden_file_of_the_protocol_version() {
+    let newest = PROTOCOL_VERSIONS.end();
+    let path = format!("tests/golden/raft-protocol-{newest}.txt");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    let messages = raft::Message::examples();
+    let lines = messages.iter().map(|(name, message)| (name, message.encode().to_vec()));
+    let text = text_of(&lines.collect::<Vec<_>>());
+    if std::env::var_os(WRITE).is_some() {
+        fs::write(&path, &text).expect("written");
+    }
+    let golden = fs::read_to_string(&path).expect("each version has its golden file");
+    assert!(
+        text == golden,
+        "the bytes of messages between replicas have changed: raise the end of PROTOCOL_VERSIONS. \
+         If no release has spoken version {newest}, run this test once with {WRITE}=1"
+    );
+    for (line, (name, message)) in golden.lines().zip(messages) {
+        let hex = line.strip_prefix(&format!("{name} ")).expect("the name of the message");
+        assert_eq!(raft::Message::decode(&bytes_of(hex)).expect("a message"), message);
     }
 }

@@ -1,5 +1,7 @@
 //! What an issuer grants and refuses. Malformed bytes upset neither side.
 
+mod golden;
+
 use std::time::Duration;
 
 use base64::Engine;

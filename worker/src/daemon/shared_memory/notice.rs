@@ -2,6 +2,9 @@
 
 use std::os::fd::OwnedFd;
 
+/// The name of the link's secret from which the socket's name follows. Its number rises with the
+/// bytes of the notices: two builds with other numbers do not meet, and share no memory.
+pub const MEMORY_PROTOCOL: &str = "shared memory 1";
 /// Bytes of a notice in a packet.
 pub const NOTICE_BYTES: usize = 16;
 

@@ -20,7 +20,7 @@ use tokio::net::UnixDatagram;
 use tokio::time::{sleep, timeout};
 
 use super::invalid;
-use super::notice::{MemoryNotice, NOTICE_BYTES};
+use super::notice::{MEMORY_PROTOCOL, MemoryNotice, NOTICE_BYTES};
 
 /// The first and the longest pause between attempts to reach the other side. It may not have heard
 /// yet that the link is one between peers, or it may be of another host after all.
@@ -48,7 +48,7 @@ struct Secrets {
 
 impl Secrets {
     fn of(link: &Link) -> io::Result<Self> {
-        let secret = link.secret("shared memory 1");
+        let secret = link.secret(MEMORY_PROTOCOL);
         let part = |at: usize| *secret[PROOF_BYTES * at..].first_chunk().expect("64 bytes");
         let name = format!("everstep-{:032x}", u128::from_be_bytes(part(0)));
         let name = SocketAddrUnix::new_abstract_name(name.as_bytes())?;

@@ -1,5 +1,7 @@
 //! Two ends that share memory, with a real socket between them.
 
+mod golden;
+
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
