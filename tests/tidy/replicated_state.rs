@@ -1,7 +1,9 @@
 //! The rule of the replicated state: it holds values, and makes no sentences of them.
 //!
 //! All coordinators must come to the same bytes, also while some of them run an earlier build. A
-//! sentence that one of the builds words in another way would make their states differ (I14).
+//! sentence that one of the builds words in another way would make their states differ (I14). The
+//! core proposes the entries that change the state, so it puts no sentence of its own into them.
+//! The rule sees that only where the value and its sentence stand on one line.
 
 use super::names::{is_production, production};
 use super::source::Source;
@@ -9,18 +11,23 @@ use super::source::Source;
 /// The replicated state and its modules.
 const STATE: [&str; 2] = ["coordinator/src/state.rs", "coordinator/src/state/"];
 
+/// The core, and what a value of an entry that it proposes begins with.
+const CORE: [&str; 2] = ["coordinator/src/core.rs", "coordinator/src/core/"];
+const PROPOSED: [&str; 4] = ["Command::", "EventKind::", "Reason::", "Cause::"];
+
 /// What makes a sentence of a value, or of a literal.
 const SENTENCES: [&str; 4] = ["format!(", "to_string", "\".into()", "String::from(\""];
 
-/// The lines of the replicated state that make a sentence.
+/// The lines of the replicated state, and of what is proposed for it, that make a sentence.
 pub fn problems(sources: &[Source]) -> Vec<String> {
-    let is_state = |path: &str| STATE.iter().any(|place| path.starts_with(place));
-    let of_state =
-        sources.iter().filter(|source| is_state(&source.path) && is_production(&source.path));
-    let problems = of_state.flat_map(|source| {
-        (1..).zip(production(&source.text).lines()).filter_map(|(number, line)| {
+    let is_in = |places: [&str; 2], path: &str| places.iter().any(|place| path.starts_with(place));
+    let problems = sources.iter().filter(|source| is_production(&source.path)).flat_map(|source| {
+        let (is_state, is_core) = (is_in(STATE, &source.path), is_in(CORE, &source.path));
+        (1..).zip(production(&source.text).lines()).filter_map(move |(number, line)| {
             let code = line.split("//").next().unwrap_or_default();
-            let word = SENTENCES.into_iter().find(|word| code.contains(word))?;
+            let is_proposed = is_core && PROPOSED.iter().any(|value| code.contains(value));
+            let is_sentence = |word: &&str| (is_state || is_proposed) && code.contains(word);
+            let word = SENTENCES.into_iter().find(is_sentence)?;
             let place = format!("{}:{number}", source.path);
             Some(format!("{place}: `{word}` makes a sentence: keep a value, and word it outside"))
         })
@@ -54,5 +61,21 @@ mod tests {
             assert_eq!(found("coordinator/src/state/a.rs", &test), 0, "{line}");
         }
         assert_eq!(found("coordinator/src/state.rs", "// no format!( here\nlet a = b.into();"), 0);
+    }
+
+    #[test]
+    fn a_sentence_that_the_core_puts_into_an_entry_is_found() {
+        for (line, problems) in [
+            ("let loss = LossReason::ProcessEnded(\"has ended\".into());", 1),
+            ("Command::Note { run, kind: EventKind::Failed { reason: why.to_string() } }", 1),
+            ("let cause = UnableCause::Words(format!(\"{lack} is missing\"));", 1),
+            ("let cause = UnableCause::Words(bounded(&words));", 0),
+            ("let status = format!(\"{worker} is away\");", 0),
+        ] {
+            for path in ["coordinator/src/core.rs", "coordinator/src/core/a/b.rs"] {
+                assert_eq!(found(path, line), problems, "{path}: {line}");
+            }
+            assert_eq!(found("coordinator/src/core/tests.rs", line), 0, "{line}");
+        }
     }
 }
