@@ -14,9 +14,10 @@ use rkyv::util::AlignedVec;
 
 use super::{CommandEntry, State};
 
-/// The formats of the log that this build reads and writes. The log's file may also hold format 1,
-/// which is converted when the file is opened. A released build that changes the bytes of an entry,
-/// or what an entry does to the state, raises the end.
+/// The formats of the log that this build reads and writes. A build that changes the bytes of an
+/// entry or of the state, or what an entry does to the state, raises the end, once a release has
+/// written that format. It goes on reading and writing the format before: the state's own format is
+/// the earlier one until the last coordinator is upgraded.
 pub const LOG_FORMATS: RangeInclusive<LogFormat> = LogFormat(2)..=LogFormat(2);
 
 /// Bytes that are not an entry.
