@@ -93,8 +93,8 @@ pub fn sums(count: u32, data_shards: &[DataShard]) -> usize {
     blocks::sums(count, &leaves)
 }
 
-/// How many sums the member with most of them sends, if members with these shares of the data shards
-/// send as few as can be.
+/// How many sums the member with most of them sends, if members with these shares of the data
+/// shards send as few as can be.
 pub fn fewest_sums(shares: &[usize]) -> usize {
     let count = shares.iter().sum::<usize>() as u32;
     let each = blocks::shapes(shares).into_iter().map(|shape| blocks::sums(count, &shape));

@@ -1,9 +1,10 @@
 //! How fast the members compute, and whether their data shards should be shared out anew.
 //!
-//! Each worker says how long a data shard takes its device, as the last ones tell. Where a step would be shorter if the slow members had fewer data shards, and stays so for a while, the
-//! leader changes the generation. No sum is cut otherwise than the reduction tree does, so the bits
-//! stay the same. A leader forgets all of this when it ceases to lead, and the workers tell the
-//! next one. This module does not know whether a change is possible now.
+//! Each worker says how long a data shard takes its device, as the last steps tell. Where a step
+//! would be shorter if the slow members had fewer data shards, and stays so for a while, the leader
+//! changes the generation. No sum is cut otherwise than the reduction tree does, so the bits stay
+//! the same. A leader forgets all of this when it ceases to lead, and the workers tell the next
+//! one. This module does not know whether a change is possible now.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -176,9 +176,9 @@ impl Progress {
         (self.looked, self.under_way) = (None, Duration::ZERO);
     }
 
-    /// The device has computed a data shard of a step, and its samples took so long to load. The loader may
-    /// have loaded them ahead, and cannot do so when a generation begins. So the usual time
-    /// includes the load time, except for spans in which this process stood still.
+    /// The device has computed a data shard of a step, and its samples took so long to load. The
+    /// loader may have loaded them ahead, and cannot do so when a generation begins. So the usual
+    /// time includes the load time, except for spans in which this process stood still.
     pub(super) fn computed(&mut self, now: Time, step: Step, loaded: Duration) {
         let is_timed = self.is_at(DeviceTask::DataShard);
         self.look(now, Some(DeviceTask::DataShard));
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(pace(4, vec![2; 65]), 200, "sixteen steps");
         assert_eq!(pace(1, (0..33).map(|index| if index % 4 == 0 { 90 } else { 2 })), 200);
         assert_eq!(pace(1, 1..=33), 1_650, "the mean of 9 to 24 tenths");
-        assert_eq!(pace(2, [vec![9; 64], vec![4, 6].repeat(33)].concat()), 500, "it follows");
+        assert_eq!(pace(2, [vec![9; 64], [4, 6].repeat(33)].concat()), 500, "it follows");
     }
 
     #[test]
