@@ -8,7 +8,7 @@ without any effect. It ends with an error that says what to do instead.
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -34,18 +34,19 @@ SETTINGS = (
 def model_inside(model: torch.nn.Module) -> torch.nn.Module:
     """The model as its script has made it, without the wrapper of ``torch.compile``, by which all
     names would have a prefix. Refuses the wrappers of other ways to train on several workers."""
-    for kind in type(model).__mro__:
+    inside = getattr(model, "_orig_mod", model)
+    inside = inside if isinstance(inside, torch.nn.Module) else model
+    for kind in type(inside).__mro__:
         if kind.__name__ in WRAPPERS:
             raise TypeError(
                 f"the model is in a {kind.__name__}, which has processes of its own reduce the "
                 "gradients: give everstep.Run the model inside"
             )
-    inside = getattr(model, "_orig_mod", model)
-    return inside if isinstance(inside, torch.nn.Module) else model
+    return inside
 
 
 def check_optimizer(optimizer: Any) -> None:
-    """Refuses what is no optimizer, such as a list of them."""
+    """Refuses an object that is no optimizer, such as a list of them."""
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"optimizer is a {type(optimizer).__name__}: give one object of torch.optim. Parameters "
@@ -63,12 +64,20 @@ def check_launcher() -> None:
         )
 
 
-class Guard:
-    """Finds the changes that must not be.
+class _Facts(NamedTuple):
+    """What shows most changes of a parameter, and is cheap to read."""
 
-    Most are found at the end of a turn. Those that PyTorch does not count, such as one of
-    ``parameter.data``, are looked for in the turns 1, 2, 4, 8 and so on, since that reads all
-    weights.
+    #: PyTorch counts the changes in place.
+    version: int
+    address: int
+    requires_grad: bool
+
+
+class Guard:
+    """Finds changes that a script must not make.
+
+    Most are found at the end of a turn. PyTorch does not count those of ``parameter.data``: for
+    these the guard reads one tensor in each turn, and all of them in the turns 1, 2, 4, 8 and so on.
     """
 
     def __init__(
@@ -80,12 +89,15 @@ class Guard:
         trained = parameters.trained
         self._weights = parameters.flat[: sum(parameter.numel() for _, parameter, _ in trained)]
         self._frozen = [(name, it) for name, it in self._named.items() if not it.requires_grad]
+        self._dtypes = [it.dtype for _, it in self._frozen]
         self._seen = self._look()
         self._settings = [_settings(group) for group in optimizer.param_groups]
         self._sum = _checksum(self._weights)
         self._frozen_sums = [_checksum(it) for _, it in self._frozen]
+        #: The tensor that this turn reads, and its checksum.
+        self._sample = self._tensors[0], _checksum(self._tensors[0])
         self._turns = 0
-        self._is_in_loop = False
+        self._has_begun = self._is_in_loop = False
         self._hooks = [
             optimizer.register_step_pre_hook(self._refuse_own_step),
             register_optimizer_step_pre_hook(self._refuse_other_step),
@@ -93,24 +105,35 @@ class Guard:
 
     def begin(self) -> None:
         """The loop begins. Since the run was made, the script has changed nothing."""
-        if not self._is_in_loop:
+        if not self._has_begun:
             if has_stepped(self._optimizer):
                 raise RuntimeError(
                     "the optimizer got moments after everstep.Run was made, and Everstep begins with "
                     "fresh ones. A run of Everstep goes on by `everstep resume`"
                 )
             self._check(is_thorough=True)
-        self._is_in_loop = True
+        self._has_begun = self._is_in_loop = True
+
+    def pause(self) -> None:
+        """The loop is over, or was interrupted and may go on later."""
+        self._is_in_loop = False
 
     def begin_turn(self) -> None:
         """A turn begins: the weights have their values of the step."""
         self._turns += 1
         if self._is_thorough():
             self._sum = _checksum(self._weights)
+        tensor = self._tensors[self._turns % len(self._tensors)]
+        self._sample = tensor, _checksum(tensor)
 
     def end_turn(self) -> None:
         """The script has come to the end of the loop's body."""
+        if self._turns == 1:
+            self._follow_casts()
         self._check(self._is_thorough())
+        tensor, before = self._sample
+        if not torch.equal(before, _checksum(tensor)):
+            self._refuse_changed_data()
 
     def end(self) -> None:
         """The run is over, and the script may do what it likes."""
@@ -120,10 +143,22 @@ class Guard:
     def _is_thorough(self) -> bool:
         return self._turns & (self._turns - 1) == 0
 
-    def _look(self) -> list[tuple[int, int, bool]]:
-        """What shows most changes of a parameter, and is cheap to read: PyTorch counts its changes,
-        and it has a place in memory."""
-        return [(it._version, it.data_ptr(), it.requires_grad) for it in self._tensors]
+    def _look(self) -> list[_Facts]:
+        return [self._look_at(tensor) for tensor in self._tensors]
+
+    @staticmethod
+    def _look_at(tensor: torch.Tensor) -> _Facts:
+        return _Facts(tensor._version, tensor.data_ptr(), tensor.requires_grad)
+
+    def _follow_casts(self) -> None:
+        """Frozen layers of 8 and 4 bits cast their biases in the first forward pass, each worker in
+        the same way."""
+        for number, (name, tensor) in enumerate(self._frozen):
+            if tensor.dtype != self._dtypes[number]:
+                self._seen[self._names.index(name)] = self._look_at(tensor)
+                self._frozen_sums[number] = _checksum(tensor)
+                if self._sample[0] is tensor:
+                    self._sample = tensor, self._frozen_sums[number]
 
     def _check(self, is_thorough: bool) -> None:
         seen = self._look()
@@ -140,26 +175,30 @@ class Guard:
                     "would not be trained: change the model before"
                 )
         if not torch.equal(self._sum, _checksum(self._weights)):
-            raise RuntimeError(f"the script has changed the weights of the model: {OWNERS}")
+            self._refuse_changed_data()
         for (name, tensor), before in zip(self._frozen, self._frozen_sums):
             if not torch.equal(before, _checksum(tensor)):
                 self._refuse_frozen(name)
 
-    def _refuse_change(self, seen: list[tuple[int, int, bool]]) -> None:
+    def _refuse_changed_data(self) -> None:
+        raise RuntimeError(f"the script has changed weights of the model: {OWNERS}")
+
+    def _refuse_change(self, seen: list[_Facts]) -> None:
         number = next(at for at, now in enumerate(seen) if now != self._seen[at])
         name, before, now = self._names[number], self._seen[number], seen[number]
-        if now[2] != before[2]:
-            word = "thawed" if now[2] else "frozen"
+        if now.requires_grad != before.requires_grad:
+            word = "thawed" if now.requires_grad else "frozen"
             raise RuntimeError(
                 f"the parameter {name} was {word} after everstep.Run was made: what is trained "
                 "stays the same in a run. Call requires_grad_ before"
             )
-        if not before[2]:
+        if not before.requires_grad:
             self._refuse_frozen(name)
-        if now[1] != before[1]:
+        if now.address != before.address:
             raise RuntimeError(
                 f"the parameter {name} has moved in memory since everstep.Run was made, as by "
-                "model.to(…), and would not be trained: move the model before, or by device="
+                "model.to(…), flatten_parameters() or p.data = …, and would not be trained: do that "
+                "before, or move the model by device="
             )
         if self._turns == 0:
             raise RuntimeError(
@@ -181,9 +220,9 @@ class Guard:
             raise RuntimeError("the optimizer had other groups when everstep.Run was made: add them before")
         for number, (group, settings) in enumerate(zip(groups, self._settings)):
             for key, before in settings.items():
-                now = group[key]
+                now = group.get(key)
                 if now is not before and _plain(now) != before:
-                    what = "its parameters" if key == "params" else f"{key}={now}"
+                    what = "other parameters" if key == "params" else f"{key}={now}"
                     raise RuntimeError(
                         f"the script has given group {number} of the optimizer {what}: {SETTINGS}"
                     )
@@ -222,8 +261,15 @@ def _plain(value: Any) -> Any:
     return value
 
 
+#: A checksum has so many sums, so that it also shows rows that have changed places.
+SUMS = 127
+
+
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:
-    """A number that follows from the bits of a tensor, on its device."""
+    """Numbers that follow from the bits of a tensor, on its device."""
     data = tensor.detach().reshape(-1).view(torch.uint8)
-    whole = data.numel() // 8 * 8 if data.storage_offset() % 8 == 0 else 0
-    return data[:whole].view(torch.int64).sum() + data[whole:].sum()
+    row = 8 * SUMS
+    whole = data.numel() // row * row if data.storage_offset() % 8 == 0 else 0
+    words = data[:whole].view(torch.int64).view(whole // row, SUMS)
+    rest = data[whole:].long()
+    return words.sum(0) + (rest * torch.arange(1, rest.numel() + 1, device=rest.device)).sum()

@@ -189,8 +189,9 @@ def _tables(optimizer: torch.optim.Optimizer, schedule: Any, steps: int) -> list
 
 def _warn_of_epochs(schedule: Any, tables: list[list[Entry]], steps: int) -> None:
     """Warns of a schedule that looks as if a loop over epochs were to step it."""
-    rates = [entry[0] for entry in tables[0]]
-    vanished = sum(abs(rate) < VANISHED * max(map(abs, rates)) for rate in rates)
+    rates = [abs(entry[0]) for entry in tables[0]]
+    least = VANISHED * max(rates, default=0.0)
+    vanished = sum(rate < least for rate in rates)
     period = getattr(schedule, "T_max", steps)
     if 2 * vanished > steps or period < steps and isinstance(schedule, CosineAnnealingLR):
         warnings.warn(

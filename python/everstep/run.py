@@ -175,7 +175,6 @@ class Run:
             str(self._initial_weights()),
         )
         self._gradients = Gradients(self._engine, self._parameters)
-        self._guard = Guard(model, optimizer, self._parameters)
         self._probe = Probe(self._engine, loss_scaling)
         self._batches = samples.Batches(
             keyed, self._engine.rows, accumulate, loaders, collate, self.device
@@ -187,6 +186,7 @@ class Run:
         self._is_alone, self._threads, self._is_started = is_alone, threads, False
         self._launcher: Launcher | None = None
         self._report: SimpleNamespace | None = None
+        self._guard = Guard(model, optimizer, self._parameters)
         _the_run = self
         process.print_stacks_of_fatal_errors()
         atexit.register(self._end_launcher)
@@ -290,6 +290,13 @@ class Run:
         self._evaluator.check()
         self._guard.begin()
         self._start()
+        try:
+            yield from self._micro_batches()
+        finally:
+            self._guard.pause()
+        self._conclude()
+
+    def _micro_batches(self) -> Iterator[Any]:
         while True:
             # A loop that was interrupted goes on with the turn that it has left.
             is_again = self._turn is not None
@@ -318,7 +325,6 @@ class Run:
             self._guard.end_turn()
             if self._turn is not None:
                 raise RuntimeError("the loop's body did not call run.backward(loss)")
-        self._conclude()
 
     def evaluate(self, function: Function | None = None, *, every: int | None = None) -> Any:
         """Marks the function that evaluates held-out samples: ``@run.evaluate``, or

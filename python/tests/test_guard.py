@@ -52,6 +52,11 @@ def replace(training):
     training.model[1] = torch.nn.Linear(4, 4)
 
 
+def shuffle_rows(training):
+    weight = training.model[1].weight
+    weight.data.copy_(weight.detach()[[1, 0, 2, 3]])
+
+
 def add(training):
     import torch
 
@@ -92,12 +97,13 @@ CHANGES = [
     (lambda it: it.model.double(), "0.weight"),
     (lambda it: it.model[1].bias.data.add_(1.0), "weights of the model"),
     (change_in_place, "parameter 1.bias"),
+    (shuffle_rows, "weights of the model"),
     (lambda it: it.model[0].bias.data.add_(1.0), "frozen parameter 0.bias"),
     (lambda it: it.model[1].bias.requires_grad_(False), "1.bias was frozen"),
     (lambda it: it.model[0].bias.requires_grad_(), "0.bias was thawed"),
     (lambda it: it.optimizer.param_groups[0].update(lr=0.2), "lr=0.2"),
     (lambda it: it.optimizer.param_groups[0].update(betas=(0.5, 0.9)), "betas="),
-    (lambda it: it.optimizer.param_groups[0]["params"].pop(), "its parameters"),
+    (lambda it: it.optimizer.param_groups[0]["params"].pop(), "other parameters"),
     (step_of_a_schedule, "lr=0.05"),
     (add_group, "other groups"),
 ]
@@ -132,11 +138,39 @@ def test_what_changes_nothing_is_let_be(training):
     training.turns(8)
 
 
+def test_a_change_of_data_now_and_then_is_found_sooner_or_later(training):
+    training.guard.begin()
+    training.turns(100)
+    with pytest.raises(RuntimeError, match="weights of the model"):
+        for _ in range(12):
+            training.guard.begin_turn()
+            training.model[1].bias.data.add_(1.0)
+            training.guard.end_turn()
+
+
+def test_frozen_layers_may_be_cast_in_the_first_turn(training):
+    import torch
+
+    training.guard.begin()
+    training.guard.begin_turn()
+    training.model[0].bias.data = training.model[0].bias.data.bfloat16()
+    training.guard.end_turn()
+    for _ in range(8):
+        training.guard.begin_turn()
+        training.guard.end_turn()
+    training.guard.begin_turn()
+    training.model[0].bias.data = training.model[0].bias.data.to(torch.float16)
+    with pytest.raises(RuntimeError, match="frozen parameter 0.bias"):
+        training.guard.end_turn()
+
+
 def test_only_the_loop_forbids_the_steps_of_other_optimizers(training):
     train_by_another_optimizer(training)
     training.guard.begin()
     with pytest.raises(RuntimeError, match="another optimizer, SGD"):
         train_by_another_optimizer(training)
+    training.guard.pause()
+    train_by_another_optimizer(training)
     with pytest.raises(RuntimeError, match="make its steps"):
         training.optimizer.step()
     training.guard.end()
