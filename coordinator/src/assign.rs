@@ -3,7 +3,7 @@
 //! Inputs: how much there is, the members in rank order, and the generation before. Output: each
 //! member's data shards, and the owners of every parameter shard. The same inputs give the same
 //! output. Shares differ by at most one shard, and a shard that need not move does not. Where
-//! members compute at unlike speeds, their shares of the data shards follow from these instead
+//! members compute at unlike speeds, their shares of the data shards follow from their speeds
 //! ([`pace`]). The assignment does not know which workers really hold the bits of a shard: the
 //! caller lists as owners only those that do.
 //!
@@ -101,17 +101,20 @@ pub fn fewest_sums(shares: &[usize]) -> usize {
     each.max().unwrap_or(0)
 }
 
-/// Whether other shares of the data shards would make the steps of these members so much shorter
-/// that a change pays. Each member has its share now, and how long one data shard takes it.
-pub fn pays_to_share_anew(members: &[(usize, u64)]) -> bool {
-    let (shares, paces): (Vec<usize>, Vec<u64>) = members.iter().copied().unzip();
-    let count = shares.iter().sum();
-    let known: Vec<Option<u64>> = paces.iter().copied().map(Some).collect();
-    let then = match pace::shares(count, &known) {
-        Some(then) => pace::longest(&then, &paces),
-        None => pace::longest_of_equal(count, &paces),
-    };
-    pace::is_worthwhile(pace::longest(&shares, &paces), then)
+/// A member's share of the data shards, and its pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacedShare {
+    /// How many data shards the member has.
+    pub share: usize,
+    /// How long one takes it, microseconds. `None` if it is not known.
+    pub pace: Option<u64>,
+}
+
+/// Whether other shares would make the steps of these members so much shorter that a change pays.
+pub fn pays_to_share_anew(members: &[PacedShare]) -> bool {
+    let shares: Vec<usize> = members.iter().map(|member| member.share).collect();
+    let paces: Vec<Option<u64>> = members.iter().map(|member| member.pace).collect();
+    pace::are_worth_a_change(&shares, &paces)
 }
 
 fn data_shards(

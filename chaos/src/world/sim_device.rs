@@ -244,13 +244,17 @@ struct DeliveredJobs<'a> {
 }
 
 impl DeviceChannel for DeliveredJobs<'_> {
-    fn report(&mut self, report: Report) {
-        match &report {
+    fn report(&mut self, mut report: Report) {
+        match &mut report {
             Report::Entered { generation, .. } => *self.generation = *generation,
             Report::Restored { version, shard, intact: true, .. } => {
                 follow(self.versions, *shard, *version);
             }
-            Report::Computed { .. } => self.now = self.now + self.speed.shard_time(self.random),
+            Report::Computed { seconds, .. } => {
+                let took = self.speed.shard_time(self.random);
+                *seconds += took.as_secs_f64();
+                self.now = self.now + took;
+            }
             _ => {}
         }
         self.now = self.now + self.random.delay();

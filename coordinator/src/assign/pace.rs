@@ -14,17 +14,33 @@ const WORTHWHILE: u64 = 108;
 
 /// How many of `count` data shards each member is to have, if members with these times for one data
 /// shard, microseconds, should have unequal ones. `None` if equal shares are as good whichever
-/// members have one more, or if a time is not known.
+/// members have one more.
 pub(super) fn shares(count: usize, paces: &[Option<u64>]) -> Option<Vec<usize>> {
-    let known: Vec<u64> = paces.iter().copied().collect::<Option<_>>()?;
-    let best = best(count, &known);
-    let (equal, best_time) = (longest_of_equal(count, &known), longest(&best, &known));
+    let paces = filled_in(paces);
+    let best = best(count, &paces);
+    let (equal, best_time) = (longest_of_equal(count, &paces), longest(&best, &paces));
     is_worthwhile(equal, best_time).then_some(best)
+}
+
+/// Whether the best shares are worth a change for members with these.
+pub(super) fn are_worth_a_change(shares: &[usize], paces: &[Option<u64>]) -> bool {
+    let (count, paces) = (shares.iter().sum(), filled_in(paces));
+    // A member that has none is never measured.
+    let one_has_none = count >= shares.len() && shares.contains(&0);
+    one_has_none || is_worthwhile(longest(shares, &paces), longest(&best(count, &paces), &paces))
+}
+
+/// The times of all members. Where one is not known, it counts as the median of the others.
+fn filled_in(paces: &[Option<u64>]) -> Vec<u64> {
+    let mut known: Vec<u64> = paces.iter().flatten().copied().collect();
+    known.sort_unstable();
+    let usual = known.get(known.len() / 2).copied().unwrap_or(1);
+    paces.iter().map(|pace| pace.unwrap_or(usual)).collect()
 }
 
 /// The time of the longest share, microseconds, if shares are equal and the slowest members have
 /// one more.
-pub(super) fn longest_of_equal(count: usize, paces: &[u64]) -> u64 {
+fn longest_of_equal(count: usize, paces: &[u64]) -> u64 {
     let mut descending = paces.to_vec();
     descending.sort_unstable_by_key(|pace| Reverse(*pace));
     longest(&super::blocks::equal(count, paces.len()), &descending)
@@ -32,13 +48,13 @@ pub(super) fn longest_of_equal(count: usize, paces: &[u64]) -> u64 {
 
 /// Whether a step with the shares that take `then` would be so much shorter than with those that
 /// take `now` that a change pays.
-pub(super) fn is_worthwhile(now: u64, then: u64) -> bool {
+fn is_worthwhile(now: u64, then: u64) -> bool {
     now.saturating_mul(100) > then.saturating_mul(WORTHWHILE)
 }
 
 /// The time of the longest share, microseconds.
-pub(super) fn longest(shares: &[usize], paces: &[u64]) -> u64 {
-    let times = shares.iter().zip(paces).map(|(share, pace)| *share as u64 * pace);
+fn longest(shares: &[usize], paces: &[u64]) -> u64 {
+    let times = shares.iter().zip(paces).map(|(share, pace)| pace.saturating_mul(*share as u64));
     times.max().unwrap_or(0)
 }
 
@@ -49,12 +65,9 @@ fn best(count: usize, paces: &[u64]) -> Vec<usize> {
     filled_up(begun, count - least * paces.len(), paces)
 }
 
-/// Shares of members that have so many data shards already, and get `more` of them. Where a time is
-/// not known, all members count as equally fast.
+/// Shares of members that have so many data shards already, and get `more` of them.
 pub(super) fn handed_on(held: Vec<usize>, more: usize, paces: &[Option<u64>]) -> Vec<usize> {
-    let known: Option<Vec<u64>> = paces.iter().copied().collect();
-    let paces = known.unwrap_or_else(|| vec![1; held.len()]);
-    filled_up(held, more, &paces)
+    filled_up(held, more, &filled_in(paces))
 }
 
 /// Each of the data shards goes to the member that has it done first. Of several, that is the one
@@ -62,7 +75,8 @@ pub(super) fn handed_on(held: Vec<usize>, more: usize, paces: &[Option<u64>]) ->
 fn filled_up(begun: Vec<usize>, more: usize, paces: &[u64]) -> Vec<usize> {
     let mut shares = begun.clone();
     let next = |rank: usize, share: usize| {
-        Reverse(((share as u64 + 1) * paces[rank], Reverse(begun[rank]), rank))
+        let done = paces[rank].saturating_mul(share as u64 + 1);
+        Reverse((done, Reverse(begun[rank]), rank))
     };
     let mut queue: BinaryHeap<_> = (0..paces.len()).map(|rank| next(rank, shares[rank])).collect();
     for _ in 0..more {
@@ -97,7 +111,32 @@ mod tests {
         assert_eq!(shares(64, &known(&[100, 104])), None);
         assert_eq!(shares(4, &known(&[10, 10, 20, 10])), None, "each has one");
         assert_eq!(shares(2, &known(&[10, 20, 20])), None, "one of them has none");
-        assert_eq!(shares(8, &[Some(10), None]), None);
+        assert_eq!(shares(8, &[Some(10), None]), None, "it may be as fast");
+    }
+
+    #[test]
+    fn a_member_that_is_not_known_counts_as_the_median() {
+        assert_eq!(shares(16, &[Some(10), None, Some(30), Some(12)]), Some(vec![6, 5, 1, 4]));
+        assert_eq!(shares(16, &[None; 4]), None);
+    }
+
+    #[test]
+    fn shares_are_worth_a_change_if_the_best_are_much_better_or_one_has_none() {
+        let worth = |shares: &[usize], paces: &[u64]| are_worth_a_change(shares, &known(paces));
+        assert!(worth(&[2; 4], &[10, 10, 20, 10]) && !worth(&[3, 2, 1, 2], &[10, 10, 20, 10]));
+        assert!(!worth(&[32, 32], &[100, 104]), "four hundredths");
+        assert!(worth(&[92, 108], &[100, 116]), "beside equal ones it would be less");
+        assert!(worth(&[3, 0, 1], &[10, 10, 10]) && !worth(&[1, 0, 1], &[10, 10, 10]));
+    }
+
+    /// The numbers come from peers.
+    #[test]
+    fn absurd_times_stop_no_leader() {
+        let paces = [Some(u64::MAX), Some(1 << 63), Some(1), None];
+        let found = shares(16, &paces).unwrap_or_else(|| vec![4; 4]);
+        assert_eq!(found.iter().sum::<usize>(), 16);
+        assert_eq!(handed_on(vec![4; 4], 3, &paces).iter().sum::<usize>(), 19);
+        are_worth_a_change(&[4; 4], &paces);
     }
 
     #[test]

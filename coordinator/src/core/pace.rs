@@ -9,15 +9,18 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use everstep_transport::protocol::{Generation, Record, Step, WorkerId};
+use everstep_transport::protocol::{Generation, Member, Record, Step, WorkerId};
 use everstep_transport::time::Time;
 
-use crate::assign::pays_to_share_anew;
+use crate::assign::{PacedShare, pays_to_share_anew};
 
 /// Other shares have to be better for this long before a change.
-const SUSTAINED_FOR: Duration = Duration::from_secs(10);
-/// And for this many steps.
+const SUSTAINED_FOR: Duration = Duration::from_secs(30);
+/// Other shares have to be better for this many steps, too.
 const SUSTAINED_STEPS: u64 = 32;
+/// The shares are compared with others at most once in this time: ten thousand members take a
+/// moment.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// A change for the sake of pace comes at most once in this time.
 const REBALANCE_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -35,16 +38,17 @@ pub(super) struct Paces {
     /// How long a data shard takes each worker, microseconds.
     shard_us: BTreeMap<WorkerId, u64>,
     better: Option<Better>,
+    /// When the shares were last compared with others.
+    looked: Time,
     /// When a change was last due.
     due: Option<Time>,
 }
 
 impl Paces {
-    /// A worker says how long a data shard takes its device, microseconds. 0: it does not know.
+    /// A worker says how long a data shard takes its device, microseconds. 0: it does not know now.
     pub(super) fn tell(&mut self, worker: WorkerId, shard_us: u64) {
-        match shard_us {
-            0 => drop(self.shard_us.remove(&worker)),
-            _ => drop(self.shard_us.insert(worker, shard_us)),
+        if shard_us > 0 {
+            self.shard_us.insert(worker, shard_us);
         }
     }
 
@@ -60,6 +64,10 @@ impl Paces {
     /// Whether a change is due, because other shares have been better for long enough. `reached` is
     /// the newest committed step.
     pub(super) fn is_due(&mut self, now: Time, record: &Record, reached: Step) -> bool {
+        if now.since(self.looked) < LOOK_INTERVAL {
+            return false;
+        }
+        self.looked = now;
         if !pays_to_share_anew(&self.shares(record)) {
             self.better = None;
             return false;
@@ -76,12 +84,17 @@ impl Paces {
         is_sustained && rests
     }
 
-    /// How many data shards each member has, and how long one takes it. While that of some member
-    /// is not known, all count as equally fast.
-    fn shares(&self, record: &Record) -> Vec<(usize, u64)> {
-        let members = record.members.iter();
-        let each = members.clone().map(|member| self.of(member.worker)).collect::<Option<Vec<_>>>();
-        let paces = each.unwrap_or_else(|| vec![1; record.members.len()]);
-        members.map(|member| member.data_shards.len()).zip(paces).collect()
+    /// Something is under way that may be the reason for other paces.
+    pub(super) fn disturb(&mut self) {
+        self.better = None;
+    }
+
+    /// How many data shards each member has, and how long one takes it.
+    fn shares(&self, record: &Record) -> Vec<PacedShare> {
+        let share = |member: &Member| PacedShare {
+            share: member.data_shards.len(),
+            pace: self.of(member.worker),
+        };
+        record.members.iter().map(share).collect()
     }
 }

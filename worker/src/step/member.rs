@@ -245,7 +245,10 @@ impl Member {
             Report::Computed { step, contribution, seconds, load_seconds } => {
                 let tree = self.plan.tree();
                 let loaded = Duration::try_from_secs_f64(load_seconds).unwrap_or_default();
-                self.replica.progress.computed(now, step, loaded);
+                self.replica.progress.computed(now, loaded);
+                self.replica
+                    .progress
+                    .pace(step, Duration::try_from_secs_f64(seconds).unwrap_or_default());
                 self.replica.gradients.computed(tree, step, contribution, seconds);
             }
             Report::Updated { version, shard, digest, parameters } => {

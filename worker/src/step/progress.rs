@@ -1,7 +1,7 @@
 //! How long the device takes for a data shard, and how long it has computed the present one.
 //!
-//! Input: time, what the device has all that it needs for, and its reports. Output: a
-//! [`ShardTime`] for the heartbeat. A coordinator uses it to notice a device that hangs while its
+//! Input: time, what the device has all that it needs for, and its reports. Output for the
+//! heartbeat: the pace of the device, by which data shards are shared out, and a [`ShardTime`]. A coordinator uses it to notice a device that hangs while its
 //! worker's heartbeats go on. The time of a data shard does not include waiting for parameters, but
 //! it includes loading: a data set that is always slow has long data shards. A stall, in which the
 //! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
@@ -114,22 +114,30 @@ struct RecentTimes {
     means: [Duration; RECENT_STEPS],
     /// How many means there were, with those that others have replaced.
     count: usize,
-    /// The newest step, the time of its data shards so far, and how many these are.
-    newest: (Step, Duration, u32),
+    newest: StepTime,
+}
+
+/// How long the data shards of a step took so far, and how many these are.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepTime {
+    step: Step,
+    time: Duration,
+    shards: u32,
 }
 
 impl RecentTimes {
     fn push(&mut self, step: Step, took: Duration) {
-        let (newest, time, shards) = &mut self.newest;
-        if *newest == step {
-            (*time, *shards) = (*time + took, *shards + 1);
+        if self.newest.step == step {
+            self.newest.time += took;
+            self.newest.shards += 1;
             return;
         }
-        if *shards > 0 {
-            self.means[self.count % RECENT_STEPS] = *time / *shards;
+        let StepTime { time, shards, .. } = self.newest;
+        if shards > 0 {
+            self.means[self.count % RECENT_STEPS] = time / shards;
             self.count += 1;
         }
-        self.newest = (step, took, 1);
+        self.newest = StepTime { step, time: took, shards: 1 };
     }
 
     /// The mean of the middle half: stalls do not count, and it varies less than the median. None
@@ -176,17 +184,16 @@ impl Progress {
         (self.looked, self.under_way) = (None, Duration::ZERO);
     }
 
-    /// The device has computed a data shard of a step, and its samples took so long to load. The
-    /// loader may have loaded them ahead, and cannot do so when a generation begins. So the usual
-    /// time includes the load time, except for spans in which this process stood still.
-    pub(super) fn computed(&mut self, now: Time, step: Step, loaded: Duration) {
+    /// The device has computed a data shard, and its samples took so long to load. The loader may
+    /// have loaded them ahead, and cannot do so when a generation begins. So the usual time
+    /// includes the load time, except for spans in which this process stood still.
+    pub(super) fn computed(&mut self, now: Time, loaded: Duration) {
         let is_timed = self.is_at(DeviceTask::DataShard);
         self.look(now, Some(DeviceTask::DataShard));
         let since_shard = std::mem::take(&mut self.since_shard);
         let took = std::mem::take(&mut self.under_way).max(loaded.min(since_shard));
         if is_timed {
             self.usual_shard = self.usual_shard.after(took);
-            self.recent.push(step, took);
         }
     }
 
@@ -209,6 +216,13 @@ impl Progress {
     /// The device has followed into the generation, so its work of the one before is done.
     pub(super) fn entered(&mut self) {
         self.restart();
+    }
+
+    /// A data shard of this step took so long, without waits for parameters. What the device does
+    /// besides, such as the updates of what its worker owns, is no part of its pace: another share
+    /// of the data shards would not change that.
+    pub(super) fn pace(&mut self, step: Step, took: Duration) {
+        self.recent.push(step, took);
     }
 
     /// How long a data shard takes, microseconds. 0 if it is not known.
@@ -246,7 +260,7 @@ mod tests {
                 progress.look(now, SHARD);
             }
             if index + 1 < tenths.len() {
-                progress.computed(now, Step(1), Duration::ZERO);
+                progress.computed(now, Duration::ZERO);
             }
         }
         progress
@@ -306,7 +320,7 @@ mod tests {
             assert_eq!(progress.told(), None);
         }
         progress.report(&Report::LoadStalled(false));
-        progress.computed(Time(90_000_000_000), Step(1), Duration::from_millis(10));
+        progress.computed(Time(90_000_000_000), Duration::from_millis(10));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(1_000), "nor is it slow");
     }
 
@@ -331,7 +345,7 @@ mod tests {
         for tenths in 914..=919 {
             progress.look(Time(tenths * 100_000_000), SHARD);
         }
-        progress.computed(Time(91_900_000_000), Step(1), Duration::ZERO);
+        progress.computed(Time(91_900_000_000), Duration::ZERO);
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(937), "it falls slowly");
     }
 
@@ -347,14 +361,14 @@ mod tests {
         let mut progress = computing(&[1, 10, 5]);
         (17..=100).for_each(|tenths| progress.look(Time(tenths * 100_000_000), None));
         progress.look(Time(10_000_000_000), SHARD);
-        progress.computed(Time(10_000_000_000), Step(1), Duration::from_secs(8));
+        progress.computed(Time(10_000_000_000), Duration::from_secs(8));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(8_000));
     }
 
     #[test]
     fn the_time_in_which_a_process_stood_still_is_not_usual() {
         let mut progress = computing(&[1, 10, 5]);
-        progress.computed(Time(601_600_000_000), Step(1), Duration::from_secs(600));
+        progress.computed(Time(601_600_000_000), Duration::from_secs(600));
         assert_eq!(progress.told().map(|told| told.usual_ms), Some(1_000));
     }
 

@@ -11,7 +11,7 @@ use super::super::feeds::{FeedTargets, Feeds, frees_somebody};
 use super::super::roster::Roster;
 use super::super::{Core, LinkId, Parts};
 use super::{ChangePhase, GenerationChange};
-use crate::state::State;
+use crate::state::{State, WorkerPhase};
 
 /// Why a change is due while nothing changes.
 struct ChangeCheck {
@@ -159,7 +159,7 @@ impl Core {
     }
 
     /// Whether other shares of the data shards would make the steps shorter, and nothing else is
-    /// under way: no worker is missing or joins.
+    /// under way: no worker is missing, joins or leaves.
     fn is_to_be_shared_anew(&mut self, now: Time) -> bool {
         #[cfg(feature = "planted")]
         if self.state.plant == Some(crate::plant::CorePlant::IgnorePace) {
@@ -167,9 +167,13 @@ impl Core {
         }
         let is_calm = self.change.feeds.shard_syncs().is_empty()
             && self.roster(now).all_members_are_linked()
-            && self.health.detector.outage(now).is_none();
+            && self.health.detector.outage(now).is_none()
+            && self.state.present().all(|(_, known)| known.phase != WorkerPhase::Leaving);
         let reached = self.change.reached();
-        let Some(record) = self.state.record().filter(|_| is_calm) else { return false };
+        let Some(record) = self.state.record().filter(|_| is_calm) else {
+            self.health.paces.disturb();
+            return false;
+        };
         self.health.paces.is_due(now, record, reached)
     }
 

@@ -13,11 +13,11 @@ fn training(data_shards: u32, shard_us: &[u64]) -> (World, Vec<LinkId>) {
     (world, links)
 }
 
-/// These steps are committed, a fifth of a second each. Members hold when the leader asks for it.
+/// These steps are committed, a second each. Members hold when the leader asks for it.
 fn train(world: &mut World, links: &[LinkId], steps: RangeInclusive<u64>) {
     for step in steps {
         world.commit(step..=step);
-        world.pass(200, links);
+        world.pass(1_000, links);
         if links.iter().any(|link| world.words(*link).contains(&"hold")) {
             world.hold_all();
         }
@@ -31,15 +31,15 @@ fn shares(world: &World) -> Vec<usize> {
 #[test]
 fn i27_a_slow_member_gets_fewer_data_shards_after_a_while() {
     let (mut world, links) = training(16, &[10, 10, 20, 10]);
-    train(&mut world, &links, 1..=48);
+    train(&mut world, &links, 1..=28);
     assert_eq!(world.generation(), Generation(1), "it may be slow for a moment");
-    train(&mut world, &links, 49..=56);
+    train(&mut world, &links, 29..=40);
     assert_eq!((world.generation(), world.cause()), (Generation(2), Cause::Rebalance));
     assert_eq!(shares(&world), [5, 5, 2, 4]);
-    train(&mut world, &links, 57..=400);
+    train(&mut world, &links, 41..=200);
     assert_eq!(world.generation(), Generation(2), "it stays so");
     world.actor(links[2]).shard_us = 10;
-    train(&mut world, &links, 401..=480);
+    train(&mut world, &links, 201..=250);
     assert_eq!((world.generation(), shares(&world)), (Generation(3), vec![4; 4]));
     assert!(world.comings_and_goings().is_empty());
 }
@@ -52,16 +52,17 @@ fn changes_for_the_sake_of_pace_are_rare() {
         for (place, link) in links.iter().enumerate() {
             world.actor(*link).shard_us = if place == slow % 4 { 30 } else { 10 };
         }
-        train(&mut world, &links, step + 1..=step + 75);
-        step += 75;
+        train(&mut world, &links, step + 1..=step + 45);
+        step += 45;
     }
-    assert_eq!(world.generation(), Generation(4), "in three minutes");
+    let changes = world.generation().0 - 1;
+    assert!((5..=9).contains(&changes), "{changes} in nine minutes");
 }
 
 #[test]
-fn nothing_is_shared_anew_that_pays_little_or_is_not_known() {
+fn nothing_is_shared_anew_that_pays_little() {
     for (data_shards, shard_us) in [
-        (16, [10, 10, 0, 30]),
+        (16, [10, 0, 0, 10]),
         (4, [10, 10, 90, 10]),
         (64, [100, 106, 100, 94]),
         (3, [10, 10, 0, 9]),
@@ -88,7 +89,7 @@ fn shares_are_left_alone_while_a_worker_joins_or_is_missing() {
 #[test]
 fn a_loss_leaves_a_slow_member_its_small_share() {
     let (mut world, links) = training(16, &[10, 10, 20, 10]);
-    train(&mut world, &links, 1..=60);
+    train(&mut world, &links, 1..=40);
     assert_eq!(shares(&world), [5, 5, 2, 4]);
     let slow = world.id(links[2]);
     world.kill(links[0]);
