@@ -6,7 +6,6 @@ use std::sync::Arc;
 use everstep_transport::protocol::{RunOrigin, RunSpec};
 use everstep_transport::time::Time;
 
-use super::balance::BalanceChecker;
 use super::leadership::LeadershipTrace;
 use super::liveness::LivenessChecker;
 use crate::check::{InvariantChecks, RunHistory};
@@ -18,7 +17,6 @@ pub struct Checkers {
     pub invariants: InvariantChecks,
     pub liveness: LivenessChecker,
     pub leadership: LeadershipTrace,
-    pub balance: BalanceChecker,
     /// Messages and chunks that workers have refused.
     pub refused: u64,
 }
@@ -31,7 +29,6 @@ impl Checkers {
             invariants: InvariantChecks::new(run, samples, reference),
             liveness: LivenessChecker::default(),
             leadership: LeadershipTrace::default(),
-            balance: BalanceChecker::default(),
             refused: 0,
         }
     }
@@ -57,7 +54,6 @@ impl Checkers {
             self.invariants.begin_from(origin);
         }
         self.leadership = LeadershipTrace::default();
-        self.balance = BalanceChecker::default();
         self.liveness.begin_anew(now);
     }
 }

@@ -39,8 +39,7 @@ fn feed_targets(newcomers: &[u64], leaving: &[u64]) -> FeedTargets {
 }
 
 fn feeds(record: &Record, feed_targets: FeedTargets) -> Feeds {
-    let (known, paces) = (BTreeMap::new(), Paces::default());
-    Feeds::new(Time(0), &exemplars::run(), record, feed_targets, &known, &paces)
+    Feeds::new(Time(0), &exemplars::run(), record, feed_targets, &BTreeMap::new())
 }
 
 #[test]

@@ -29,7 +29,6 @@ struct Cluster {
     checkpoints: Checkpoints,
     written: Step,
     asked: GenerationRequest,
-    paces: Paces,
 }
 
 impl Cluster {
@@ -49,7 +48,6 @@ impl Cluster {
             checkpoints: Checkpoints::default(),
             written: Step(0),
             asked: GenerationRequest::default(),
-            paces: Paces::default(),
         };
         ids.for_each(|id| cluster.add(WorkerId(id)));
         cluster
@@ -88,7 +86,6 @@ impl Cluster {
             workers: &self.workers,
             statuses: &self.statuses,
             detector: &self.detector,
-            paces: &self.paces,
             ready: &self.ready,
             complete: true,
             broken: &self.broken,
@@ -146,8 +143,7 @@ impl Cluster {
     /// All workers sync what they should. Returns whether a change is due.
     fn sync_all(&mut self, step: u64) -> bool {
         let record = self.current.clone().expect("a generation");
-        let mut feeds =
-            Feeds::new(NOW, &self.run, &record, self.feed_targets(), &self.workers, &self.paces);
+        let mut feeds = Feeds::new(NOW, &self.run, &record, self.feed_targets(), &self.workers);
         for (worker, shards) in feeds.shard_syncs().clone() {
             let shown = self.statuses.entry(worker).or_insert_with(|| status(None));
             let synced = shards.into_iter().map(|shard| (shard, Step(step), record.number));
