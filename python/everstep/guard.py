@@ -263,13 +263,17 @@ def _plain(value: Any) -> Any:
 
 #: A checksum has so many sums, so that it also shows rows that have changed places.
 SUMS = 127
+#: Integers of so many bytes.
+WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
 
 
 def _checksum(tensor: torch.Tensor) -> torch.Tensor:
     """Numbers that follow from the bits of a tensor, on its device."""
     data = tensor.detach().reshape(-1).view(torch.uint8)
-    row = 8 * SUMS
-    whole = data.numel() // row * row if data.storage_offset() % 8 == 0 else 0
-    words = data[:whole].view(torch.int64).view(whole // row, SUMS)
-    rest = data[whole:].long()
-    return words.sum(0) + (rest * torch.arange(1, rest.numel() + 1, device=rest.device)).sum()
+    # A tensor in the flat vector may begin in the middle of a longer word.
+    width = next(width for width in WORDS if data.storage_offset() % width == 0)
+    rows = data.numel() // (width * SUMS)
+    rest = data[rows * width * SUMS :].long()
+    words = data[: rows * width * SUMS].view(WORDS[width]).view(rows, SUMS)
+    places = torch.arange(1, rest.numel() + 1, device=rest.device)
+    return words.sum(0, dtype=torch.int64) + (rest * places).sum()

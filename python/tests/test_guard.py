@@ -148,6 +148,25 @@ def test_a_change_of_data_now_and_then_is_found_sooner_or_later(training):
             training.guard.end_turn()
 
 
+@pytest.mark.parametrize("begin", range(4))
+def test_a_checksum_shows_a_change_wherever_a_tensor_begins(begin):
+    import torch
+
+    from everstep.guard import _checksum
+
+    for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.complex64):
+        flat = torch.ones(2_000, dtype=dtype)
+        for count in (0, 1, 3, 1_500):
+            part = flat[begin : begin + count]
+            before = _checksum(part)
+            assert torch.equal(before, _checksum(part))
+            if count:
+                part[count // 2] = 0
+                assert not torch.equal(before, _checksum(part)), (dtype, count)
+    scalar = torch.tensor(1.0)
+    assert torch.equal(_checksum(scalar), _checksum(scalar.clone()))
+
+
 def test_frozen_layers_may_be_cast_in_the_first_turn(training):
     import torch
 
