@@ -85,18 +85,17 @@ class Guard:
     ) -> None:
         self._model, self._optimizer = model, optimizer
         self._named = _named(model)
-        self._names, self._tensors = list(self._named), list(self._named.values())
-        trained = parameters.trained
-        self._weights = parameters.flat[: sum(parameter.numel() for _, parameter, _ in trained)]
-        self._frozen = [(name, it) for name, it in self._named.items() if not it.requires_grad]
-        self._dtypes = [it.dtype for _, it in self._frozen]
+        self._tensors = list(self._named.values())
+        self._weights = parameters.weights
         self._seen = self._look()
+        #: The type and the checksum of each frozen parameter.
+        self._frozen = {
+            name: (it.dtype, _checksum(it)) for name, it in self._named.items() if not it.requires_grad
+        }
         self._settings = [_settings(group) for group in optimizer.param_groups]
-        self._sum = _checksum(self._weights)
-        self._frozen_sums = [_checksum(it) for _, it in self._frozen]
-        #: The tensor that this turn reads, and its checksum.
-        self._sample = self._tensors[0], _checksum(self._tensors[0])
         self._turns = 0
+        #: The checksum of what the turn reads, as it was when the turn began.
+        self._sum = _checksum(self._read())
         self._has_begun = self._is_in_loop = False
         self._hooks = [
             optimizer.register_step_pre_hook(self._refuse_own_step),
@@ -111,7 +110,7 @@ class Guard:
                     "the optimizer got moments after everstep.Run was made, and Everstep begins with "
                     "fresh ones. A run of Everstep goes on by `everstep resume`"
                 )
-            self._check(is_thorough=True)
+            self._check()
         self._has_begun = self._is_in_loop = True
 
     def pause(self) -> None:
@@ -121,19 +120,13 @@ class Guard:
     def begin_turn(self) -> None:
         """A turn begins: the weights have their values of the step."""
         self._turns += 1
-        if self._is_thorough():
-            self._sum = _checksum(self._weights)
-        tensor = self._tensors[self._turns % len(self._tensors)]
-        self._sample = tensor, _checksum(tensor)
+        self._sum = _checksum(self._read())
 
     def end_turn(self) -> None:
         """The script has come to the end of the loop's body."""
         if self._turns == 1:
             self._follow_casts()
-        self._check(self._is_thorough())
-        tensor, before = self._sample
-        if not torch.equal(before, _checksum(tensor)):
-            self._refuse_changed_data()
+        self._check()
 
     def end(self) -> None:
         """The run is over, and the script may do what it likes."""
@@ -143,29 +136,36 @@ class Guard:
     def _is_thorough(self) -> bool:
         return self._turns & (self._turns - 1) == 0
 
-    def _look(self) -> list[_Facts]:
-        return [self._look_at(tensor) for tensor in self._tensors]
+    def _read(self) -> torch.Tensor:
+        """The tensor with the bits that the turn compares: all weights, or one parameter."""
+        if self._is_thorough():
+            return self._weights
+        return self._tensors[self._turns % len(self._tensors)]
 
-    @staticmethod
-    def _look_at(tensor: torch.Tensor) -> _Facts:
-        return _Facts(tensor._version, tensor.data_ptr(), tensor.requires_grad)
+    def _look(self) -> dict[str, _Facts]:
+        return {
+            name: _Facts(it._version, it.data_ptr(), it.requires_grad)
+            for name, it in self._named.items()
+        }
 
     def _follow_casts(self) -> None:
         """Frozen layers of 8 and 4 bits cast their biases in the first forward pass, each worker in
         the same way."""
-        for number, (name, tensor) in enumerate(self._frozen):
-            if tensor.dtype != self._dtypes[number]:
-                self._seen[self._names.index(name)] = self._look_at(tensor)
-                self._frozen_sums[number] = _checksum(tensor)
-                if self._sample[0] is tensor:
-                    self._sample = tensor, self._frozen_sums[number]
+        now = self._look()
+        for name, (dtype, _) in self._frozen.items():
+            tensor = self._named[name]
+            if tensor.dtype != dtype:
+                self._seen[name] = now[name]
+                self._frozen[name] = tensor.dtype, _checksum(tensor)
 
-    def _check(self, is_thorough: bool) -> None:
+    def _check(self) -> None:
         seen = self._look()
         if seen != self._seen:
             self._refuse_change(seen)
         self._check_settings()
-        if not is_thorough:
+        if not torch.equal(self._sum, _checksum(self._read())):
+            raise RuntimeError(f"the script has changed weights of the model: {OWNERS}")
+        if not self._is_thorough():
             return
         now = _named(self._model)
         for name in {**self._named, **now}:
@@ -174,18 +174,13 @@ class Guard:
                     f"the parameter {name} is another one than when everstep.Run was made, and "
                     "would not be trained: change the model before"
                 )
-        if not torch.equal(self._sum, _checksum(self._weights)):
-            self._refuse_changed_data()
-        for (name, tensor), before in zip(self._frozen, self._frozen_sums):
-            if not torch.equal(before, _checksum(tensor)):
+        for name, (_, before) in self._frozen.items():
+            if not torch.equal(before, _checksum(self._named[name])):
                 self._refuse_frozen(name)
 
-    def _refuse_changed_data(self) -> None:
-        raise RuntimeError(f"the script has changed weights of the model: {OWNERS}")
-
-    def _refuse_change(self, seen: list[_Facts]) -> None:
-        number = next(at for at, now in enumerate(seen) if now != self._seen[at])
-        name, before, now = self._names[number], self._seen[number], seen[number]
+    def _refuse_change(self, seen: dict[str, _Facts]) -> None:
+        name = next(name for name in seen if seen[name] != self._seen[name])
+        before, now = self._seen[name], seen[name]
         if now.requires_grad != before.requires_grad:
             word = "thawed" if now.requires_grad else "frozen"
             raise RuntimeError(

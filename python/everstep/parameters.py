@@ -39,6 +39,8 @@ class Parameters:
         #: The memory that the parameters share with the engine.
         self.memory = mirror.of(self.device, offset + statistics)
         self.flat = self.memory.flat
+        #: The part of it that has the parameters.
+        self.weights = self.flat[:offset]
         with torch.no_grad():
             for _, parameter, at in self.trained:
                 view = self.flat[at : at + parameter.numel()].view(parameter.shape)

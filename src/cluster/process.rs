@@ -483,7 +483,7 @@ pub fn joined(addresses: &[SocketAddr]) -> String {
     addresses.join(",")
 }
 
-/// How a process ended, whose display is words: "ended with exit code 1".
+/// The end of a process with this status. It displays itself as words: "ended with exit code 1".
 pub(crate) fn exit_of(status: ExitStatus) -> ProcessExit {
     match (status.code(), status.signal()) {
         (_, Some(signal)) => ProcessExit::Signal(signal),

@@ -206,7 +206,7 @@ def parameters(signature: str) -> List[str]:
 
 
 def tuple_parameters(lines: Lines) -> int:
-    """Parameters of functions whose type is a tuple, or a reference to a tuple."""
+    """How many parameters of functions are tuples, or references to tuples."""
     code = [line for line in lines if not line.lstrip().startswith("//")]
     types = (split_at(parameter, ":")[-1].strip()
              for signature in signatures(code) for parameter in parameters(signature))

@@ -124,8 +124,8 @@ MOST_SHORT_DOCS = 24
 # may only fall.
 MOST_SHARED_NAMES = 77
 
-# Parameters whose type is a tuple. The rest are pairs of one kind, such as the two ends of a road,
-# keys of maps, and streams that another crate hands out as a pair. The number may only fall.
+# Parameters that are tuples: pairs of one kind, such as the two ends of a road, keys of maps, and
+# streams that another crate hands out as a pair. The number may only fall.
 MOST_TUPLE_PARAMETERS = 10
 
 # Semicolons in a thousand words. Those of messages are in commands for a shell and in media types.
