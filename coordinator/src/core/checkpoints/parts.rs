@@ -1,5 +1,6 @@
 //! The parts of one checkpoint that workers have told.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
 use everstep_transport::protocol::outcome::{WorkerResult, state_hash};
@@ -48,13 +49,17 @@ impl PendingCheckpoint {
         }
     }
 
-    /// Parts that have each of so many shards once, by worker. Parts with shards of another part
-    /// are left out: two generations may have saved one shard. The error is the first shard that is
-    /// missing.
+    /// Parts that have each of so many shards once, from the newest generation to the oldest.
+    ///
+    /// Two generations may have saved one shard. The newest part counts then: all parts that the
+    /// newest generation was asked for have each shard once, and the part of a worker that has left
+    /// may come late. The error is the first shard that is missing.
     pub(super) fn cover(&self, shards: u32) -> Result<Vec<WorkerPart>, Shard> {
         let mut there = BTreeSet::new();
         let mut cover = Vec::new();
-        for (worker, part) in &self.parts {
+        let mut newest_first: Vec<_> = self.parts.iter().collect();
+        newest_first.sort_by_key(|(_, part)| Reverse(part.generation));
+        for (worker, part) in newest_first {
             let own: BTreeSet<Shard> = part.shards.iter().map(|(shard, _)| *shard).collect();
             if there.is_disjoint(&own) {
                 there.extend(own);

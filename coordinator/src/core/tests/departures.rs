@@ -171,6 +171,23 @@ fn a_worker_that_has_left_still_tells_of_its_part() {
     assert_eq!(super::checkpoints::orders(&mut world, links[0]), [(5, vec![])]);
 }
 
+/// Found by a simulation: the shards of the late part were taken from it, so the other one did not
+/// count, and the checkpoint was never whole.
+#[test]
+fn the_late_part_of_a_worker_that_has_left_keeps_no_newer_part_out() {
+    let (mut world, links) = World::training_as(saving(2));
+    settle(&mut world, links[0], 1..=5);
+    let late = super::checkpoints::part(&world, links[0], id(5, 1));
+    world.say(links[0], Message::Leave);
+    world.hold_all();
+    assert_eq!(world.members(), [world.id(links[1])]);
+    world.hear(links[1]);
+    world.say(links[0], Message::Saved(late));
+    assert_eq!(super::checkpoints::orders(&mut world, links[1]), []);
+    save(&mut world, links[1], id(5, 1));
+    assert_eq!(super::checkpoints::orders(&mut world, links[1]), [(5, vec![])]);
+}
+
 /// Invariant I20. Found by a simulation: NaN does not equal itself.
 #[test]
 fn a_checkpoint_of_a_skipped_step_is_gone_back_to() {
