@@ -268,6 +268,15 @@ pub enum Fault {
         /// How long the device hangs.
         span: Duration,
     },
+    /// The device of a worker computes more slowly for a while.
+    SlowDevice {
+        /// The machine of the worker with the slow device.
+        node: NodeId,
+        /// How long a data shard takes there, in thousandths of its usual time.
+        permille: u32,
+        /// How long the device stays slow.
+        span: Duration,
+    },
     /// The store where a worker writes the model refuses writes for a while.
     FullStore {
         /// The machine of the worker that cannot write the model.
@@ -394,6 +403,7 @@ impl Fault {
             Self::Duplicate { .. } => "duplicate",
             Self::Reorder { .. } => "reorder",
             Self::Hang { .. } => "hang of a device",
+            Self::SlowDevice { .. } => "slow device",
             Self::FullStore { .. } => "full store",
             Self::SilentDirectory { .. } => "silent directory",
             Self::StoreAway { .. } => "store away",
@@ -453,6 +463,7 @@ impl Fault {
             | Self::Stall { node, .. }
             | Self::Drift { node, .. }
             | Self::Hang { node, .. }
+            | Self::SlowDevice { node, .. }
             | Self::FullStore { node, .. }
             | Self::SilentDirectory { node, .. }
             | Self::Flip { node }

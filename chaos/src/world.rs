@@ -13,6 +13,7 @@
 #![deny(clippy::disallowed_types, clippy::disallowed_methods)]
 
 mod active_faults;
+mod balance;
 mod checkers;
 mod client;
 mod clock;
@@ -53,7 +54,7 @@ use everstep_coordinator::core as coordination;
 use everstep_coordinator::core::ShellInput;
 use everstep_transport::protocol::outcome::{Outcome, WorkerResult, state_hash};
 use everstep_transport::protocol::reason::LossReason;
-use everstep_transport::protocol::{Message, WorkerId, codec};
+use everstep_transport::protocol::{Message, Step, WorkerId, codec};
 use everstep_transport::time::Time;
 use everstep_worker::registry::RegistryError;
 use everstep_worker::step::event::{Input, LinkId};
@@ -313,7 +314,19 @@ impl World {
         let able = self.is_able();
         self.checkers.liveness.passes(self.now, able);
         let undisturbed = able && self.checkers.liveness.is_undisturbed(self.now);
+        self.check_balance(undisturbed)?;
         self.observe(Observation::Passes(undisturbed))
+    }
+
+    fn check_balance(&mut self, undisturbed: bool) -> Result<(), Violation> {
+        let Self { checkers: Checkers { invariants, balance, .. }, workers, faults, now, .. } =
+            self;
+        let record = invariants.current_record().filter(|_| undisturbed);
+        let pace = |worker| {
+            let slot = workers.place_of(worker).map(|place| workers[place].slot());
+            slot.map_or(1_000, |slot| u64::from(faults.device_permille(*now, slot)))
+        };
+        balance.passes(*now, Step(invariants.steps()), record, pace)
     }
 
     /// Whether a majority of the coordinators and enough workers run for the run to go on, and it

@@ -2,9 +2,10 @@
 //!
 //! Inputs: how much there is, the members in rank order, and the generation before. Output: each
 //! member's data shards, and the owners of every parameter shard. The same inputs give the same
-//! output. Shares differ by at most one shard, and a shard that need not move does not. The
-//! assignment does not know which workers really hold the bits of a shard: the caller lists as
-//! owners only those that do.
+//! output. Shares differ by at most one shard, and a shard that need not move does not. Where
+//! members compute at unlike speeds, their shares of the data shards follow from their speeds
+//! ([`pace`]). The assignment does not know which workers really hold the bits of a shard: the
+//! caller lists as owners only those that do.
 //!
 //! Intuition: a *share* is how many shards a member gets. Shares follow from the counts alone,
 //! except which members get one more: that goes to those that hold most already. Every member keeps
@@ -16,6 +17,7 @@
 
 mod blocks;
 mod owners;
+mod pace;
 mod ring;
 mod share;
 
@@ -41,6 +43,8 @@ pub struct Candidate {
     pub worker: WorkerId,
     /// What the worker may fail together with. `None` if it did not say.
     pub zone: Option<Zone>,
+    /// How long a data shard takes the worker's device, microseconds. `None` if it is not known.
+    pub pace: Option<u64>,
 }
 
 /// Why an assignment is made: it decides how data shards move.
@@ -89,6 +93,30 @@ pub fn sums(count: u32, data_shards: &[DataShard]) -> usize {
     blocks::sums(count, &leaves)
 }
 
+/// How many sums the member with most of them sends, if members with these shares of the data
+/// shards send as few as can be.
+pub fn fewest_sums(shares: &[usize]) -> usize {
+    let count = shares.iter().sum::<usize>() as u32;
+    let each = blocks::shapes(shares).into_iter().map(|shape| blocks::sums(count, &shape));
+    each.max().unwrap_or(0)
+}
+
+/// A member's share of the data shards, and its pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacedShare {
+    /// How many data shards the member has.
+    pub share: usize,
+    /// How long one takes it, microseconds. `None` if it is not known.
+    pub pace: Option<u64>,
+}
+
+/// Whether other shares would make the steps of these members so much shorter that a change pays.
+pub fn pays_to_share_anew(members: &[PacedShare]) -> bool {
+    let shares: Vec<usize> = members.iter().map(|member| member.share).collect();
+    let paces: Vec<Option<u64>> = members.iter().map(|member| member.pace).collect();
+    pace::are_worth_a_change(&shares, &paces)
+}
+
 fn data_shards(
     count: u32,
     members: &[Candidate],
@@ -103,11 +131,15 @@ fn data_shards(
         }
     }
     let is_held = holders.iter().any(Option::is_some);
-    let shares = match occasion {
-        Occasion::Loss if is_held => blocks::hand_on(&holders, members.len()),
-        Occasion::Loss | Occasion::Planned => blocks::fresh(&holders, members.len()),
+    let paces: Vec<Option<u64>> = members.iter().map(|member| member.pace).collect();
+    let each = match occasion {
+        Occasion::Loss if is_held => blocks::hand_on(&holders, &paces),
+        Occasion::Loss | Occasion::Planned => {
+            let by_pace = pace::shares(holders.len(), &paces);
+            blocks::fresh(&holders, members.len(), by_pace.as_deref())
+        }
     };
-    shares.into_iter().map(|share| share.into_iter().map(DataShard).collect()).collect()
+    each.into_iter().map(|share| share.into_iter().map(DataShard).collect()).collect()
 }
 
 fn ranks(members: &[Candidate]) -> BTreeMap<WorkerId, usize> {

@@ -43,6 +43,7 @@ mod links;
 mod model;
 mod operators;
 mod outbox;
+mod pace;
 mod partition;
 mod plan;
 mod progress;
@@ -308,13 +309,14 @@ impl Core {
 
     /// The workers as this coordinator sees them now.
     fn roster(&self, now: Time) -> Roster<'_> {
-        Roster { now, state: &self.state, links: &self.links, detector: &self.health.detector }
+        let Self { state, links, health, .. } = self;
+        health.roster(now, state, links)
     }
 
     /// The change of generation, to be changed, and the workers as this coordinator sees them now.
     fn parts(&mut self, now: Time) -> Parts<'_> {
         let Self { change, state, links, health, outbox, .. } = self;
-        Parts { change, roster: Roster { now, state, links, detector: &health.detector }, outbox }
+        Parts { change, roster: health.roster(now, state, links), outbox }
     }
 
     fn running(&self) -> bool {

@@ -38,6 +38,8 @@ pub enum CorePlant {
     LoseTheBackup,
     /// The core deals out data shards one by one, whatever the tree.
     IgnoreTree,
+    /// The core leaves the data shards where they are, however slow a device is.
+    IgnorePace,
     /// The core suspects no worker of a device that hangs.
     IgnoreHangs,
     /// The core records a generation whichever coordinator led at its proposal.

@@ -22,6 +22,7 @@ pub struct WorkerMemory {
     joining: u64,
     writing: u64,
     shared: u64,
+    faster: u64,
 }
 
 /// What a model and its optimizer take, however many workers there are.
@@ -88,6 +89,9 @@ impl WorkerMemory {
     /// - At the end, the master weights that the model's file has not taken. The worker that writes
     ///   it holds all of them at most, if its disk is slower than the network. Each primary holds
     ///   those of its shards: [`Self::passing`].
+    /// - Where other workers are slower, a worker has more data shards than they, and so more
+    ///   partials: at most those of all data shards but one for each other worker. This lasts:
+    ///   [`Self::passing`].
     /// - With each worker of the same host: memory for two shards of each lane, 24 MiB at most.
     ///   This lasts: [`Self::passing`] has it since most workers may be on other hosts.
     pub fn of_worker(run: &RunSpec, model: ModelNeeds, workers: u32) -> Self {
@@ -110,6 +114,9 @@ impl WorkerMemory {
             checkpoint: run.checkpoint.as_ref().map_or(0, |_| share(bytes_per_parameter, 1)),
             joining: share(bytes_per_parameter, owners).min(MAX_STATE_BYTES_UNDER_WAY as u64),
             writing: 4 * parameters,
+            faster: 4
+                * parameters
+                * most_partials(run.batch.data_shards, workers).saturating_sub(partials),
             shared: link_bytes(4 * reduce::shard_length(parameters as usize)) as u64
                 * u64::from(workers - 1),
         }
@@ -138,11 +145,12 @@ impl WorkerMemory {
     /// or replaces a lost one, states of a second part while the first one is not written yet, the
     /// weights that wait for the disk of the worker that writes the model, and what workers of one
     /// host share.
-    pub fn passing(&self) -> [(&'static str, u64); 4] {
+    pub fn passing(&self) -> [(&'static str, u64); 5] {
         [
             ("while workers join", self.joining),
             ("while parts wait for a store", self.checkpoint),
             ("at the end, to write", self.writing),
+            ("if others are slower", self.faster),
             ("if all are on one host", self.shared),
         ]
     }
@@ -169,6 +177,17 @@ fn subtrees(data_shards: u32, workers: u32) -> impl Iterator<Item = Vec<TreeNode
         }
     }
     shares.into_iter().map(move |mine| tree.subtrees(&mine))
+}
+
+/// The most partials that a worker holds if all others are so slow that they have one data shard
+/// each, or with any smaller share.
+fn most_partials(data_shards: u32, workers: u32) -> u64 {
+    let tree = Tree::new(data_shards);
+    let most = data_shards.saturating_sub(workers - 1);
+    let of_share = |share: u32| partials_held(&tree.subtrees(&(0..share).collect()));
+    // A share with a block of each length has the most.
+    let whole = (1..=most.checked_ilog2().unwrap_or(0)).map(|level| (1 << level) - 1);
+    whole.chain([most]).map(of_share).max().unwrap_or(0)
 }
 
 /// The most partials of the whole vector that a worker holds at once. They are those of its
@@ -261,10 +280,15 @@ mod tests {
         // With the one other worker.
         let shared = |it: u64| link_bytes(4 * reduce::shard_length(it as usize)) as u64;
         let (parameters, bytes) = passing(64);
-        assert_eq!(bytes, [12 * parameters, 0, 4 * parameters, shared(parameters)], "all of it");
+        // Of four data shards a worker may have three in the place of two.
+        assert_eq!(run.batch.data_shards, 4);
+        let faster = 4 * parameters * (most_partials(4, 2) - 1);
+        let expected = [12 * parameters, 0, 4 * parameters, faster, shared(parameters)];
+        assert_eq!(bytes, expected, "all of it");
         let (parameters, bytes) = passing(2_048);
         assert!(12 * parameters > 512 << 20);
-        let expected = [512 << 20, 0, 4 * parameters, shared(parameters)];
+        let faster = 4 * parameters * (most_partials(4, 2) - 1);
+        let expected = [512 << 20, 0, 4 * parameters, faster, shared(parameters)];
         assert_eq!(bytes, expected, "no more than the window");
     }
 
@@ -276,5 +300,9 @@ mod tests {
         assert_eq!(held(8, 3), [2, 2, 1]);
         assert_eq!(held(8, 8), [1; 8]);
         assert_eq!(held(2, 3), [1, 1, 0], "a spare has none");
+        assert_eq!(
+            [(8, 1), (8, 2), (8, 8), (2, 3)].map(|(all, of)| most_partials(all, of)),
+            [3, 3, 1, 0]
+        );
     }
 }

@@ -62,4 +62,7 @@ pub enum Invariant {
     /// A paused run takes no step while the pause is in force. A checkpoint that was asked for is
     /// listed, or an event says why not.
     I26,
+    /// While nothing disturbs a run, its data shards come to be shared out so that a step takes at
+    /// most a tenth longer than it must.
+    I27,
 }

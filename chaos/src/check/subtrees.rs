@@ -17,8 +17,6 @@ pub(super) fn recorded(
 ) -> Result<(), Breach> {
     let tree = Tree::new(data_shards);
     let sums = |leaves: &BTreeSet<u32>| tree.subtrees(leaves).len();
-    let share = data_shards as usize / record.members.len();
-    let fresh = share.count_ones().max((share + 1).count_ones()) as usize;
     let lost = before.filter(|_| matches!(record.cause, Cause::Lost | Cause::Rollback));
     let orphaned = lost.map_or(0, |before| {
         let gone = |member: &&Member| record.rank(member.worker).is_none();
@@ -32,6 +30,7 @@ pub(super) fn recorded(
             let more = now.difference(&held).count();
             sums(&held) + orphaned + more.max(1).ilog2() as usize
         });
+        let fresh = now.len().count_ones() as usize;
         let (sent, most) = (sums(&now), kept.max(fresh + 1));
         if sent > most {
             let (number, worker) = (record.number, member.worker);

@@ -96,6 +96,8 @@ pub struct Rates {
     pub full_stores: f64,
     /// Directories that do not answer for a while.
     pub silent_directories: f64,
+    /// Devices that become slow.
+    pub slow_devices: f64,
     /// Times in which the store of checkpoints answers no worker.
     pub store_outages: f64,
     /// Power failures of the store's machine.
@@ -168,6 +170,7 @@ impl Default for Rates {
             hangs: 0.3,
             full_stores: 2.0,
             silent_directories: 1.0,
+            slow_devices: 1.0,
             store_outages: 0.3,
             store_cuts: 2.0,
             torn_checkpoints: 0.5,
@@ -238,6 +241,7 @@ impl Rates {
             one_way_partitions: 0.0,
             bridges: 0.0,
             refused_probes: 0.0,
+            slow_devices: 0.0,
             duplicates: 0.0,
             reorders: 0.0,
             ..Self::tolerated()

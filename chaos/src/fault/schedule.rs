@@ -76,7 +76,9 @@ impl Draw<'_> {
         let probes: Make = |draw| Fault::RefuseProbes { node: draw.worker(), span: draw.outage() };
         let all = all.chain(self.of_the_store()).chain([(self.rates.refused_probes, probes)]);
         let away: Make = |draw| Fault::StoreAway { span: draw.outage() };
-        all.chain(self.of_clouds()).chain([(self.rates.store_outages, away)]).collect()
+        let slow: Make = |draw| draw.slow_device();
+        let last = [(self.rates.store_outages, away), (self.rates.slow_devices, slow)];
+        all.chain(self.of_clouds()).chain(last).collect()
     }
 
     fn of_processes_and_ways(&self) -> [(f64, Make); 23] {
@@ -223,6 +225,13 @@ impl Draw<'_> {
                 restart: draw.soon(),
             }),
         ]
+    }
+
+    /// A device that takes up to three times as long, for up to a minute.
+    fn slow_device(&mut self) -> Fault {
+        let permille = 1_200 + self.random.below(1_801) as u32;
+        let span = Duration::from_millis(5_000 + self.random.below(55_000));
+        Fault::SlowDevice { node: self.worker(), permille, span }
     }
 
     /// A time longer than any deadline: 1 to 16 seconds.

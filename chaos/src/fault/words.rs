@@ -117,6 +117,10 @@ impl Fault {
             Self::Stall { node, span } => write!(f, "the disk of {node} stalls for {span:?}"),
             Self::Misstate { node, of } => write!(f, "{node} states the address of {of}"),
             Self::Hang { node, span } => write!(f, "the device of {node} hangs for {span:?}"),
+            Self::SlowDevice { node, permille, span } => {
+                let times = f64::from(*permille) / 1_000.0;
+                write!(f, "the device of {node} takes {times} times as long for {span:?}")
+            }
             Self::FullStore { node, span } => write!(f, "the store of {node} is full for {span:?}"),
             Self::SilentDirectory { node, span } => {
                 write!(f, "the directory of {node} does not answer for {span:?}")

@@ -343,6 +343,7 @@ impl StormSim {
             behind: 0,
             unread: 0,
             computing: None,
+            shard_us: 0,
             telemetry: None,
             store_error: None,
             unwritten: None,

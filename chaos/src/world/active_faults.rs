@@ -30,6 +30,9 @@ pub struct ActiveFaults {
     full_stores: BTreeMap<usize, Time>,
     /// Until when the directories of workers' machines do not answer, by slot.
     silent_directories: BTreeMap<usize, Time>,
+    /// How slow the devices of workers' machines are, thousandths of the usual time, and until
+    /// when, by slot.
+    slow_devices: BTreeMap<usize, (u32, Time)>,
     /// Faults that wait for their moment.
     pub armed: ArmedFaults,
     /// The virtual time at which the phase of faults ends.
@@ -84,6 +87,7 @@ impl ActiveFaults {
             notices: BTreeMap::new(),
             full_stores: BTreeMap::new(),
             silent_directories: BTreeMap::new(),
+            slow_devices: BTreeMap::new(),
             armed: ArmedFaults::default(),
             end: Time(u64::MAX),
         }
@@ -222,6 +226,17 @@ impl ActiveFaults {
     /// Until when the store of a slot's machine is full. Time zero if it never was.
     pub fn store_full_until(&self, slot: usize) -> Time {
         self.full_stores.get(&slot).copied().unwrap_or_default()
+    }
+
+    /// The device of a slot's machine takes so many thousandths of its usual time.
+    pub fn slow_device(&mut self, slot: usize, permille: u32, until: Time) {
+        self.slow_devices.insert(slot, (permille, until));
+    }
+
+    /// How long the device of a slot's machine takes now, in thousandths of its usual time.
+    pub fn device_permille(&self, now: Time, slot: usize) -> u32 {
+        let slow = self.slow_devices.get(&slot).filter(|(_, until)| now < *until);
+        slow.map_or(1_000, |(permille, _)| *permille)
     }
 
     /// The directory of a slot's machine does not answer.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use everstep_transport::protocol::{RunOrigin, RunSpec};
 use everstep_transport::time::Time;
 
+use super::balance::BalanceChecker;
 use super::leadership::LeadershipTrace;
 use super::liveness::LivenessChecker;
 use crate::check::{InvariantChecks, RunHistory};
@@ -17,6 +18,7 @@ pub struct Checkers {
     pub invariants: InvariantChecks,
     pub liveness: LivenessChecker,
     pub leadership: LeadershipTrace,
+    pub balance: BalanceChecker,
     /// Messages and chunks that workers have refused.
     pub refused: u64,
 }
@@ -29,6 +31,7 @@ impl Checkers {
             invariants: InvariantChecks::new(run, samples, reference),
             liveness: LivenessChecker::default(),
             leadership: LeadershipTrace::default(),
+            balance: BalanceChecker::default(),
             refused: 0,
         }
     }
@@ -54,6 +57,7 @@ impl Checkers {
             self.invariants.begin_from(origin);
         }
         self.leadership = LeadershipTrace::default();
+        self.balance = BalanceChecker::default();
         self.liveness.begin_anew(now);
     }
 }

@@ -76,7 +76,8 @@ impl World {
                 self.store.begin_thread(StoreThreadId { place, builds }, work);
             }
             let shards = built.registration.fingerprint.shards;
-            worker.sim_device = Some(SimDevice::new(device, shards));
+            let equal_share = (run.batch.data_shards / self.scenario.workers).max(1);
+            worker.sim_device = Some(SimDevice::new(device, shards, equal_share));
             worker.model_file = SimModelFile::new(shards);
             built.registration.model = Some(place_of(worker.slot()));
             built
@@ -137,8 +138,11 @@ impl World {
         if self.now < self.workers[place].hangs_until {
             return Ok(());
         }
+        let permille = self.faults.device_permille(self.now, self.workers[place].slot());
         let Some(sim_device) = &mut self.workers[place].sim_device else { return Ok(()) };
-        let Some(work) = sim_device.work(self.now, &mut self.random) else { return Ok(()) };
+        let Some(work) = sim_device.work(self.now, permille, &mut self.random) else {
+            return Ok(());
+        };
         for (at, done) in work.reports {
             self.queue.put(at, Event::Device(place, build, done.into()));
         }

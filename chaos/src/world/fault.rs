@@ -88,8 +88,6 @@ impl World {
                 self.network.roads.slow((*from, *to), Some(*lane), *extra, now + *span);
             }
             Fault::Hang { node, span } => self.hang(*node, (now + *span).min(self.faults.end())),
-            Fault::FullStore { node, span } => self.fill_store(*node, now + *span),
-            Fault::SilentDirectory { node, span } => self.silence_directory(*node, now + *span),
             Fault::Flip { node } => self.flip(*node),
             Fault::Garble { node: NodeId::Worker(slot) } => self.faults.armed.garble(*slot),
             Fault::Mistake { node: NodeId::Worker(slot) } => self.faults.armed.mistake(*slot),
@@ -298,14 +296,22 @@ impl World {
         self.shut(&workers, &others, until);
     }
 
-    /// Inflicts a fault that looks like the end of a worker, but is none, or one of the store, or
-    /// asks all workers or the coordinators for something.
+    /// Inflicts a fault that looks like the end of a worker, but is none, or one of devices and
+    /// stores, or asks all workers or the coordinators for something.
     fn mislead(&mut self, fault: &Fault, all: &[NodeId], until: Time) -> Result<(), Violation> {
         match fault {
             Fault::Deafen { node, .. } => self.deafen(*node, all, until),
             Fault::Refuse { node, .. } => self.firewall(*node, all, until),
             Fault::RefuseProbes { node, span } => {
                 self.refuse_probes(*node, (self.now + *span).min(self.faults.end()));
+            }
+            Fault::SlowDevice { node: NodeId::Worker(slot), permille, span } => {
+                let until = (self.now + *span).min(self.faults.end());
+                self.faults.slow_device(*slot, *permille, until);
+            }
+            Fault::FullStore { node, span } => self.fill_store(*node, self.now + *span),
+            Fault::SilentDirectory { node, span } => {
+                self.silence_directory(*node, self.now + *span);
             }
             Fault::Misstate { node, of } => self.faults.misstate(*node, *of),
             Fault::DrainAll { restart } => self.drain_all(*restart),

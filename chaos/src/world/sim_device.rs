@@ -16,7 +16,8 @@ use everstep_worker::step::event::{Built, Job, Report, ShardOrigin};
 
 use crate::random::Random;
 
-/// A gradient takes this long, and up to twice as long again.
+/// The data shards of a step take a member this long if it has an equal share of them, and up to
+/// twice as long again.
 const COMPUTE_TIME: Duration = Duration::from_millis(80);
 const COMPUTE_SPREAD_NS: u64 = 160_000_000;
 
@@ -42,6 +43,8 @@ pub struct SimDevice {
     busy_until: Option<Time>,
     /// Whether a bit has flipped in its memory.
     flipped: bool,
+    /// How many data shards each member has in equal shares.
+    equal_share: u32,
 }
 
 /// What a job has left when its time is over.
@@ -55,8 +58,9 @@ pub struct FinishedJob {
 }
 
 impl SimDevice {
-    /// A device with no jobs, for a model of `shards` parameter shards.
-    pub fn new(device: Device, shards: u32) -> Self {
+    /// A device with no jobs, for a model of `shards` parameter shards, in a run with equal shares
+    /// of so many data shards.
+    pub fn new(device: Device, shards: u32, equal_share: u32) -> Self {
         Self {
             device,
             jobs: VecDeque::new(),
@@ -64,6 +68,7 @@ impl SimDevice {
             generation: Generation(0),
             busy_until: None,
             flipped: false,
+            equal_share,
         }
     }
 
@@ -87,8 +92,9 @@ impl SimDevice {
         self.flipped = true;
     }
 
-    /// Does the next job, if the device is free and there is one that can be done.
-    pub fn work(&mut self, now: Time, random: &mut Random) -> Option<FinishedJob> {
+    /// Does the next job, if the device is free and there is one that can be done. A gradient takes
+    /// so many thousandths of its usual time.
+    pub fn work(&mut self, now: Time, permille: u32, random: &mut Random) -> Option<FinishedJob> {
         if self.busy_until.is_some() {
             return None;
         }
@@ -101,15 +107,9 @@ impl SimDevice {
         let changed = self.flipped && matches!(job, Job::Update { .. });
         note(&mut self.versions, &job);
         let Self { device, jobs, versions, generation, .. } = self;
+        let speed = DeviceSpeed { permille, equal_share: self.equal_share };
         let mut channel =
-            DeliveredJobs { jobs, versions, random, now, generation, reports: vec![] };
-        if gradient.is_some() {
-            // The gradient's time passes at once. Reports of that time come a little later than
-            // they would.
-            channel.now = channel.now
-                + COMPUTE_TIME
-                + Duration::from_nanos(channel.random.below(COMPUTE_SPREAD_NS));
-        }
+            DeliveredJobs { jobs, versions, random, now, generation, speed, reports: vec![] };
         let done = match changed {
             true => Err(DeviceError::Failed("a parameter shard changed in memory".into())),
             false => device.handle(job, &mut channel),
@@ -215,6 +215,22 @@ fn follow(versions: &mut [Step], shard: Shard, version: Step) {
     *known = version.max(*known);
 }
 
+/// How fast a device computes.
+struct DeviceSpeed {
+    /// The time that it takes, in thousandths of the usual time.
+    permille: u32,
+    /// How many data shards each member has in equal shares.
+    equal_share: u32,
+}
+
+impl DeviceSpeed {
+    /// How long the next data shard takes.
+    fn shard_time(&self, random: &mut Random) -> Duration {
+        let spread = Duration::from_nanos(random.below(COMPUTE_SPREAD_NS));
+        (COMPUTE_TIME + spread) * self.permille / 1_000 / self.equal_share
+    }
+}
+
 /// A job's view of the device: the jobs delivered so far, and a clock that advances with every
 /// report.
 struct DeliveredJobs<'a> {
@@ -223,15 +239,21 @@ struct DeliveredJobs<'a> {
     random: &'a mut Random,
     now: Time,
     generation: &'a mut Generation,
+    speed: DeviceSpeed,
     reports: Vec<(Time, DeviceOutput)>,
 }
 
 impl DeviceChannel for DeliveredJobs<'_> {
-    fn report(&mut self, report: Report) {
-        match &report {
+    fn report(&mut self, mut report: Report) {
+        match &mut report {
             Report::Entered { generation, .. } => *self.generation = *generation,
             Report::Restored { version, shard, intact: true, .. } => {
                 follow(self.versions, *shard, *version);
+            }
+            Report::Computed { seconds, .. } => {
+                let took = self.speed.shard_time(self.random);
+                *seconds += took.as_secs_f64();
+                self.now = self.now + took;
             }
             _ => {}
         }

@@ -13,10 +13,10 @@
 //! The module knows ranks and data shards. It does not know workers.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::Range;
 
-use super::share;
+use super::pace;
 
 /// A block of the tree over `count` data shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,12 +75,23 @@ pub(super) fn sums(count: u32, leaves: &[u32]) -> usize {
 }
 
 /// The data shards of each of `members`, ascending, in as few blocks as their shares allow.
-/// `holders[shard]` is the rank that has the shard now.
-pub(super) fn fresh(holders: &[Option<usize>], members: usize) -> Vec<Vec<u32>> {
-    let shapes = shapes(holders.len() as u32, members);
+/// `holders[shard]` is the rank that has the shard now. `shares` has the share of each rank, or
+/// none if shares are equal within one data shard, no matter which members have one more.
+pub(super) fn fresh(
+    holders: &[Option<usize>],
+    members: usize,
+    shares: Option<&[usize]>,
+) -> Vec<Vec<u32>> {
+    let shapes = match shares {
+        Some(shares) => shapes(shares),
+        None => shapes(&equal(holders.len(), members)),
+    };
+    let fits =
+        |index: usize, rank: usize| shares.is_none_or(|shares| shapes[index].len() == shares[rank]);
     let mut common = BTreeMap::<(usize, usize), usize>::new();
     for (index, shape) in shapes.iter().enumerate() {
-        for rank in shape.iter().filter_map(|leaf| holders[*leaf as usize]) {
+        let holders = shape.iter().filter_map(|leaf| holders[*leaf as usize]);
+        for rank in holders.filter(|rank| fits(index, *rank)) {
             *common.entry((index, rank)).or_default() += 1;
         }
     }
@@ -92,19 +103,26 @@ pub(super) fn fresh(holders: &[Option<usize>], members: usize) -> Vec<Vec<u32>> 
             (of_rank[rank], is_taken[index]) = (Some(index), true);
         }
     }
-    let mut rest = (0..members).filter(|index| !is_taken[*index]);
-    let chosen = of_rank.into_iter().map(|index| index.or_else(|| rest.next()));
-    chosen.map(|index| shapes[index.expect("a shape for each member")].clone()).collect()
+    for (rank, of_rank) in of_rank.iter_mut().enumerate().filter(|(_, index)| index.is_none()) {
+        let free = |index: &usize| !is_taken[*index] && fits(*index, rank);
+        let index = (0..members).find(free).expect("a shape for each member");
+        (*of_rank, is_taken[index]) = (Some(index), true);
+    }
+    of_rank.into_iter().flatten().map(|index| shapes[index].clone()).collect()
 }
 
-/// The layouts: one for each member, no matter which member gets which.
-fn shapes(count: u32, members: usize) -> Vec<Vec<u32>> {
-    let (share, more) = (count as usize / members, count as usize % members);
-    let share = |index: usize| share + usize::from(index < more);
-    let (mut shapes, mut next) = (vec![Vec::new(); members], 0);
+/// Shares that are equal within one.
+pub(super) fn equal(count: usize, members: usize) -> Vec<usize> {
+    let (share, more) = (count / members, count % members);
+    (0..members).map(|index| share + usize::from(index < more)).collect()
+}
+
+/// The layouts of these shares, which have all data shards.
+pub(super) fn shapes(shares: &[usize]) -> Vec<Vec<u32>> {
+    let (mut shapes, mut next) = (vec![Vec::new(); shares.len()], 0);
     for length in (0..u32::BITS).rev().map(|level| 1usize << level) {
-        for (index, shape) in shapes.iter_mut().enumerate() {
-            if share(index) & length != 0 {
+        for (shape, share) in shapes.iter_mut().zip(shares) {
+            if share & length != 0 {
                 shape.extend(next..next + length as u32);
                 next += length as u32;
             }
@@ -113,22 +131,17 @@ fn shapes(count: u32, members: usize) -> Vec<Vec<u32>> {
     shapes
 }
 
-/// The data shards of each of `members`, ascending, after a loss. A survivor keeps what it has, up
-/// to its share. The rest goes to the members that have room, in blocks as long as possible.
-pub(super) fn hand_on(holders: &[Option<usize>], members: usize) -> Vec<Vec<u32>> {
-    let count = holders.len() as u32;
-    let shares = share::shares(holders, members);
+/// The data shards of each of `members`, ascending, after a loss. A survivor keeps what it has. The
+/// rest goes to those that compute it soonest, in blocks as long as possible.
+pub(super) fn hand_on(holders: &[Option<usize>], paces: &[Option<u64>]) -> Vec<Vec<u32>> {
+    let (count, members) = (holders.len() as u32, paces.len());
     let mut held = vec![Vec::new(); members];
     let mut orphans = Vec::new();
     for (holder, leaf) in holders.iter().zip(0..) {
         holder.map_or(&mut orphans, |rank| &mut held[rank]).push(leaf);
     }
-    for (kept, share) in held.iter_mut().zip(&shares).filter(|(kept, share)| kept.len() > **share) {
-        let mut own = Free::new(count, kept);
-        *kept = own.take(*share);
-        orphans.extend(own.rest());
-    }
-    orphans.sort_unstable();
+    let each = held.iter().map(Vec::len).collect();
+    let shares = pace::handed_on(each, orphans.len(), paces);
     let mut free = Free::new(count, &orphans);
     let mut by_room: Vec<_> = (0..members).collect();
     by_room.sort_by_key(|rank| Reverse(shares[*rank] - held[*rank].len()));
@@ -175,9 +188,5 @@ impl Free {
             }
         }
         taken
-    }
-
-    fn rest(self) -> BTreeSet<u32> {
-        self.blocks.into_values().flat_map(Block::range).collect()
     }
 }

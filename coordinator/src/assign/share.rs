@@ -34,7 +34,7 @@ pub(super) fn even_out<'a>(
 }
 
 /// How many shards each member is to have. One more goes to the members that hold most.
-pub(super) fn shares(holders: &[Option<usize>], members: usize) -> Vec<usize> {
+fn shares(holders: &[Option<usize>], members: usize) -> Vec<usize> {
     let mut held = vec![0; members];
     for &rank in holders.iter().flatten() {
         held[rank] += 1;

@@ -243,6 +243,7 @@ impl GenerationChange {
             workers: state.workers(),
             statuses: &self.statuses,
             detector: roster.detector,
+            paces: roster.paces,
             ready: self.feeds.ready(),
             complete: pausing.everyone_is_heard(roster, has_answered),
             broken: &partition.repeated(now, is_settled),

@@ -346,7 +346,7 @@ impl Core {
             return;
         };
         let Self { checkpoints, state, links, health, .. } = self;
-        let roster = super::Roster { now, state, links, detector: &health.detector };
+        let roster = health.roster(now, state, links);
         let writer = ManifestOrder::next_writer(&mut checkpoints.order, roster, id);
         let link = writer.and_then(|writer| self.links.of_registered(writer));
         if let (Some(term), Some(link)) = (self.leader(), link) {

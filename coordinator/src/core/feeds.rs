@@ -14,6 +14,7 @@ use std::time::Duration;
 use everstep_transport::protocol::{Generation, Record, RunSpec, Shard, WorkerId};
 use everstep_transport::time::Time;
 
+use super::pace::Paces;
 use super::plan::{Target, candidates};
 use crate::assign::Occasion;
 use crate::state::Worker;
@@ -67,6 +68,7 @@ impl Feeds {
         record: &Record,
         feed_targets: FeedTargets,
         known: &BTreeMap<WorkerId, Worker>,
+        paces: &Paces,
     ) -> Self {
         let members = record.members.iter().map(|member| member.worker);
         let stay = members.filter(|worker| !feed_targets.leaving.contains(worker));
@@ -76,7 +78,7 @@ impl Feeds {
         }
         let (generation, since) = (record.number, now);
         let mut feeds = Self { generation, since, feed_targets, ..Self::default() };
-        let all = candidates(known, all.into_iter());
+        let all = candidates(known, paces, all.into_iter());
         let target = Target::new(run, record.shards(), Some(record), &all, Occasion::Planned);
         feeds.shard_syncs = shard_syncs(record, &target, &feeds.feed_targets.newcomers);
         feeds.uneven = feeds.shard_syncs.is_empty() && !target.is_met(record);

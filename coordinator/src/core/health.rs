@@ -11,14 +11,19 @@ use everstep_transport::protocol::{Cloud, Generation, PreemptionNotice, Telemetr
 use everstep_transport::time::Time;
 
 use super::failure_detector::{FailureDetector, Suspicion};
+use super::links::Links;
+use super::pace::Paces;
 use super::partition::Partition;
 use super::progress::DeviceProgress;
+use super::roster::Roster;
+use crate::state::State;
 
 /// What the core knows of the health of workers.
 #[derive(Debug)]
 pub(super) struct WorkerHealth {
     pub(super) detector: FailureDetector,
     pub(super) partition: Partition,
+    pub(super) paces: Paces,
     /// The workers that have slow devices.
     pub(super) progress: DeviceProgress,
     /// The newest GPU figures of workers. They change so fast that the log never has them: only a
@@ -38,6 +43,7 @@ impl WorkerHealth {
         Self {
             detector: FailureDetector::new(now),
             partition: Partition::default(),
+            paces: Paces::default(),
             progress: DeviceProgress::default(),
             telemetry: BTreeMap::new(),
             preemptions: BTreeMap::new(),
@@ -54,6 +60,16 @@ impl WorkerHealth {
         *self = Self { departed, ..Self::new(now) };
         #[cfg(feature = "planted")]
         self.plant(plant);
+    }
+
+    /// The run's workers at this moment.
+    pub(super) fn roster<'a>(
+        &'a self,
+        now: Time,
+        state: &'a State,
+        links: &'a Links,
+    ) -> Roster<'a> {
+        Roster { now, state, links, detector: &self.detector, paces: &self.paces }
     }
 
     /// Begins to listen to these workers, each with a fresh deadline.
@@ -108,6 +124,7 @@ impl WorkerHealth {
         self.preemptions.remove(&worker);
         self.unread.remove(&worker);
         self.progress.forget(worker);
+        self.paces.forget(worker);
     }
 
     /// A member of a generation tells how many bytes of a checkpoint it has yet to read.

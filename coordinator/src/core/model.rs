@@ -225,7 +225,7 @@ impl Core {
         let over = self.is_over();
         let failed = self.checkpoints.failing_for(MODEL_WRITER_REPLACED_AFTER);
         let Self { completion, state, links, health, .. } = self;
-        let roster = Roster { now, state, links, detector: &health.detector };
+        let roster = health.roster(now, state, links);
         match completion.model.check(roster, over, &failed) {
             Some(ModelOrder::Write(worker)) => self.send_write(now, worker),
             Some(ModelOrder::NoteNoStore) => self.note(now, EventKind::NoStore),
@@ -278,7 +278,7 @@ impl Core {
     /// A worker says whether it can write its file.
     pub(super) fn on_file_status(&mut self, now: Time, worker: WorkerId, error: Option<String>) {
         let Self { completion, state, links, health, .. } = self;
-        let roster = Roster { now, state, links, detector: &health.detector };
+        let roster = health.roster(now, state, links);
         if let Some(failure) = completion.model.on_file_status(roster, worker, error) {
             self.note(now, EventKind::Unwritten { failure });
         }

@@ -39,6 +39,7 @@ use self::shard_holders::ShardHolders;
 pub(super) use self::target::{Target, candidates};
 use super::directives::GenerationRequest;
 use super::failure_detector::FailureDetector;
+use super::pace::Paces;
 use super::partition::Pair;
 use crate::assign::Occasion;
 #[cfg(feature = "planted")]
@@ -62,6 +63,8 @@ pub(super) struct PlanInputs<'a> {
     /// The answers to this very Pause, by worker: each worker has promised the number.
     pub(super) statuses: &'a BTreeMap<WorkerId, Status>,
     pub(super) detector: &'a FailureDetector,
+    /// How fast workers compute, as far as they have told.
+    pub(super) paces: &'a Paces,
     /// Workers that have synced what they were fed.
     pub(super) ready: &'a BTreeSet<WorkerId>,
     /// Whether every worker that can answer has done so, or is late: no more answers will come by
@@ -212,7 +215,7 @@ impl GenerationBasis<'_> {
         // A run that is over waits for nothing.
         let few = stay.len() < run.min_workers as usize;
         let waiting = (few || inputs.asked.rests()) && resume < Step(run.steps);
-        let candidates = candidates(inputs.workers, stay.iter().copied());
+        let candidates = candidates(inputs.workers, inputs.paces, stay.iter().copied());
         let occasion = self.occasion(inputs);
         let target = Target::new(run, inputs.shards, inputs.current, &candidates, occasion);
         let members = planned.members.iter().map(|worker| Member {

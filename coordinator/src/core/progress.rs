@@ -93,9 +93,9 @@ impl Core {
         let Some(least) = self.state.run().map(|run| run.hang_after_ms) else { return };
         let ShardTime { under_way_ms, usual_ms } = told.unwrap_or_default();
         let Self { health, state, links, .. } = self;
-        let WorkerHealth { progress, detector, .. } = health;
+        let WorkerHealth { progress, detector, paces, .. } = health;
         let most = progress.allowed_ms(worker, usual_ms, least);
-        let roster = Roster { now, state, links, detector };
+        let roster = Roster { now, state, links, detector, paces };
         let any_gets_on = progress.note(roster, worker, under_way_ms >= most / 2);
         if under_way_ms < most {
             if detector.goes_on(worker) {

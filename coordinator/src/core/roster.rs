@@ -13,6 +13,7 @@ use super::LinkId;
 use super::failure_detector::FailureDetector;
 use super::feeds::FeedTargets;
 use super::links::Links;
+use super::pace::Paces;
 use crate::state::{State, WorkerPhase};
 
 /// The workers at one moment, for a part of the core that only reads them.
@@ -22,6 +23,7 @@ pub(super) struct Roster<'a> {
     pub(super) state: &'a State,
     pub(super) links: &'a Links,
     pub(super) detector: &'a FailureDetector,
+    pub(super) paces: &'a Paces,
 }
 
 impl<'a> Roster<'a> {

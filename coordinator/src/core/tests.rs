@@ -13,6 +13,7 @@ mod lines;
 mod losses;
 mod models;
 mod outages;
+mod paces;
 mod partitions;
 mod pauses;
 mod planned;
@@ -119,6 +120,8 @@ struct Actor {
     behind: u64,
     /// How many bytes of a checkpoint the worker has yet to read.
     unread: u64,
+    /// How long a data shard takes the worker's device. 0: it does not say.
+    shard_us: u64,
     /// The worker reads a checkpoint only when the test says so.
     restores_late: bool,
 }
@@ -414,6 +417,7 @@ impl World {
             behind: actor.behind,
             unread: actor.unread,
             computing: None,
+            shard_us: actor.shard_us,
             telemetry: None,
             unwritten: None,
             store_error: None,

@@ -427,6 +427,9 @@ impl Core {
         if promised > current {
             self.keep_promise(now);
         }
+        if self.state.is_present(worker) {
+            self.health.paces.tell(worker, heartbeat.shard_us);
+        }
         if self.state.is_member(worker) {
             self.gets_on(now, worker, heartbeat.computing);
         }

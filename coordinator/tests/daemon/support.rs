@@ -544,6 +544,7 @@ impl Worker {
             behind: 0,
             unread: 0,
             computing: None,
+            shard_us: 0,
             telemetry,
             unwritten: None,
             store_error: None,

@@ -155,6 +155,7 @@ fn from_worker() -> Vec<Message> {
         behind: 1 << 20,
         unread: 1 << 21,
         computing: Some(ShardTime { under_way_ms: 6, usual_ms: 7 }),
+        shard_us: 8,
         telemetry: Some(telemetry()),
         unwritten: Some("no space left".into()),
         store_error: Some("no route".into()),

@@ -328,6 +328,7 @@ impl Core {
             behind: self.behind(),
             unread: self.member().map_or(0, Member::unread),
             computing: self.member().and_then(Member::computing),
+            shard_us: self.member().map_or(0, Member::shard_us),
             telemetry: None,
             unwritten: self.model.error(),
             store_error: self.checkpoints.error(),

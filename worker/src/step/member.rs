@@ -246,6 +246,9 @@ impl Member {
                 let tree = self.plan.tree();
                 let loaded = Duration::try_from_secs_f64(load_seconds).unwrap_or_default();
                 self.replica.progress.computed(now, loaded);
+                self.replica
+                    .progress
+                    .pace(step, Duration::try_from_secs_f64(seconds).unwrap_or_default());
                 self.replica.gradients.computed(tree, step, contribution, seconds);
             }
             Report::Updated { version, shard, digest, parameters } => {
@@ -323,6 +326,11 @@ impl Member {
     /// How long the device computes, for a heartbeat.
     pub(super) fn computing(&self) -> Option<ShardTime> {
         self.replica.progress.told()
+    }
+
+    /// How long a data shard takes the device, microseconds, for a heartbeat. 0 if it is not known.
+    pub(super) fn shard_us(&self) -> u64 {
+        self.replica.progress.shard_us()
     }
 
     /// Every line up to `step` is written.

@@ -1,7 +1,7 @@
 //! How long the device takes for a data shard, and how long it has computed the present one.
 //!
-//! Input: time, what the device has all that it needs for, and its reports. Output: a
-//! [`ShardTime`] for the heartbeat. A coordinator uses it to notice a device that hangs while its
+//! Input: time, what the device has all that it needs for, and its reports. Output for the
+//! heartbeat: the pace of the device, by which data shards are shared out, and a [`ShardTime`]. A coordinator uses it to notice a device that hangs while its
 //! worker's heartbeats go on. The time of a data shard does not include waiting for parameters, but
 //! it includes loading: a data set that is always slow has long data shards. A stall, in which the
 //! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
@@ -20,6 +20,7 @@
 
 use std::time::Duration;
 
+use everstep_transport::protocol::Step;
 use everstep_transport::protocol::message::ShardTime;
 use everstep_transport::time::Time;
 
@@ -28,6 +29,9 @@ use super::event::Report;
 /// The most that counts of the time between two looks. A process that stood still in between has
 /// not computed meanwhile.
 pub(super) const MAX_COUNTED_GAP: Duration = Duration::from_millis(500);
+
+/// The pace of a device follows from so many steps.
+const RECENT_STEPS: usize = 32;
 
 /// What the device has to do, with all that it needs for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,6 +58,8 @@ pub struct Progress {
     under_way: Duration,
     /// How long a data shard takes.
     usual_shard: Usual,
+    /// How long data shards took lately.
+    recent: RecentTimes,
     /// How long the update of a parameter shard takes, where there is nothing else to do.
     usual_update: Usual,
     /// The data set cannot read a sample yet: the device computes nothing, and does not hang.
@@ -98,6 +104,51 @@ impl Usual {
             Self::Unknown => None,
             Self::AtMost(usual) | Self::About(usual) => Some(usual),
         }
+    }
+}
+
+/// How long data shards took in the last steps.
+#[derive(Clone, Copy, Debug, Default)]
+struct RecentTimes {
+    /// The mean time of a data shard in each of them.
+    means: [Duration; RECENT_STEPS],
+    /// How many means there were, with those that others have replaced.
+    count: usize,
+    newest: StepTime,
+}
+
+/// How long the data shards of a step took so far, and how many these are.
+#[derive(Clone, Copy, Debug, Default)]
+struct StepTime {
+    step: Step,
+    time: Duration,
+    shards: u32,
+}
+
+impl RecentTimes {
+    fn push(&mut self, step: Step, took: Duration) {
+        if self.newest.step == step {
+            self.newest.time += took;
+            self.newest.shards += 1;
+            return;
+        }
+        let StepTime { time, shards, .. } = self.newest;
+        if shards > 0 {
+            self.means[self.count % RECENT_STEPS] = time / shards;
+            self.count += 1;
+        }
+        self.newest = StepTime { step, time: took, shards: 1 };
+    }
+
+    /// The mean of the middle half: stalls do not count, and it varies less than the median. None
+    /// until half of the times are there.
+    fn typical(&self) -> Option<Duration> {
+        let mut means = self.means;
+        let means = &mut means[..self.count.min(RECENT_STEPS)];
+        means.sort_unstable();
+        let middle = &means[means.len() / 4..means.len() - means.len() / 4];
+        let is_known = means.len() >= RECENT_STEPS / 2;
+        is_known.then(|| middle.iter().sum::<Duration>() / middle.len() as u32)
     }
 }
 
@@ -167,6 +218,18 @@ impl Progress {
         self.restart();
     }
 
+    /// A data shard of this step took so long, without waits for parameters. What the device does
+    /// besides, such as the updates of what its worker owns, is no part of its pace: another share
+    /// of the data shards would not change that.
+    pub(super) fn pace(&mut self, step: Step, took: Duration) {
+        self.recent.push(step, took);
+    }
+
+    /// How long a data shard takes, microseconds. 0 if it is not known.
+    pub(super) fn shard_us(&self) -> u64 {
+        self.recent.typical().map_or(0, |typical| (typical.as_micros() as u64).max(1))
+    }
+
     /// The times for a heartbeat. None while nothing is computed.
     pub(super) fn told(&self) -> Option<ShardTime> {
         let usual = match self.looked?.0 {
@@ -218,6 +281,25 @@ mod tests {
     fn what_is_usual_rises_at_once_and_falls_slowly() {
         assert_eq!(told(&[1, 10, 80, 2]), Some((200, 8_000)));
         assert_eq!(told(&[1, 80, 16, 2]), Some((200, 7_200)));
+    }
+
+    /// The pace of a device whose data shards took so many tenths of a second, `shards` in a step.
+    fn pace(shards: u64, tenths: impl IntoIterator<Item = u64>) -> u64 {
+        let mut recent = RecentTimes::default();
+        for (index, tenths) in (0..).zip(tenths) {
+            recent.push(Step(index / shards), Duration::from_millis(100 * tenths));
+        }
+        recent.typical().map_or(0, |typical| typical.as_millis() as u64)
+    }
+
+    #[test]
+    fn the_pace_is_that_of_the_last_steps_without_stalls() {
+        assert_eq!(pace(1, vec![2; 16]), 0, "the last of these steps may not be over");
+        assert_eq!(pace(1, vec![2; 17]), 200);
+        assert_eq!(pace(4, vec![2; 65]), 200, "sixteen steps");
+        assert_eq!(pace(1, (0..33).map(|index| if index % 4 == 0 { 90 } else { 2 })), 200);
+        assert_eq!(pace(1, 1..=33), 1_650, "the mean of 9 to 24 tenths");
+        assert_eq!(pace(2, [vec![9; 64], [4, 6].repeat(33)].concat()), 500, "it follows");
     }
 
     #[test]

@@ -20,7 +20,7 @@ fn every_kind_is_drawn_as_often_as_its_rate_says() {
     let rates = Rates { mistakes: 1.0, ..Rates::default() };
     let all = Schedule::draw(1, 60 * MINUTE, 3, 3, &rates);
     let kinds: std::collections::BTreeSet<_> = all.0.iter().map(|(_, f)| f.kind()).collect();
-    assert_eq!(kinds.len(), 47);
+    assert_eq!(kinds.len(), 48);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use super::super::feeds::{FeedTargets, Feeds, frees_somebody};
 use super::super::roster::Roster;
 use super::super::{Core, LinkId, Parts};
 use super::{ChangePhase, GenerationChange};
-use crate::state::State;
+use crate::state::{State, WorkerPhase};
 
 /// Why a change is due while nothing changes.
 struct ChangeCheck {
@@ -70,7 +70,9 @@ impl GenerationChange {
     fn feed(&mut self, roster: Roster<'_>, feed_targets: FeedTargets) -> Vec<WorkerId> {
         let state = roster.state;
         let (Some(run), Some(record)) = (state.run(), state.record()) else { return Vec::new() };
-        self.feeds.replace(Feeds::new(roster.now, run, record, feed_targets, state.workers()))
+        let (known, paces) = (state.workers(), roster.paces);
+        let feeds = Feeds::new(roster.now, run, record, feed_targets, known, paces);
+        self.feeds.replace(feeds)
     }
 
     /// Brings the feeds up to date, and looks for a reason to change. `over` says whether the last
@@ -148,11 +150,31 @@ impl Core {
         for joiner in feed {
             self.send_feed(now, joiner);
         }
+        let is_due = is_due || !rests && !over && self.is_to_be_shared_anew(now);
         if is_due || is_asked && self.roster(now).all_members_are_linked() {
             if rests || over { self.pause(now) } else { self.hold(now) }
         } else if !rests {
             self.hold_back(now);
         }
+    }
+
+    /// Whether other shares of the data shards would make the steps shorter, and nothing else is
+    /// under way: no worker is missing, joins or leaves.
+    fn is_to_be_shared_anew(&mut self, now: Time) -> bool {
+        #[cfg(feature = "planted")]
+        if self.state.plant == Some(crate::plant::CorePlant::IgnorePace) {
+            return false;
+        }
+        let is_calm = self.change.feeds.shard_syncs().is_empty()
+            && self.roster(now).all_members_are_linked()
+            && self.health.detector.outage(now).is_none()
+            && self.state.present().all(|(_, known)| known.phase != WorkerPhase::Leaving);
+        let reached = self.change.reached();
+        let Some(record) = self.state.record().filter(|_| is_calm) else {
+            self.health.paces.disturb();
+            return false;
+        };
+        self.health.paces.is_due(now, record, reached)
     }
 
     /// Holds steps back for joiners that cannot keep up, or gives their joins up.

@@ -39,7 +39,8 @@ fn feed_targets(newcomers: &[u64], leaving: &[u64]) -> FeedTargets {
 }
 
 fn feeds(record: &Record, feed_targets: FeedTargets) -> Feeds {
-    Feeds::new(Time(0), &exemplars::run(), record, feed_targets, &BTreeMap::new())
+    let (known, paces) = (BTreeMap::new(), Paces::default());
+    Feeds::new(Time(0), &exemplars::run(), record, feed_targets, &known, &paces)
 }
 
 #[test]

@@ -6,7 +6,8 @@ use std::collections::BTreeMap;
 
 use everstep_transport::protocol::{DataShard, Record, RunSpec, Shard, WorkerId};
 
-use crate::assign::{Candidate, Demand, Occasion, assign, sums};
+use crate::assign::{Candidate, Demand, Occasion, assign, fewest_sums, sums};
+use crate::core::pace::Paces;
 use crate::state::Worker;
 
 /// Neighbouring parameter shards with the same owners.
@@ -18,13 +19,15 @@ struct OwnedRange {
     owners: Vec<WorkerId>,
 }
 
-/// These workers, with the zones that they have stated.
+/// These workers, with the zones that they have stated, and how fast they compute.
 pub(in crate::core) fn candidates(
     known: &BTreeMap<WorkerId, Worker>,
+    paces: &Paces,
     workers: impl Iterator<Item = WorkerId>,
 ) -> Vec<Candidate> {
     let zone = |worker| known.get(&worker).and_then(|known| known.registration.zone.clone());
-    workers.map(|worker| Candidate { worker, zone: zone(worker) }).collect()
+    let candidate = |worker| Candidate { worker, zone: zone(worker), pace: paces.of(worker) };
+    workers.map(candidate).collect()
 }
 
 #[derive(Debug)]
@@ -68,15 +71,13 @@ impl Target {
     }
 
     /// Whether the record has everything as it should be, except that a worker may send one sum
-    /// more.
+    /// more than the shares take. Whether the shares are as they should be is another question.
     pub(in crate::core) fn is_met(&self, record: &Record) -> bool {
-        let most = |shards: &mut dyn Iterator<Item = &Vec<DataShard>>| {
-            let each: Vec<&Vec<DataShard>> = shards.collect();
-            let count = each.iter().map(|shards| shards.len()).sum::<usize>() as u32;
-            each.into_iter().map(|shards| sums(count, shards)).max().unwrap_or(0)
-        };
-        let is = most(&mut record.members.iter().map(|member| &member.data_shards));
-        self.owners_are_met(record) && is <= 1 + most(&mut self.data_shards.values())
+        let each = record.members.iter().map(|member| &member.data_shards);
+        let shares: Vec<usize> = each.clone().map(Vec::len).collect();
+        let count = shares.iter().sum::<usize>() as u32;
+        let most = each.map(|shards| sums(count, shards)).max().unwrap_or(0);
+        self.owners_are_met(record) && most <= 1 + fewest_sums(&shares)
     }
 
     fn owners_are_met(&self, record: &Record) -> bool {

@@ -29,6 +29,7 @@ struct Cluster {
     checkpoints: Checkpoints,
     written: Step,
     asked: GenerationRequest,
+    paces: Paces,
 }
 
 impl Cluster {
@@ -48,6 +49,7 @@ impl Cluster {
             checkpoints: Checkpoints::default(),
             written: Step(0),
             asked: GenerationRequest::default(),
+            paces: Paces::default(),
         };
         ids.for_each(|id| cluster.add(WorkerId(id)));
         cluster
@@ -86,6 +88,7 @@ impl Cluster {
             workers: &self.workers,
             statuses: &self.statuses,
             detector: &self.detector,
+            paces: &self.paces,
             ready: &self.ready,
             complete: true,
             broken: &self.broken,
@@ -143,7 +146,8 @@ impl Cluster {
     /// All workers sync what they should. Returns whether a change is due.
     fn sync_all(&mut self, step: u64) -> bool {
         let record = self.current.clone().expect("a generation");
-        let mut feeds = Feeds::new(NOW, &self.run, &record, self.feed_targets(), &self.workers);
+        let mut feeds =
+            Feeds::new(NOW, &self.run, &record, self.feed_targets(), &self.workers, &self.paces);
         for (worker, shards) in feeds.shard_syncs().clone() {
             let shown = self.statuses.entry(worker).or_insert_with(|| status(None));
             let synced = shards.into_iter().map(|shard| (shard, Step(step), record.number));

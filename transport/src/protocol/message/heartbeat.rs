@@ -37,6 +37,9 @@ pub struct Heartbeat {
     pub unread: u64,
     /// The data shard that the device computes, if the device has all that it needs for one.
     pub computing: Option<ShardTime>,
+    /// How long a data shard takes the device, microseconds: the mean over the last steps without
+    /// the quickest and the slowest quarter. 0 until the device has computed some.
+    pub shard_us: u64,
     /// How the GPU did a moment ago, if the device is a GPU that tells. The log never holds this.
     pub telemetry: Option<Telemetry>,
     /// Why the worker could not write the model's file, while it waits to try again.
