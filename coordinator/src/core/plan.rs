@@ -255,9 +255,9 @@ impl GenerationBasis<'_> {
         if lost && !anew { Occasion::Loss } else { Occasion::Planned }
     }
 
-    /// Why the generation begins. One with the same members may be asked for. Without that, one
-    /// with other shards evens the shards out, and one with the same shards became necessary
-    /// because members lost a connection.
+    /// Why the generation begins. One with the same members may be asked for. Without that, it
+    /// evens the shards out, unless it has the same shards and nobody held for it: then members lost
+    /// a connection.
     fn cause(&self, inputs: &PlanInputs, record: &Record) -> Cause {
         let Some(current) = inputs.current else { return Cause::Start };
         let (departed, left) = (self.planned.departed(inputs).count(), self.planned.left.len());
@@ -269,10 +269,11 @@ impl GenerationBasis<'_> {
             () if inputs.asked.save && record.commit.is_some() => Cause::Checkpoint,
             () if inputs.asked.rests() && record.waiting && !current.waiting => Cause::Pause,
             () if current.waiting && !record.waiting => Cause::Resume,
-            () if record.members == current.members && record.owners == current.owners => {
-                Cause::Lost
+            () if record.members != current.members || record.owners != current.owners => {
+                Cause::Rebalance
             }
-            () => Cause::Rebalance,
+            () if inputs.held_at(record.resume) => Cause::Rebalance,
+            () => Cause::Lost,
         }
     }
 }
@@ -291,6 +292,13 @@ impl PlanInputs<'_> {
     fn begun(&self) -> impl Iterator<Item = Step> {
         let begins = self.current.is_some_and(|current| !current.waiting);
         self.statuses.values().filter_map(move |status| status.under_way.filter(|_| begins))
+    }
+
+    /// Whether the members have held after this step, since the leader had asked for it.
+    fn held_at(&self, step: Step) -> bool {
+        let mut commits = self.statuses.values().filter_map(|status| status.commit.as_ref());
+        let generation = self.current.map(|current| current.number);
+        commits.any(|it| it.hold && it.step == step && Some(it.generation) == generation)
     }
 
     fn is_leaving(&self, worker: WorkerId) -> bool {

@@ -487,6 +487,7 @@ impl World {
             .map(|w| *w.0)
             .collect();
         for link in members {
+            self.actor(link).commit.iter_mut().for_each(|commit| commit.hold = true);
             self.beat_with(link, |heartbeat| heartbeat.held = true);
         }
     }
@@ -651,7 +652,7 @@ fn run_of(start_workers: u32) -> RunSpec {
 
 fn commit(generation: Generation, step: Step) -> Commit {
     let line = line(generation, step.0);
-    let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step.0, true);
+    let (norm, loss, decision, updates, hold) = (1.0, 2.0, Decision::Apply, step.0, false);
     let (gradient_factor, loss_scale) = (1.0, LossScale::default());
     Commit {
         generation,

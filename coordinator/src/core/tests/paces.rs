@@ -85,6 +85,24 @@ fn shares_are_left_alone_while_a_worker_joins_or_is_missing() {
     assert_eq!(world.generation(), Generation(1));
 }
 
+/// The slow member has become fast while the others held: nothing moves, and nobody lost anything.
+#[test]
+fn a_change_that_finds_the_shares_right_is_none_for_a_lost_connection() {
+    let (mut world, links) = training(16, &[10, 10, 20, 10]);
+    for step in 1.. {
+        world.commit(step..=step);
+        world.pass(1_000, &links);
+        if links.iter().any(|link| world.words(*link).contains(&"hold")) {
+            break;
+        }
+    }
+    world.actor(links[2]).shard_us = 10;
+    world.pass(500, &links);
+    world.hold_all();
+    assert_eq!((world.generation(), shares(&world)), (Generation(2), vec![4; 4]));
+    assert_eq!(world.cause(), Cause::Rebalance);
+}
+
 /// The survivors of a loss keep to their paces: the fast ones take the most.
 #[test]
 fn a_loss_leaves_a_slow_member_its_small_share() {
