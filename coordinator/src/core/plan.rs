@@ -256,8 +256,8 @@ impl GenerationBasis<'_> {
     }
 
     /// Why the generation begins. One with the same members may be asked for. Without that, it
-    /// evens the shards out, unless it has the same shards and nobody held for it: then members lost
-    /// a connection.
+    /// evens the shards out, unless it has the same shards and nobody held for it: then members
+    /// lost a connection.
     fn cause(&self, inputs: &PlanInputs, record: &Record) -> Cause {
         let Some(current) = inputs.current else { return Cause::Start };
         let (departed, left) = (self.planned.departed(inputs).count(), self.planned.left.len());

@@ -1,9 +1,9 @@
 //! How long the device takes for a data shard, and how long it has computed the present one.
 //!
 //! Input: time, what the device has all that it needs for, and its reports. Output for the
-//! heartbeat: the pace of the device, by which data shards are shared out, and a [`ShardTime`]. A coordinator uses it to notice a device that hangs while its
-//! worker's heartbeats go on. The time of a data shard does not include waiting for parameters, but
-//! it includes loading: a data set that is always slow has long data shards. A stall, in which the
+//! heartbeat: the pace of the device, by which data shards are shared out, and a [`ShardTime`]. A
+//! coordinator uses the latter to notice a device that hangs while its worker's heartbeats go on.
+//! The time of a data shard does not include waiting for parameters, but it includes loading: a data set that is always slow has long data shards. A stall, in which the
 //! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
 //! a build has no usual time, since a device may compile then: the coordinator is patient. A batch
 //! of held-out samples never has one, nor have the digests at the end. A change of generation
