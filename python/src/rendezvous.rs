@@ -20,6 +20,10 @@ use crate::watchdog::{self, Activity, Watchdog};
 /// How often the device's thread looks at what the script's thread has spent.
 const WATCH_INTERVAL: Duration = Duration::from_millis(250);
 
+/// The device's thread is woken for this many bytes of gradients, or for any other request. A wake
+/// costs the script's thread some 20 µs, as much as a small layer computes.
+const WAKE_BYTES: usize = 1 << 20;
+
 /// What the script's thread computes at once.
 #[derive(Clone, Debug)]
 pub enum Turn {
@@ -93,6 +97,8 @@ struct State {
     /// The script's thread waits for a turn.
     is_waiting: bool,
     requests: VecDeque<Request>,
+    /// The bytes of the gradients that came since the device's thread was woken.
+    quiet_bytes: usize,
     /// How many requests were made and served.
     made: u64,
     served: u64,
@@ -142,9 +148,18 @@ impl Rendezvous {
     /// Asks for something. Does not wait.
     pub fn ask(&self, request: Request) {
         let mut state = self.state();
+        let gradient = match &request {
+            Request::Gradient(_, gradient) => size_of_val(gradient.values()),
+            _ => WAKE_BYTES,
+        };
         state.requests.push_back(request);
         state.made += 1;
-        self.changed.notify_all();
+        state.quiet_bytes += gradient;
+        if state.quiet_bytes >= WAKE_BYTES {
+            state.quiet_bytes = 0;
+            drop(state);
+            self.changed.notify_all();
+        }
     }
 
     /// Whether all requests have been served. Waits for that no longer than `within`.
