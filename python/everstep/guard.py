@@ -7,10 +7,13 @@ without any effect. It ends with an error that says what to do instead.
 
 from __future__ import annotations
 
+import functools
 import os
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from everstep.optimizer import has_stepped
@@ -29,6 +32,9 @@ SETTINGS = (
     "it was read when everstep.Run was made, and has no effect now. What moves with the steps is a "
     "schedule for everstep.Run, such as a LambdaLR, and nothing in the loop calls its step()"
 )
+#: What ``clip_grad_norm_`` and ``clip_grad_value_`` call with the gradients that they have found. A
+#: script may hold those two themselves since before.
+CLIPPING = ("_get_total_norm", "_group_tensors_by_device_and_dtype")
 
 
 def model_inside(model: torch.nn.Module) -> torch.nn.Module:
@@ -100,6 +106,7 @@ class Guard:
         self._hooks = [
             optimizer.register_step_pre_hook(self._refuse_own_step),
             register_optimizer_step_pre_hook(self._refuse_other_step),
+            *(_CallHook(name, self._refuse_clipping) for name in CLIPPING if hasattr(clip_grad, name)),
         ]
 
     def begin(self) -> None:
@@ -235,6 +242,32 @@ class Guard:
                 "one worker alone would see. A run has one loss and one optimizer: put all that is "
                 "trained into one model, with a group of the optimizer for each part"
             )
+
+    def _refuse_clipping(self, gradients: Any) -> None:
+        if isinstance(gradients, list) and len(gradients) == 1:
+            gradients = gradients[0]
+        if self._is_in_loop and isinstance(gradients, list) and not gradients:
+            raise RuntimeError(
+                "gradients were to be clipped, and there are none: run.backward(loss) has handed them "
+                "over. Leave the call out, and write everstep.Run(…, clip_norm=1.0) in its place"
+            )
+
+
+class _CallHook:
+    """Shows a check what a function of :mod:`torch.nn.utils.clip_grad` is called with."""
+
+    def __init__(self, name: str, check: Callable[[Any], None]) -> None:
+        self._name, self._function = name, getattr(clip_grad, name)
+
+        @functools.wraps(self._function)
+        def checked(first: Any, *rest: Any, **named: Any) -> Any:
+            check(first)
+            return self._function(first, *rest, **named)
+
+        setattr(clip_grad, name, checked)
+
+    def remove(self) -> None:
+        setattr(clip_grad, self._name, self._function)
 
 
 def _named(model: torch.nn.Module) -> dict[str, torch.nn.Parameter]:

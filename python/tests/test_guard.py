@@ -196,6 +196,27 @@ def test_only_the_loop_forbids_the_steps_of_other_optimizers(training):
     train_by_another_optimizer(training)
 
 
+def test_clipping_is_refused_where_it_would_find_no_gradient(training):
+    import torch
+    from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+    clip_grad_norm_(training.model.parameters(), 1.0)
+    training.guard.begin()
+    for call in (clip_grad_norm_, clip_grad_value_):
+        with pytest.raises(RuntimeError, match="clip_norm=1.0"):
+            call(training.model.parameters(), 1.0)
+    other = torch.nn.Linear(1, 1)
+    other(torch.ones(1)).sum().backward()
+    clip_grad_norm_(other.parameters(), 0.5)
+    clip_grad_value_(other.parameters(), 0.01)
+    assert max(it.grad.abs().max() for it in other.parameters()) <= 0.01
+    training.guard.pause()
+    clip_grad_norm_(training.model.parameters(), 1.0)
+    training.guard.begin()
+    training.guard.end()
+    clip_grad_norm_(training.model.parameters(), 1.0)
+
+
 def test_an_optimizer_that_gets_moments_after_the_run_was_made_is_refused():
     made = Training()
     made.guard.end()
