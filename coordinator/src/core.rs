@@ -48,6 +48,7 @@ mod partition;
 mod plan;
 mod progress;
 mod reads;
+mod replaced;
 mod roster;
 mod unable;
 mod view;

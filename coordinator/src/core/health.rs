@@ -15,6 +15,7 @@ use super::links::Links;
 use super::pace::Paces;
 use super::partition::Partition;
 use super::progress::DeviceProgress;
+use super::replaced::Predecessors;
 use super::roster::Roster;
 use crate::state::State;
 
@@ -36,6 +37,8 @@ pub(super) struct WorkerHealth {
     /// Registered workers that ended while this coordinator followed, and how it noticed that. If
     /// it comes to lead, it need not wait for them to be silent.
     departed: BTreeMap<WorkerId, Suspicion>,
+    /// The workers whose place a later one had taken when this coordinator came to lead.
+    pub(super) predecessors: Predecessors,
 }
 
 impl WorkerHealth {
@@ -49,6 +52,7 @@ impl WorkerHealth {
             preemptions: BTreeMap::new(),
             unread: BTreeMap::new(),
             departed: BTreeMap::new(),
+            predecessors: Predecessors::default(),
         }
     }
 

@@ -271,6 +271,7 @@ impl Core {
         let heard = self.health.detector.revive(now, worker);
         self.links.enter(link, PeerPhase::Registered(worker));
         self.outbox.send(link, Message::Registered { worker, term });
+        self.replace_predecessors(now, worker);
         self.on_sign_of_life(now, heard);
         if self.state.present().count() == 1 {
             self.free_turned_away();
@@ -294,52 +295,9 @@ impl Core {
         let name = identity.name.clone();
         self.links.enter(from, PeerPhase::Registering(registration.incarnation));
         self.completion.unable.forget(&name);
-        self.replace_incarnations(now, &name, &registration);
+        self.replace_others(now, &name, &registration);
         let run = self.state.run_id();
         self.propose(now, Command::Register { run, name, registration });
-    }
-
-    /// A process that registers under the name of a worker has taken the place of that worker's
-    /// process, which has ended. So has a process that listens at the same address of the same
-    /// machine, where the worker's link is lost.
-    ///
-    /// The address alone proves nothing. An address may pass to another machine while its first
-    /// owner sleeps, and a holder of a worker's credentials can state any address.
-    fn replace_incarnations(&mut self, now: Time, name: &NodeName, registration: &Registration) {
-        let Registration { incarnation, address, machine, .. } = registration;
-        let replaced = self.state.present().filter_map(|(worker, known)| {
-            let unlinked = self.links.of_registered(worker).is_none();
-            let (reason, certainty) = match &known.registration {
-                same if same.incarnation == *incarnation => return None,
-                _ if known.name == *name => (LossReason::RegisteredAnew, Certainty::Dead),
-                other if other.address != *address || !unlinked => return None,
-                other if machine.is_some() && other.machine == *machine => {
-                    (LossReason::AddressReplaced, Certainty::Dead)
-                }
-                #[cfg(feature = "planted")]
-                _ if self.state.plant == Some(crate::plant::CorePlant::AddressIsProof) => {
-                    (LossReason::AddressReplaced, Certainty::Dead)
-                }
-                _ => (LossReason::AddressStated, Certainty::Refused),
-            };
-            Some((worker, Suspicion { reason, certainty }))
-        });
-        let replaced: Vec<(WorkerId, Suspicion)> = replaced.collect();
-        for (worker, suspicion) in replaced {
-            self.suspect(now, worker, suspicion);
-        }
-    }
-
-    /// A worker proves that others have ended: it holds the locks of files that they held. Only a
-    /// process that could read those files knows the incarnations, which are random numbers.
-    fn predecessors_ended(&mut self, now: Time, worker: WorkerId, ended: &[u64]) {
-        let others = self.state.present().filter(|(other, _)| *other != worker);
-        let replaced = others.filter(|(_, known)| ended.contains(&known.registration.incarnation));
-        let replaced: Vec<WorkerId> = replaced.map(|(other, _)| other).collect();
-        for other in replaced {
-            let reason = LossReason::RegisteredAnew;
-            self.suspect(now, other, Suspicion { reason, certainty: Certainty::Dead });
-        }
     }
 
     /// The log has decided on a registration. A worker without a link has until its deadline to

@@ -224,25 +224,33 @@ fn refusals_of_many_at_once_are_waited_out_for_a_moment() {
 /// A worker of another name, on this machine, states the address of worker 2. Worker 2 runs on
 /// machine 7 and holds last copies. Returns whether the run goes back.
 fn goes_back(machine: Option<u64>, linked: bool) -> bool {
+    let (mut world, links) = replaced(machine, linked, true);
+    world.pass(3_000, &links);
+    world.comings_and_goings().iter().any(|it| it.starts_with("back"))
+}
+
+/// The same until the log has the other worker. Returns the links of worker 1, which may answer
+/// the leader, and of the other worker.
+fn replaced(machine: Option<u64>, linked: bool, answers: bool) -> (World, [LinkId; 2]) {
     let mut world = World::with_run(RunSpec { copies: 1, ..run_of(2) });
     let links = [Some(6), Some(7)].map(|machine| world.worker_on(machine));
     links.iter().for_each(|link| drop(world.hear(*link)));
     world.commit(1..=5);
     let before = world.id(links[1]);
+    world.actor(links[0]).mute = !answers;
     if linked {
         world.pass(100, &links);
     } else {
         world.cut(links[1]);
         world.actor(links[1]).mute = true;
-        world.pass(5_000, &links[..1]);
+        world.pass(if answers { 5_000 } else { 500 }, &links[..1]);
     }
     let address = world.core.state().workers()[&before].registration.address;
     let link = world.greeted("another");
     world.workers.insert(link, Actor { node: "another".into(), ..Actor::default() });
     let machine = machine.map(MachineId);
     world.say(link, Message::Register(Registration { address, machine, ..registration(99) }));
-    world.pass(3_000, &[links[0], link]);
-    world.comings_and_goings().iter().any(|it| it.starts_with("back"))
+    (world, [links[0], link])
 }
 
 /// A process has taken the place of a worker without a link if it listens at the worker's address
@@ -251,6 +259,23 @@ fn goes_back(machine: Option<u64>, linked: bool) -> bool {
 fn a_process_at_the_same_address_of_the_same_machine_proves_that_the_one_before_has_ended() {
     assert!(goes_back(Some(7), false));
     assert!(!goes_back(Some(7), true), "worker 2 has a link");
+}
+
+/// Found by a simulation: the leader that had seen it ended before the log had it, and the run
+/// waited twenty seconds for the dead worker.
+#[test]
+fn the_next_leader_finds_that_a_process_has_taken_the_place_of_a_worker() {
+    for (machine, is_proof) in [(Some(7), true), (Some(8), false)] {
+        let (mut world, links) = replaced(machine, false, false);
+        let has_gone_back =
+            |world: &World| world.comings_and_goings().iter().any(|it| it.starts_with("back"));
+        assert!(!has_gone_back(&world), "the leader has told nobody");
+        world.actor(links[0]).mute = false;
+        world.restart();
+        let links = links.map(|link| world.relink(link));
+        world.pass(1_000, &links);
+        assert_eq!(has_gone_back(&world), is_proof, "{machine:?}");
+    }
 }
 
 /// The address has passed to another machine while the first machine sleeps, or is a lie.
