@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import SyncBatchNorm, _NormBase
 
 from everstep import _everstep
 from everstep.mirror import Memory
+from everstep.samples import bytes_of
 
 #: What becomes of a buffer that training changes.
 POLICIES = ("mean", "first", "local")
@@ -216,9 +217,3 @@ class FixedBuffers:
             tensor = place.tensor
             digest.update(f"{place.name} {tensor.dtype} {tuple(tensor.shape)}".encode())
             digest.update(bytes_of(tensor))
-
-
-def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The elements of a tensor, as they lie in memory."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

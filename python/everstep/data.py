@@ -1,44 +1,22 @@
-"""The samples of micro-batches: read in the process, or ahead by processes of a ``DataLoader``.
-
-The run plans which samples a micro-batch has. Before a sample is read, the random generators are
-seeded by its epoch and its number. So augmentations do not depend on the reading process.
-"""
+"""The micro-batches of a run: read in the process, or ahead by processes of a ``DataLoader``."""
 
 from __future__ import annotations
 
-import hashlib
 import signal
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, default_collate
 
-from everstep import _everstep, seeds
+from everstep import _everstep
+from everstep.samples import Place, SampleKey, SeededDataset, add_to_digest, check, fingerprint
 
-#: A micro-batch's place: its step, its data shard, and its number in the data shard.
-Place = tuple[int, int, int]
-#: The epoch and the number of a sample.
-SampleKey = tuple[int, int]
+__all__ = ["Batches", "SeededDataset", "add_to_digest", "check", "default_collate", "fingerprint"]
+
 #: What a loading process is asked for: a sample, and the place of its micro-batch.
 Asked = tuple[Place, SampleKey]
-
-#: How many samples the fingerprint of a data set reads.
-FINGERPRINT_SAMPLES = 16
-
-
-class SeededDataset(Dataset):
-    """A map-style data set. The loader asks for a sample by its epoch and its number."""
-
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset = dataset
-        self.seed = seed
-
-    def __getitem__(self, row: SampleKey) -> Any:
-        epoch, index = row
-        seeds.seed_generators(seeds.key(seeds.SAMPLE, self.seed, epoch, index))
-        return self.dataset[index]
 
 
 class PlacedDataset(Dataset):
@@ -60,51 +38,6 @@ class PlacedCollate:
 
     def __call__(self, samples: list[tuple[Place, Any]]) -> tuple[Place, Any]:
         return samples[0][0], self._collate([sample for _, sample in samples])
-
-
-def check(dataset: Any) -> int:
-    """Returns the number of samples. Refuses a data set without numbered samples."""
-    if isinstance(dataset, DataLoader):
-        raise TypeError(
-            "data is a DataLoader: give its data set, loader.dataset. Its batch_size is micro_batch=, "
-            "its num_workers is loaders=, and its collate_fn is collate="
-        )
-    if isinstance(dataset, IterableDataset):
-        raise TypeError(
-            "data is an IterableDataset, whose samples have no numbers: Everstep could not read "
-            "each of them once. Give a map-style data set, with __len__ and __getitem__"
-        )
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        raise TypeError("data has no __len__ or no __getitem__: give a map-style data set")
-    return len(dataset)
-
-
-def fingerprint(keyed: SeededDataset, samples: int) -> str:
-    """A hexadecimal digest of the length and of some samples: every worker must have the same."""
-    digest = hashlib.blake2b(str(samples).encode())
-    for place in range(min(samples, FINGERPRINT_SAMPLES)):
-        add_to_digest(digest, keyed[0, place * samples // min(samples, FINGERPRINT_SAMPLES)])
-    return digest.hexdigest()
-
-
-def add_to_digest(digest: Any, value: Any) -> None:
-    """Adds a value to a digest. Of a type without known bytes, only its name counts."""
-    digest.update(type(value).__name__.encode())
-    if isinstance(value, torch.Tensor):
-        value = value.detach().cpu().contiguous()
-        digest.update(f"{value.dtype}{tuple(value.shape)}".encode())
-        digest.update(value.view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
-    elif isinstance(value, Mapping):
-        for name in value:
-            digest.update(repr(name).encode())
-            add_to_digest(digest, value[name])
-    elif isinstance(value, (list, tuple)):
-        for part in value:
-            add_to_digest(digest, part)
-    elif isinstance(value, (bool, int, float, str, bytes)):
-        digest.update(repr(value).encode())
-    elif hasattr(value, "tobytes"):
-        digest.update(value.tobytes())
 
 
 def _begin_loader(_number: int) -> None:

@@ -9,31 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import torch
-
 from everstep import seeds
-from everstep.device import moved
 
 #: The script's function: from a batch to its mean loss, or to a dict with ``"loss"`` and at most
 #: one more mean.
 Function = Callable[[Any], Any]
 
 
+#: How a framework calls the script's function with a batch, and with a seed for random numbers.
+Compute = Callable[[Function, Any, int], Any]
+
+
 class Evaluator:
-    """Evaluates held-out samples without gradients, with the model in ``eval`` mode."""
+    """Evaluates held-out samples in the way of the script's framework."""
 
     def __init__(
-        self,
-        model: torch.nn.Module,
-        device: torch.device,
-        dataset: Any,
-        seed: int,
-        collate: Callable[[list[Any]], Any],
+        self, dataset: Any, seed: int, collate: Callable[[list[Any]], Any], compute: Compute
     ) -> None:
-        self._model, self._device = model, device
         self._dataset = dataset
         self._seed = seed
-        self._collate = collate
+        self._collate, self._compute = collate, compute
         self.function: Function | None = None
         #: Each so many steps the samples are evaluated, and after the last one. 0: then alone.
         self.every = 0
@@ -58,15 +53,8 @@ class Evaluator:
         """The mean loss over these samples, and the mean of the script's own metric, if any."""
         assert self.function is not None, "the run has checked that"
         batch = self._collate([self._sample(number) for number in numbers])
-        modes = [(module, module.training) for module in self._model.modules()]
-        self._model.eval()
-        seeds.seed_generators(seeds.key(seeds.EVALUATION, self._seed, numbers[0]), self._device)
-        try:
-            with torch.no_grad():
-                return means(self.function(moved(batch, self._device)))
-        finally:
-            for module, is_training in modes:
-                module.training = is_training
+        key = seeds.key(seeds.EVALUATION, self._seed, numbers[0])
+        return means(self._compute(self.function, batch, key))
 
     def _sample(self, number: int) -> Any:
         seeds.seed_generators(seeds.key(seeds.HELD_OUT, self._seed, number))

@@ -8,7 +8,6 @@ without any effect. It ends with an error that says what to do instead.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,16 +56,6 @@ def check_optimizer(optimizer: Any) -> None:
         raise TypeError(
             f"optimizer is a {type(optimizer).__name__}: give one object of torch.optim. Parameters "
             "that need other settings are groups of it"
-        )
-
-
-def check_launcher() -> None:
-    """Refuses a process that another launcher has started beside others: each would train alone."""
-    count = os.environ.get("WORLD_SIZE", "1")
-    if count != "1" and "LOCAL_RANK" in os.environ:
-        raise RuntimeError(
-            f"torchrun or accelerate has started {count} of these processes, and each would train a "
-            f"run of its own: start them by `everstep launch --workers {count} SCRIPT`"
         )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -46,8 +46,9 @@ class Memory(Protocol):
     def release(self) -> None:
         """The engine has read all gradients."""
 
-    def number(self, value: torch.Tensor) -> Callable[[], float]:
-        """Reads a tensor of one element, as it is now. Does not wait for what is computed after."""
+    def number(self, value: Any) -> Callable[[], float]:
+        """Reads a number or a tensor of one element, as it is now. Does not wait for what is
+        computed after."""
 
 
 class SharedMemory:
@@ -77,8 +78,8 @@ class SharedMemory:
     def release(self) -> None:
         self._kept.clear()
 
-    def number(self, value: torch.Tensor) -> Callable[[], float]:
-        return lambda: float(value.detach())
+    def number(self, value: Any) -> Callable[[], float]:
+        return lambda: float(value.detach() if isinstance(value, torch.Tensor) else value)
 
 
 class MirroredMemory:
@@ -135,7 +136,9 @@ class MirroredMemory:
     def release(self) -> None:
         pass  # the next gradients come after the engine has read these
 
-    def number(self, value: torch.Tensor) -> Callable[[], float]:
+    def number(self, value: Any) -> Callable[[], float]:
+        if not isinstance(value, torch.Tensor):
+            return lambda: float(value)
         if value.device != self.flat.device:
             return lambda: float(value.detach())
         copied = self._transfers.host_memory(1, value.dtype)

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
+from everstep.rule import Entry, group_of
+
 #: The optimizers that Everstep can apply, by the names of their classes.
 KINDS = {
     name: name.lower()
@@ -84,7 +86,7 @@ def rule(
     tables = _tables(optimizer, schedule, steps)
     return {
         "kind": kind,
-        "groups": [_group(kind, *each, steps) for each in zip(groups, tables)],
+        "groups": [group_of(kind, *each, steps) for each in zip(groups, tables)],
         "runs": runs,
     }
 
@@ -105,46 +107,6 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
         f"{kind.__name__} is none of the optimizers that Everstep can apply: {why}. Use one of "
         "torch.optim: " + ", ".join(name for name in KINDS if name != "Lion") + ", or everstep.Lion"
     )
-
-
-#: The rate, the betas and the momentum of a group at one step.
-Entry = tuple[float, tuple[float, float], float]
-
-
-def _group(kind: str, group: dict[str, Any], table: list[Entry], steps: int) -> dict[str, Any]:
-    schedules: list[tuple[float, ...]] = [(0.0, 0.0, 0.0)]
-    if kind == "nadam":
-        schedules = _nesterov(group, table, steps)
-    elif kind == "asgd":
-        schedules = _averaging(group, table, steps)
-    decoupled = kind in ("adamw", "lion") or bool(group.get("decoupled_weight_decay", False))
-    settings = {
-        "weight_decay": float(group.get("weight_decay", 0.0)),
-        "is_decoupled": decoupled,
-        "epsilon": float(group.get("eps", 0.0)),
-        "dampening": float(group.get("dampening", 0.0)),
-        "nesterov": bool(group.get("nesterov", False)),
-        "kept_squares": float(group.get("alpha", group.get("rho", 0.0))),
-        "is_centered": bool(group.get("centered", False)),
-        "rate_decay": float(group.get("lr_decay", 0.0)),
-        "first_sum": float(group.get("initial_accumulator_value", 0.0)),
-        "factors": [float(factor) for factor in group.get("etas", (0.0, 0.0))],
-        "sizes": [float(size) for size in group.get("step_sizes", (0.0, 0.0))],
-    }
-    # Most groups have neither.
-    settings |= {name: True for name in ("amsgrad", "maximize") if group.get(name)}
-    return {
-        "rates": _short([entry[0] for entry in table]),
-        "betas": _short([entry[1] for entry in table]),
-        "momenta": _short([entry[2] for entry in table]),
-        "schedules": schedules,
-        "settings": settings,
-    }
-
-
-def _short(table: list[Any]) -> list[Any]:
-    """A value that never changes stands once."""
-    return table if any(value != table[0] for value in table) else table[:1]
 
 
 def _entry(group: dict[str, Any]) -> Entry:
@@ -207,34 +169,3 @@ def _check_is_of(schedule: Any, optimizer: torch.optim.Optimizer) -> None:
     if isinstance(other, torch.optim.Optimizer) and other is not optimizer:
         if getattr(other, "optimizer", None) is not optimizer:
             raise ValueError("the schedule is that of another optimizer: make it with this one")
-
-
-def _nesterov(group: dict[str, Any], table: list[Entry], steps: int) -> list[tuple[float, ...]]:
-    """NAdam's momentum of each step and of the next one, and the product of all so far."""
-    decay, product = float(group["momentum_decay"]), 1.0
-    schedules: list[tuple[float, ...]] = []
-    for step in range(1, steps + 1):
-        beta = table[min(step, len(table)) - 1][1][0]
-        now, then = (beta * (1.0 - 0.5 * 0.96 ** (at * decay)) for at in (step, step + 1))
-        product *= now
-        schedules.append((now, then, product))
-    return schedules
-
-
-def _averaging(group: dict[str, Any], table: list[Entry], steps: int) -> list[tuple[float, ...]]:
-    """ASGD's rate of each step, the factor of its weights, and the share of them that their mean
-    gets. One more than there are steps: PyTorch keeps those of the next one."""
-    decay, power, start = (float(group[name]) for name in ("lambd", "alpha", "t0"))
-    eta, share = _as_f32(table[0][0]), 1.0
-    schedules: list[tuple[float, ...]] = []
-    for step in range(1, steps + 2):
-        schedules.append((eta, 1.0 - decay * eta, share))
-        rate = table[min(step, len(table)) - 1][0]
-        eta = _as_f32(rate / (1.0 + decay * rate * step) ** power)
-        share = _as_f32(1.0 / max(1.0, step - start))
-    return schedules
-
-
-def _as_f32(value: float) -> float:
-    """PyTorch keeps such numbers as tensors of f32."""
-    return float(torch.tensor(value, dtype=torch.float32))

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from everstep import _everstep, device, mirror
-from everstep.buffers import FixedBuffers, bytes_of
+from everstep.buffers import FixedBuffers
+from everstep.samples import bytes_of
 
 
 class Parameters:

@@ -6,7 +6,6 @@ bits twice, so its script ends here, with the cause in words if PyTorch knows it
 
 from __future__ import annotations
 
-import hashlib
 import re
 import warnings
 from typing import Any
@@ -14,11 +13,10 @@ from typing import Any
 import torch
 
 from everstep import _everstep
-from everstep.data import add_to_digest
 from everstep.device import name_of_gpu
+from everstep.process import kind_of_cpu
+from everstep.samples import FirstBatch
 
-#: How many turns compute the first micro-batch, if all have the same result.
-PASSES = 3
 #: How PyTorch warns of an operation.
 _NAMED = re.compile(r"(\S+) does not have a deterministic implementation")
 
@@ -29,8 +27,7 @@ class Probe:
     def __init__(self, engine: _everstep.Engine, is_scaled: bool) -> None:
         self._engine = engine
         self._is_scaled = is_scaled
-        self._passes = 0
-        self._batch: str | None = None
+        self._first = FirstBatch()
         self._warnings: warnings.catch_warnings[Any] | None = None
         self._caught: Any = None
         self._was_deterministic = False
@@ -45,23 +42,11 @@ class Probe:
             self._warnings = warnings.catch_warnings(record=True)
             self._caught = self._warnings.__enter__()
             warnings.simplefilter("always")
-        if self._passes == PASSES:
-            return
-        self._passes += 1
-        digest = hashlib.blake2b()
-        add_to_digest(digest, batch)
-        found = digest.hexdigest()
-        if self._batch not in (None, found):
-            raise RuntimeError(
-                "the data set does not repeat here: the first micro-batch has other values when "
-                "it is read again. Draw random numbers from torch, random or numpy.random alone, "
-                "which are seeded for each sample, and keep nothing from one sample to the next"
-            )
-        self._batch = found
+        self._first.check(batch)
 
     def check(self, loss: torch.Tensor) -> None:
         """The forward pass of a turn has made this loss."""
-        if self._passes == 1 and not self._is_scaled and _has_f16(loss):
+        if self._first.passes == 1 and not self._is_scaled and _has_f16(loss):
             raise RuntimeError(
                 "the loop computes in torch.float16, whose small gradients vanish: give "
                 "everstep.Run(..., loss_scaling=True), which is in the place of a GradScaler, or "
@@ -107,12 +92,4 @@ def processor(device: torch.device) -> str:
     there. Workers that differ in it may have other bits."""
     if device.type == "cuda":
         return name_of_gpu(device)
-    kind = "of an unknown kind"
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-            found = (line.partition(":")[2] for line in lines if line.startswith("model name"))
-            kind = next(found, kind)
-    except OSError:
-        pass  # a system without this file
-    capability = torch.backends.cpu.get_cpu_capability()
-    return f"cpu {capability}, {' '.join(kind.split())}"
+    return f"cpu {torch.backends.cpu.get_cpu_capability()}, {kind_of_cpu()}"

@@ -10,17 +10,16 @@ import shutil
 import sys
 import tempfile
 import threading
+from collections.abc import Iterable
 from pathlib import Path
-
-import torch
 
 #: How much the scheduler favours the worker's other threads: a starved one loses healthy links.
 NICE = 5
 #: What a machine lacks, by the numbers of the system's errors.
 LACKS = (errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE)
-#: What PyTorch says where memory is short, for which it has no class of exceptions: words of its
-#: allocator, of a loading process that the system has killed, of shared memory, and of CUDA's
-#: libraries.
+#: What a framework says where memory is short, for which it has no class of exceptions: words of
+#: PyTorch's allocator, of a loading process that the system has killed, of shared memory, of CUDA's
+#: libraries, and of XLA.
 SHORT_OF_MEMORY = (
     "DefaultCPUAllocator:",
     "is killed by signal: Killed",
@@ -28,6 +27,7 @@ SHORT_OF_MEMORY = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_ALLOC_FAILED",
+    "RESOURCE_EXHAUSTED:",
 )
 #: What CUDA says of a GPU that is sick, or that another process has to itself.
 SICK_GPU = (
@@ -43,7 +43,7 @@ _has_failed = False
 def is_of_place(error: BaseException | None) -> bool:
     """Whether an exception says what this machine lacks, and what may be there elsewhere."""
     while error is not None:
-        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+        if isinstance(error, MemoryError) or _is_of_allocator(error):
             return True
         if isinstance(error, OSError) and error.errno in LACKS:
             return True
@@ -52,6 +52,11 @@ def is_of_place(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+def _is_of_allocator(error: BaseException) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(error, torch.OutOfMemoryError)
 
 
 def fail_at_exit() -> None:
@@ -92,10 +97,33 @@ def temporary() -> Path:
     return Path(made)
 
 
-def prepare_thread(threads: int) -> None:
-    """The thread that computes gives way to those that send, and has the run's thread count."""
+def give_way(threads: Iterable[int] | None = None) -> None:
+    """The threads that compute, by their numbers in the system, give way to those that send. By
+    default the thread that calls is the only one."""
+    for thread in threads or [threading.get_native_id()]:
+        try:
+            os.setpriority(os.PRIO_PROCESS, thread, NICE)
+        except OSError:
+            pass  # a system may refuse, and the run goes on
+
+
+def check_launcher() -> None:
+    """Refuses a process that another launcher has started beside others: each would train alone."""
+    count = os.environ.get("WORLD_SIZE", "1")
+    if count != "1" and "LOCAL_RANK" in os.environ:
+        raise RuntimeError(
+            f"torchrun or accelerate has started {count} of these processes, and each would train a "
+            f"run of its own: start them by `everstep launch --workers {count} SCRIPT`"
+        )
+
+
+def kind_of_cpu() -> str:
+    """The name that the maker of the CPU has given it."""
+    kind = "of an unknown kind"
     try:
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
+            found = (line.partition(":")[2] for line in lines if line.startswith("model name"))
+            kind = next(found, kind)
     except OSError:
-        pass  # a system may refuse, and the run goes on
-    torch.set_num_threads(threads)
+        pass  # a system without this file
+    return " ".join(kind.split())

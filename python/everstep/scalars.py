@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
-from typing import Any
-
-import torch
-
-from everstep.mirror import Memory
+from typing import Any, Protocol
 
 #: The most names of a run.
 MAX_NAMES = 16
@@ -16,10 +13,17 @@ MAX_NAMES = 16
 _NAME = re.compile(r"[A-Za-z0-9_./-]{1,32}")
 
 
+class Reader(Protocol):
+    """Reads numbers, wherever they are."""
+
+    def number(self, value: Any) -> Callable[[], float]:
+        """Reads a value of one element, as it is now. Does not wait for what is computed after."""
+
+
 class Scalars:
     """The scalars of the turn under way."""
 
-    def __init__(self, memory: Memory) -> None:
+    def __init__(self, memory: Reader) -> None:
         self._memory = memory
         self._names: set[str] = set()
         #: How to read each value.
@@ -37,13 +41,13 @@ class Scalars:
                     f"run.log: {name!r} cannot be a name: a name has 1 to 32 letters, digits and "
                     "_ - . /"
                 )
-            if isinstance(value, torch.Tensor) and value.numel() != 1:
+            elements = math.prod(getattr(value, "shape", ()))
+            if elements != 1:
                 raise ValueError(
-                    f"run.log: {name} has {value.numel()} elements: give one number, such as the "
-                    "mean"
+                    f"run.log: {name} has {elements} elements: give one number, such as the mean"
                 )
             self._names.add(name)
-            self._values[name] = self._reader(value)
+            self._values[name] = self._memory.number(value)
         if len(self._names) > MAX_NAMES:
             raise ValueError(f"run.log: a run has at most {MAX_NAMES} names: {sorted(self._names)}")
 
@@ -52,6 +56,3 @@ class Scalars:
         taken = [(name, read()) for name, read in self._values.items()]
         self._values.clear()
         return taken
-
-    def _reader(self, value: Any) -> Callable[[], float]:
-        return self._memory.number(value) if isinstance(value, torch.Tensor) else lambda: float(value)

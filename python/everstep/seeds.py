@@ -6,10 +6,7 @@ import hashlib
 import random
 import struct
 import sys
-
-import torch
-
-from everstep.device import seed
+from typing import Any
 
 #: What the numbers are for. Two purposes never share a stream.
 MICRO_BATCH, SAMPLE, HELD_OUT, EVALUATION = 1, 2, 3, 4
@@ -22,13 +19,17 @@ def key(purpose: int, *places: int) -> int:
     return int.from_bytes(digest, "little") >> 1
 
 
-def seed_generators(number: int, device: torch.device | None = None) -> None:
-    """Seeds the generators of PyTorch on the CPU, of ``random``, and of NumPy if it is in use, and
-    that of a GPU on which the model computes."""
-    torch.default_generator.manual_seed(number)
+def seed_generators(number: int, device: Any = None) -> None:
+    """Seeds the generators of ``random``, of NumPy and of PyTorch on the CPU if they are in use, and
+    that of a GPU on which a model of PyTorch computes."""
     random.seed(number)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.manual_seed(number)
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed(number & 0xFFFFFFFF)
     if device is not None:
+        from everstep.device import seed
+
         seed(device, number)

@@ -245,7 +245,7 @@ def test_wrappers_of_other_ways_to_train_are_refused_and_a_compiled_model_is_not
 
 
 def test_a_process_of_torchrun_is_told_of_the_launcher(monkeypatch):
-    from everstep.guard import check_launcher
+    from everstep.process import check_launcher
 
     check_launcher()
     monkeypatch.setenv("WORLD_SIZE", "4")
