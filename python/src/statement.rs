@@ -47,7 +47,7 @@ pub struct Settings {
     update_threads: Option<u32>,
     /// The loss is multiplied by a scale, so that gradients of fp16 do not vanish.
     loss_scaling: bool,
-    /// The kind of CPU, and the instructions that PyTorch uses there. No part of the run.
+    /// The kind of CPU, and what else decides bits there. No part of the run.
     pub processor: String,
     /// The GPU on which the script computes. No part of the run.
     #[serde(default)]
@@ -56,8 +56,12 @@ pub struct Settings {
     pub data_digest: String,
     /// A digest of what the model has beside its trained parameters, hexadecimal.
     fixed_digest: String,
-    /// The version of PyTorch.
-    torch: String,
+    /// The version of PyTorch, if it computes.
+    #[serde(default)]
+    torch: Option<String>,
+    /// The versions of JAX and the settings that decide its bits, if it computes.
+    #[serde(default)]
+    jax: Option<String>,
 }
 
 /// An NVIDIA GPU, as PyTorch describes it.
@@ -144,8 +148,12 @@ impl Settings {
             ("fixed".to_string(), text(&self.fixed_digest)),
             ("tensors".to_string(), text(&tensors)),
             (THREADS.to_string(), OptionValue::Integer(self.threads.into())),
-            ("torch".to_string(), text(&self.torch)),
         ];
+        let frameworks = [("torch", &self.torch), ("jax", &self.jax)];
+        let frameworks = frameworks
+            .iter()
+            .filter_map(|(name, version)| Some((name.to_string(), text(version.as_ref()?))));
+        let model_options = model_options.into_iter().chain(frameworks).collect();
         let StatedRule { name, table, learning_rate } = rule;
         let rule_options = [("rule".to_string(), text(name)), ("table".to_string(), text(&table))];
         let run = RunSpec {
@@ -166,7 +174,7 @@ impl Settings {
                 init: Some(InitSpec { path: KIND.into(), digest: weights }),
                 unit: TargetUnit::Sample,
                 loss_unit: LossUnit::None,
-                options: OptionMap(model_options.into()),
+                options: OptionMap(model_options),
             },
             data: DataSpec {
                 kind: KIND.into(),
@@ -214,6 +222,7 @@ pub fn contradiction(stated: &RunSpec, trained: &RunSpec) -> Option<String> {
         ("its loss scaling", stated.model.precision != trained.model.precision),
         ("its number of threads", differs(THREADS)),
         ("its version of PyTorch", differs("torch")),
+        ("its version of JAX or its number of devices", differs("jax")),
         ("its data", differs("data")),
         ("the steps in which it evaluates", stated.data != trained.data),
         ("its batch", stated.batch != trained.batch),
@@ -225,7 +234,7 @@ pub fn contradiction(stated: &RunSpec, trained: &RunSpec) -> Option<String> {
         format!(
             "this worker's script does not state the run that the cluster trains: {} differ. Start \
              it with the same script and arguments, and seed the weights of its model \
-             (torch.manual_seed)",
+             (torch.manual_seed, jax.random.key)",
             differing.join(", ")
         )
     })

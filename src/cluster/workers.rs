@@ -315,7 +315,8 @@ fn difference(first: &Value, other: &Value, key: &str) -> Option<String> {
         });
     }
     let random = ". A script must state the same run in every process: seed whatever it draws \
-                  before everstep.Run, such as the weights of its model (torch.manual_seed)";
+                  before everstep.Run, such as the weights of its model (torch.manual_seed, \
+                  jax.random.key)";
     (first != other).then(|| format!("{key} is {other}, and it was {first} before{random}"))
 }
 
