@@ -1,7 +1,7 @@
-"""Everstep: training that never loses a step, for PyTorch.
+"""Everstep: training that never loses a step, for PyTorch and JAX.
 
 A script makes a :class:`Run` and iterates over it, or calls :func:`train`, and ``everstep launch``
-starts the script.
+starts the script. Those are PyTorch's. A script of JAX imports ``everstep.jax``.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@
 //! - `probe`: whether the script's model repeats.
 //! - `optimizer`: PyTorch's formulas, which the owners of parameters apply.
 //! - `statement`: the run that a script states.
-//! - `memory`: memory of tensors, which PyTorch owns.
+//! - `memory`: memory of tensors, which PyTorch or JAX owns.
 //! - `watchdog`: finds a script that hangs.
 
 mod engine;

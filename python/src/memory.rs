@@ -1,4 +1,4 @@
-//! Memory of tensors, which PyTorch owns.
+//! Memory of tensors, which PyTorch or JAX owns.
 //!
 //! Only this file turns an address into memory. Its users are the two ends of a pass: the thread of
 //! the script, which keeps the tensors, and the device's thread, which reads gradients and writes

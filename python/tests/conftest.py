@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import signal
@@ -29,7 +30,10 @@ LAUNCH_TIMEOUT = 300
 # A shell that starts pytest in the background has it ignore Ctrl-C. Its children would inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: Marks tests that train.
+HAS_JAX = importlib.util.find_spec("jax") is not None
+#: Marks tests that need JAX. The module everstep.jax is imported before JAX.
+needs_jax = pytest.mark.skipif(not HAS_JAX, reason="there is no JAX here")
+#: Marks tests that train a model of PyTorch.
 needs_torch = pytest.mark.skipif(not HAS_TORCH, reason="there is no PyTorch here")
 
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Builds the Python package, checks its types, and runs its tests with PyTorch.
+# Builds the Python package, checks its types, and runs its tests with PyTorch and with JAX.
 #
-# VENV: the virtual environment [target/python-venv]. TORCH: the version of PyTorch, or `none`. EXTENSION: the extension
+# VENV: the virtual environment [target/python-venv]. TORCH, JAX: their versions, or `none`. EXTENSION: the extension
 # module, as `cargo test --workspace --no-run` leaves it; without it a wheel is built, which takes minutes.
 # PyTorch comes from PyPI alone: its wheel of some 540 MB without CUDA's libraries, in place of which
-# cuda_stubs.py makes small ones. A second call reuses the environment. Where PyTorch cannot be had,
+# cuda_stubs.py makes small ones. JAX, Flax, Equinox and Optax take 0.8 GB. A second call reuses the environment. Where PyTorch cannot be had,
 # the tests that need it are skipped, and this says so at the end.
 # usage: run.sh [--environment | ARGUMENTS OF PYTEST], the first to make the environment and no more
 set -euo pipefail
@@ -12,6 +12,7 @@ cd "$(dirname "$0")/../.."
 
 python=${PYTHON:-python3}
 torch=${TORCH:-2.15.0}
+jax=${JAX:-0.10.2}
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 venv=$(realpath -m "${VENV:-$target/python-venv}")
 stubs=$venv/cuda-stubs-$torch
@@ -58,6 +59,10 @@ if have torch && ! have microgpt; then
     # A published GPT. What it needs beside PyTorch prints its model.
     "${pip[@]}" install --no-deps microgpt==0.0.2 || echo "warning: microgpt cannot be installed" >&2
 fi
+if [ "$jax" != none ] && ! { have jax && have flax && have equinox && have optax; }; then
+    "${pip[@]}" install "jax[cpu]==$jax" flax==0.12.8 equinox==0.13.8 optax==0.2.8 ||
+        echo "warning: JAX $jax cannot be installed" >&2
+fi
 if have torch && ! have ipykernel; then
     "${pip[@]}" install ipykernel || echo "warning: ipykernel cannot be installed" >&2
 fi
@@ -79,8 +84,8 @@ else
     "${pip[@]}" install --force-reinstall --no-deps "$wheel"
 fi
 
-# What the package states of its types, beside those of PyTorch, transformers and Lightning.
-if have torch && have transformers && have lightning; then
+# What the package states of its types, beside those of PyTorch, transformers, Lightning and JAX.
+if have torch && have transformers && have lightning && have jax; then
     (cd python && "$venv/bin/python" -m mypy --cache-dir "$target/mypy" everstep)
 fi
 
@@ -92,6 +97,15 @@ if ! have_torch; then
     echo "========================================================================" >&2
 else
     for package in transformers lightning microgpt ipykernel; do
+        have "$package" || echo "SKIPPED: there is no package $package here, so its tests have not run." >&2
+    done
+fi
+if ! have jax; then
+    echo "========================================================================" >&2
+    echo "SKIPPED: there is no JAX here, so no test of everstep.jax has run." >&2
+    echo "========================================================================" >&2
+else
+    for package in flax equinox optax; do
         have "$package" || echo "SKIPPED: there is no package $package here, so its tests have not run." >&2
     done
 fi

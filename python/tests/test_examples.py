@@ -6,9 +6,6 @@ import importlib.util
 from pathlib import Path
 
 import pytest
-from conftest import needs_torch
-
-pytestmark = needs_torch
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
 SMALL = {
@@ -18,9 +15,17 @@ SMALL = {
     "trainer.py": ("--steps", "4", "--layers", "1"),
     "lora.py": ("--steps", "10"),
     "lightning_module.py": ("--epochs", "2", "--samples", "96", "--width", "8"),
+    "flax_gpt.py": ("--steps", "6", "--layers", "1", "--width", "32"),
+    "equinox_transformer.py": ("--steps", "6", "--layers", "1", "--width", "32"),
 }
-#: The packages that examples need beside PyTorch.
-NEEDS = {"gpt2.py": "transformers", "trainer.py": "accelerate", "lightning_module.py": "lightning"}
+#: The packages that examples need. The others need PyTorch alone.
+NEEDS = {
+    "gpt2.py": ("torch", "transformers"),
+    "trainer.py": ("torch", "accelerate"),
+    "lightning_module.py": ("torch", "lightning"),
+    "flax_gpt.py": ("jax", "flax", "optax"),
+    "equinox_transformer.py": ("jax", "equinox"),
+}
 
 
 def test_each_example_is_listed_and_run():
@@ -33,8 +38,9 @@ def test_each_example_is_listed_and_run():
 @pytest.mark.parametrize("name", SMALL)
 def test_an_example_trains_on_2_workers_with_one_result(train, name, monkeypatch):
     monkeypatch.delenv("PYTHONPATH")  # as users start it
-    if name in NEEDS and importlib.util.find_spec(NEEDS[name]) is None:
-        pytest.skip(f"there is no package {NEEDS[name]} here")
+    missing = [it for it in NEEDS.get(name, ("torch",)) if importlib.util.find_spec(it) is None]
+    if missing:
+        pytest.skip(f"there is no package {missing[0]} here")
     ended = train(str(EXAMPLES / name), *SMALL[name], flags=("--workers", "2"))
     assert ended.out.count(f"hash {ended.hash}") == 2
     assert ended.report["bitwise"] is True
