@@ -115,21 +115,37 @@ class Run(ScriptRun):
         keyed = samples.SeededDataset(data, seed)
         collate = collate or samples.default_collate
         self._evaluator = Evaluator(validation, seed, collate, self._evaluate)
-        settings: dict[str, Any] = {
+        stated = {
             "name": name,
             "samples": count,
-            "held_out": 0 if validation is None else samples.check(validation),
             "data_shards": data_shards,
             "micro_batch": micro_batch,
             "accumulate": accumulate,
             "clip_norm": clip_norm,
             "copies": copies,
-            "update_threads": self._threads if self.device.type == "cpu" else None,
             "loss_scaling": loss_scaling,
+        }
+        self._make_engine(stated, keyed, validation)
+        self._gradients = Gradients(self._engine, self._parameters)
+        self._probe = Probe(self._engine, loss_scaling)
+        self._batches = samples.Batches(
+            keyed, self._engine.rows, accumulate, loaders, collate, self.device
+        )
+        self._guard = Guard(model, optimizer, self._parameters)
+        self._take_the_process()
+
+    def _make_engine(
+        self, stated: dict[str, Any], keyed: samples.SeededDataset, validation: Any
+    ) -> None:
+        """Makes the engine with what the script has stated, and with what follows from it."""
+        settings = {
+            **stated,
+            "held_out": 0 if validation is None else samples.check(validation),
+            "update_threads": self._threads if self.device.type == "cpu" else None,
             "processor": processor(self.device),
             "gpu": devices.description(self.device),
-            "data_digest": self._data_digest(keyed, count, validation),
-            "fixed_digest": fixed_digest(model, self._fixed_buffers),
+            "data_digest": self._data_digest(keyed, stated["samples"], validation),
+            "fixed_digest": fixed_digest(self._model, self._fixed_buffers),
             "torch": torch.__version__,
         }
         self._state(
@@ -140,13 +156,6 @@ class Run(ScriptRun):
             self._memory.host.numpy(),
             self._write_initial,
         )
-        self._gradients = Gradients(self._engine, self._parameters)
-        self._probe = Probe(self._engine, loss_scaling)
-        self._batches = samples.Batches(
-            keyed, self._engine.rows, accumulate, loaders, collate, self.device
-        )
-        self._guard = Guard(model, optimizer, self._parameters)
-        self._take_the_process()
 
     def _write_initial(self, path: Path) -> None:
         safetensors.write(path, {**self._parameters.tensors(), **self._statistics.tensors()})

@@ -49,6 +49,8 @@ class ReportElsewhere(SimpleNamespace):
 class ScriptRun(ABC):
     """The run of a process, from its statement to its report."""
 
+    #: What cannot be done twice in a turn, as the script knows it.
+    _HAND_OVER = "run.backward"
     #: How many steps the run trains.
     steps: int
     _engine: _everstep.Engine
@@ -229,7 +231,7 @@ class ScriptRun(ABC):
             )
         if self._is_in_backward:
             raise RuntimeError(
-                "the loop was interrupted in run.backward, whose gradients cannot be computed "
+                f"the loop was interrupted in {self._HAND_OVER}, whose gradients cannot be computed "
                 "twice: end this process, and resume the run's directory"
             )
         self._evaluator.check()

@@ -39,12 +39,10 @@ class Memory:
             self._writes = writes
         return self._array
 
-    def publish(self, engine: _everstep.Engine, offset: int, gradient: Any) -> None:
-        """Hands over a final gradient. Its first element is the one at ``offset`` of the vector."""
-        self.publish_host(engine, offset, of_first_device(gradient))
-
-    def publish_host(self, engine: _everstep.Engine, offset: int, values: np.ndarray) -> None:
-        """As :meth:`publish`, of values in the host's memory."""
+    def publish(self, engine: _everstep.Engine, offset: int, part: Any) -> None:
+        """Hands over final gradients, an array of one device or of NumPy. Their first element is the
+        one at ``offset`` of the vector. What lies in the host's memory is not copied."""
+        values = np.ascontiguousarray(np.asarray(part))
         self._kept.append(values)
         engine.publish(offset, values.ctypes.data, values.size)
 
@@ -57,14 +55,11 @@ class Memory:
         return lambda: float(value)
 
 
-def of_first_device(array: Any) -> np.ndarray:
-    """An array that all devices have, as contiguous memory of the host. On the CPU it is the
-    device's memory itself."""
-    return np.ascontiguousarray(np.asarray(array.addressable_data(0)))
-
-
-def start_copies(arrays: Sequence[Any]) -> None:
-    """Has devices send arrays to the host, all at once. Reading one then waits for that one."""
-    for array in arrays:
-        if array.device_set and next(iter(array.device_set)).platform != "cpu":
-            array.copy_to_host_async()
+def parts_of_first_device(arrays: Sequence[Any]) -> list[Any]:
+    """What the first device has of arrays that all devices have. The device begins to send the parts
+    to the host, all at once, unless it is the host itself."""
+    parts = [array.addressable_data(0) for array in arrays]
+    for part in parts:
+        if part.device.platform != "cpu":
+            part.copy_to_host_async()
+    return parts

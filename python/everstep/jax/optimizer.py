@@ -55,7 +55,7 @@ class Optimizer:
         own = {it.name: getattr(self, it.name) for it in fields(self) if it.name != "groups"}
         for name in others:
             if name not in own:
-                near = difflib.get_close_matches(name, own, 1)
+                near = difflib.get_close_matches(name, own, 1, 0.5)
                 hint = f", perhaps {near[0]}" if near else ""
                 raise ValueError(
                     f"{type(self).__name__} has no setting {name}{hint}. It has {', '.join(own)}"

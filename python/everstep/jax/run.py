@@ -15,7 +15,7 @@ from everstep import process, samples, tensor_file
 from everstep.evaluation import Evaluator, Function
 from everstep.jax import environment
 from everstep.jax.batches import Batches, stacked
-from everstep.jax.memory import Memory, start_copies
+from everstep.jax.memory import Memory, parts_of_first_device
 from everstep.jax.optimizer import Optimizer, check
 from everstep.jax.program import Found, Loss, Program
 from everstep.jax.tree import FlatTree
@@ -78,6 +78,8 @@ class Run(ScriptRun):
     ``jax.local_devices()``.
     """
 
+    _HAND_OVER = "the hand-over of a micro-batch"
+
     def __init__(
         self,
         loss: Loss,
@@ -126,37 +128,50 @@ class Run(ScriptRun):
         self._batches = Batches(keyed, micro_batch, collate)
         self._first = samples.FirstBatch()
         self._scalars = Scalars(self._memory)
-        self._evaluator = Evaluator(
-            validation, seed, collate or stacked, self._evaluate
-        )
-        self._state(
-            {
-                "name": name,
-                "samples": count,
-                "held_out": 0 if validation is None else samples.check(validation),
-                "data_shards": data_shards,
-                "micro_batch": micro_batch,
-                "accumulate": accumulate,
-                "clip_norm": clip_norm,
-                "copies": copies,
-                "update_threads": self._threads if self._is_on_cpu() else None,
-                "loss_scaling": False,
-                "processor": environment.processor(self.devices),
-                "data_digest": self._data_digest(keyed, count, validation),
-                "fixed_digest": self._shapes(),
-                "jax": environment.statement(self.devices),
-            },
-            optimizer.rule(self._params, self.steps),
-            self._params.layout(),
-            [] if self._statistics is None else [(*it, "mean") for it in self._statistics.layout()],
-            self._memory.host,
-            lambda path: tensor_file.write(path, self._entries()),
-        )
+        self._evaluator = Evaluator(validation, seed, collate or stacked, self._evaluate)
+        stated = {
+            "name": name,
+            "samples": count,
+            "data_shards": data_shards,
+            "micro_batch": micro_batch,
+            "accumulate": accumulate,
+            "clip_norm": clip_norm,
+            "copies": copies,
+        }
+        self._make_engine(stated, optimizer.rule(self._params, self.steps), keyed, validation)
         #: What earlier micro-batches of the data shard have made.
         self._carried: Any = None
         self._sums: list[Any] | None = None
         self._compiled: dict[Function, Any] = {}
         self._take_the_process()
+
+    def _make_engine(
+        self,
+        stated: dict[str, Any],
+        rule: dict[str, Any],
+        keyed: samples.SeededDataset,
+        validation: Any,
+    ) -> None:
+        """Makes the engine with what the script has stated, and with what follows from it."""
+        settings = {
+            **stated,
+            "held_out": 0 if validation is None else samples.check(validation),
+            "update_threads": self._threads if self._is_on_cpu() else None,
+            "loss_scaling": False,
+            "processor": environment.processor(self.devices),
+            "data_digest": self._data_digest(keyed, stated["samples"], validation),
+            "fixed_digest": self._shapes(),
+            "jax": environment.statement(self.devices),
+        }
+        statistics = [] if self._statistics is None else self._statistics.layout()
+        self._state(
+            settings,
+            rule,
+            self._params.layout(),
+            [(name, shape, "mean") for name, shape in statistics],
+            self._memory.host,
+            lambda path: tensor_file.write(path, self._entries()),
+        )
 
     @property
     def params(self) -> Any:
@@ -215,8 +230,7 @@ class Run(ScriptRun):
         place = np.array([step, shard, micro], np.uint32)
         factor = np.float32(scale * weight)
         found: Found = self._program.compute(flat, self._carried, batch, place, factor, self._sums)
-        if is_last:
-            start_copies(found.gradients)
+        parts = parts_of_first_device(found.gradients) if is_last else []
         # The engine may write the flat vector as soon as this thread asks for its next turn.
         jax.block_until_ready(found)
         metrics = {name: float(value) for name, value in found.metrics.items()}
@@ -225,22 +239,22 @@ class Run(ScriptRun):
         self._scalars.log(metrics)
         self._is_in_backward = True
         if is_last:
-            self._publish(found, shard)
+            self._publish(parts, found.statistics)
         self._carried, self._sums = found.statistics, found.gradients
         self._turn, self._is_in_backward = None, False
         self._engine.done(result.loss, weight, self._scalars.take())
         self._memory.release()
         return result
 
-    def _publish(self, found: Found, data_shard: int) -> None:
+    def _publish(self, gradients: list[Any], following: Any) -> None:
         # The backward pass has ended with the first layers.
-        for offset, gradient in reversed(list(zip(self._program.offsets, found.gradients))):
+        for offset, gradient in reversed(list(zip(self._program.offsets, gradients))):
             self._memory.publish(self._engine, offset, gradient)
         if self._statistics is not None:
             begin, end = self._statistics.offset, self._statistics.end
-            now = np.asarray(found.statistics.addressable_data(0))
+            now = np.asarray(following.addressable_data(0))
             change = (now - self._memory.host[begin:end]) * np.float32(1.0 / self._data_shards)
-            self._memory.publish_host(self._engine, begin, change)
+            self._memory.publish(self._engine, begin, change)
 
     def _evaluate(self, function: Function, batch: Any, _key: int) -> Any:
         """Calls the script's function with the parameters and a batch of held-out samples."""

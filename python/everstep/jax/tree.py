@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any, NamedTuple
 
 import jax
@@ -38,8 +39,8 @@ class FlatTree:
             begin += math.prod(shape)
         #: The range of the tree in the flat vector.
         self.offset, self.end = offset, begin
-        names = [leaf.name for leaf in self.leaves]
-        twice = next((name for name in names if names.count(name) > 1), None)
+        counts = Counter(leaf.name for leaf in self.leaves)
+        twice = next((name for name, count in counts.items() if count > 1), None)
         if twice is not None:
             raise ValueError(f"{what}: two arrays of the tree have the path {twice}: rename one")
 
