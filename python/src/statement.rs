@@ -222,7 +222,7 @@ pub fn contradiction(stated: &RunSpec, trained: &RunSpec) -> Option<String> {
         ("its loss scaling", stated.model.precision != trained.model.precision),
         ("its number of threads", differs(THREADS)),
         ("its version of PyTorch", differs("torch")),
-        ("its version of JAX or its number of devices", differs("jax")),
+        ("its version or settings of JAX, or its number of devices", differs("jax")),
         ("its data", differs("data")),
         ("the steps in which it evaluates", stated.data != trained.data),
         ("its batch", stated.batch != trained.batch),

@@ -70,7 +70,7 @@ def test_a_killed_worker_changes_no_bit(launch, train, known, tmp_path):
     launched.await_steps(8)
     launched.until("two members", lambda: len(launched.workers()) == 2)
     os.kill(launched.workers()[0], signal.SIGKILL)
-    launched.await_event("evicted")
+    launched.await_event("lost")
     hold.write_text("1000")
     ended = launched.end()
     assert ended.hash == expected

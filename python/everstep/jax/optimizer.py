@@ -118,9 +118,9 @@ def check(optimizer: Any) -> Optimizer:
     names = "everstep.jax.AdamW, Adam, SGD or Lion"
     if hasattr(optimizer, "init") and hasattr(optimizer, "update"):
         raise TypeError(
-            "the optimizer is a GradientTransformation of Optax: a pair of functions, whose formula and "
-            f"settings cannot be read, and the owners of parameters apply the formula in Rust. Give "
-            f"{names}, whose settings have the names of Optax. learning_rate= takes a schedule of "
+            "the optimizer is a GradientTransformation of Optax. The owners of parameters apply the "
+            "formula in Rust, and cannot read it from a pair of functions. Give "
+            f"{names}: their settings have the names of Optax. learning_rate= takes a schedule of "
             "Optax, and clip_norm= of the run is in the place of optax.clip_by_global_norm"
         )
     raise TypeError(f"the optimizer is a {type(optimizer).__name__}: give {names}")

@@ -233,8 +233,9 @@ class Run(ScriptRun):
         parts = parts_of_first_device(found.gradients) if is_last else []
         # The engine may write the flat vector as soon as this thread asks for its next turn.
         jax.block_until_ready(found)
-        metrics = {name: float(value) for name, value in found.metrics.items()}
-        result = Result(step, shard, micro, float(found.loss), metrics)
+        loss, metrics = jax.device_get((found.loss, found.metrics))
+        metrics = {name: float(value) for name, value in metrics.items()}
+        result = Result(step, shard, micro, float(loss), metrics)
         self._scalars.begin()
         self._scalars.log(metrics)
         self._is_in_backward = True
