@@ -13,7 +13,7 @@ def die_with_parent() -> None:
 
 @final
 class Engine:
-    """The worker of a script. ``everstep.Run`` is its only user."""
+    """The worker of a script. ``everstep.script.ScriptRun`` is its only user."""
 
     def __new__(
         cls,

@@ -12,10 +12,8 @@ from typing import Any
 from everstep import seeds
 
 #: The script's function: from a batch to its mean loss, or to a dict with ``"loss"`` and at most
-#: one more mean.
-Function = Callable[[Any], Any]
-
-
+#: one more mean. In JAX the parameters come before the batch.
+Function = Callable[..., Any]
 #: How a framework calls the script's function with a batch, and with a seed for random numbers.
 Compute = Callable[[Function, Any, int], Any]
 
