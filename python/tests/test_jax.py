@@ -316,3 +316,37 @@ def test_a_script_without_a_launcher_trains_and_leaves_no_process(tmp_path, trai
     assert process.returncode == 0, err
     assert f"hash {the_hash(train, known)}" in out
     assert started and not started & descendants(os.getpid())
+
+
+def test_a_dry_run_says_what_a_worker_takes(tmp_path):
+    from conftest import SCRIPTS
+
+    script = str(SCRIPTS / "jax_net.py")
+    command = [sys.executable, "-m", "everstep", "launch", "--dry-run", script, "--validate"]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
+    assert told.returncode == 0, told.stderr
+    assert "together, about" in told.stdout, told.stdout
+
+
+def test_a_worker_with_other_devices_is_refused_in_words(launch, tmp_path):
+    from conftest import LAUNCH_TIMEOUT, SCRIPTS
+
+    hold = tmp_path / "hold"
+    hold.write_text("10")
+    launched = launch("jax_net.py", "--hold", str(hold))
+    launched.await_steps(5)
+    home = launched.directory
+    cluster = json.loads((home / "cluster.json").read_text())
+    command = [sys.executable, "-m", "everstep", "worker", "--dir", str(tmp_path / "joiner")]
+    command += ["--coordinators", cluster["coordinators"][0]["address"]]
+    command += ["--join", f"@{home / 'join.token'}", "--", str(SCRIPTS / "jax_net.py")]
+    environment = {**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    joiner = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + LAUNCH_TIMEOUT
+    while "its number of devices" not in (home / "events.jsonl").read_text():
+        assert time.monotonic() < until, joiner.poll()
+        time.sleep(0.05)
+    joiner.kill()
+    joiner.wait()
+    hold.write_text("1000")
+    assert launched.end().report["bitwise"] is True
