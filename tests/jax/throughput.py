@@ -120,6 +120,7 @@ def _peer(flags: argparse.Namespace) -> list[float]:
     optimizer, loss, data = optax.adamw(1e-3), loss_of(flags.width), _Tokens()
     params = jax.device_put(jax.tree.map(np.asarray, params), whole)
     state = jax.jit(optimizer.init, out_shardings=whole)(params)
+    placed = lambda it: it if flags.workers == 1 else jax.make_array_from_process_local_data(rows, it)
     # A process computes as many rows at once as a worker of Everstep does.
     passes = SHARDS // flags.workers
 
@@ -136,9 +137,7 @@ def _peer(flags: argparse.Namespace) -> list[float]:
         drawn = np.random.default_rng(number).integers(0, len(data), (SHARDS, ROWS))
         own = drawn[flags.rank * passes : (flags.rank + 1) * passes]
         stacked = [jax.tree.map(lambda *it: np.stack(it), *(data[int(row)] for row in part)) for part in own]
-        batches = [
-            jax.tree.map(lambda it: jax.make_array_from_process_local_data(rows, it), batch) for batch in stacked
-        ]
+        batches = jax.tree.map(placed, stacked)
         params, state, value = compiled(params, state, batches, jax.random.key(number))
         float(np.asarray(value.addressable_data(0)))
     return _between(began)
