@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn.utils import clip_grad
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from everstep.optimizer import has_stepped
 from everstep.parameters import Parameters
@@ -92,7 +93,7 @@ class Guard:
         #: The checksum of what the turn reads, as it was when the turn began.
         self._sum = _checksum(self._read())
         self._has_begun = self._is_in_loop = False
-        self._hooks = [
+        self._hooks: list[RemovableHandle | _CallHook] = [
             optimizer.register_step_pre_hook(self._refuse_own_step),
             register_optimizer_step_pre_hook(self._refuse_other_step),
             *(_CallHook(name, self._refuse_clipping) for name in CLIPPING if hasattr(clip_grad, name)),

@@ -15,7 +15,7 @@ use super::links::Links;
 use super::pace::Paces;
 use super::partition::Partition;
 use super::progress::DeviceProgress;
-use super::replaced::Predecessors;
+use super::replaced::ReplacedWorkers;
 use super::roster::Roster;
 use crate::state::State;
 
@@ -38,7 +38,7 @@ pub(super) struct WorkerHealth {
     /// it comes to lead, it need not wait for them to be silent.
     departed: BTreeMap<WorkerId, Suspicion>,
     /// The workers whose place a later one had taken when this coordinator came to lead.
-    pub(super) predecessors: Predecessors,
+    pub(super) replaced: ReplacedWorkers,
 }
 
 impl WorkerHealth {
@@ -52,7 +52,7 @@ impl WorkerHealth {
             preemptions: BTreeMap::new(),
             unread: BTreeMap::new(),
             departed: BTreeMap::new(),
-            predecessors: Predecessors::default(),
+            replaced: ReplacedWorkers::default(),
         }
     }
 

@@ -9,7 +9,7 @@ use everstep_transport::protocol::{CoordinatorId, Message, Step, Term};
 use everstep_transport::time::Time;
 
 use super::confirm::Confirmations;
-use super::replaced::Predecessors;
+use super::replaced::ReplacedWorkers;
 use super::{CheckpointWriting, Completion, Core, Departures, LinkId};
 use crate::state::{Command, CoordinatorInfo, State};
 
@@ -97,7 +97,7 @@ impl Core {
         let workers = self.state.present().map(|(worker, _)| worker);
         let running = self.running();
         self.health.listen(now, workers.filter(|_| running));
-        self.health.predecessors = Predecessors::of(&self.state);
+        self.health.replaced = ReplacedWorkers::of(&self.state);
         self.change.reach(self.state.record().map_or(Step(0), |record| record.resume));
         self.receive_waiting(now);
         self.suspect_departed(now);

@@ -17,9 +17,9 @@ use crate::state::{State, Worker};
 
 /// The workers whose place a later worker has taken, by that worker, as the log has them.
 #[derive(Debug, Default)]
-pub(super) struct Predecessors(BTreeMap<WorkerId, Vec<WorkerId>>);
+pub(super) struct ReplacedWorkers(BTreeMap<WorkerId, Vec<WorkerId>>);
 
-impl Predecessors {
+impl ReplacedWorkers {
     /// Those of all present workers.
     pub(super) fn of(state: &State) -> Self {
         let mut found: BTreeMap<WorkerId, Vec<WorkerId>> = BTreeMap::new();
@@ -58,7 +58,7 @@ impl Core {
     /// This leader hears of a worker whose registration the log has. An earlier leader may have seen
     /// that the worker has taken the place of others, and may have told nobody.
     pub(super) fn replace_predecessors(&mut self, now: Time, worker: WorkerId) {
-        let others = self.health.predecessors.0.remove(&worker).unwrap_or_default();
+        let others = self.health.replaced.0.remove(&worker).unwrap_or_default();
         let Some(later) = self.state.workers().get(&worker) else { return };
         let replaced = others.into_iter().filter_map(|other| {
             let known = self.state.workers().get(&other)?;
