@@ -1,7 +1,7 @@
 //! Processes that have taken the place of a worker's process, which has ended.
 //!
-//! In: registrations, and the proofs of workers. Out: suspicions, most of them certain. A leader may
-//! end before it has told anyone of such an end. So the next leader finds it again in the log's
+//! In: registrations, and the proofs of workers. Out: suspicions, most of them certain. A leader
+//! may end before it has told anyone of such an end. So the next leader finds it again in the log's
 //! registrations, once it hears of the later process.
 
 use std::collections::BTreeMap;
@@ -55,8 +55,8 @@ impl Core {
         }
     }
 
-    /// This leader hears of a worker whose registration the log has. An earlier leader may have seen
-    /// that the worker has taken the place of others, and may have told nobody.
+    /// This leader hears of a worker whose registration the log has. An earlier leader may have
+    /// seen that the worker has taken the place of others, and may have told nobody.
     pub(super) fn replace_predecessors(&mut self, now: Time, worker: WorkerId) {
         let others = self.health.replaced.0.remove(&worker).unwrap_or_default();
         let Some(later) = self.state.workers().get(&worker) else { return };

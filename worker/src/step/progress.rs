@@ -3,12 +3,13 @@
 //! Input: time, what the device has all that it needs for, and its reports. Output for the
 //! heartbeat: the pace of the device, by which data shards are shared out, and a [`ShardTime`]. A
 //! coordinator uses the latter to notice a device that hangs while its worker's heartbeats go on.
-//! The time of a data shard does not include waiting for parameters, but it includes loading: a data set that is always slow has long data shards. A stall, in which the
-//! data set cannot read a sample yet, is left out: the run waits for it. The first data shard after
-//! a build has no usual time, since a device may compile then: the coordinator is patient. A batch
-//! of held-out samples never has one, nor have the digests at the end. A change of generation
-//! builds nothing, so the usual time outlives it: the coordinator finds a sample that hangs one
-//! worker after the other at each of them.
+//! The time of a data shard does not include waiting for parameters, but it includes loading: a
+//! data set that is always slow has long data shards. A stall, in which the data set cannot read a
+//! sample yet, is left out: the run waits for it. The first data shard after a build has no usual
+//! time, since a device may compile then: the coordinator is patient. A batch of held-out samples
+//! never has one, nor have the digests at the end. A change of generation builds nothing, so the
+//! usual time outlives it: the coordinator finds a sample that hangs one worker after the other at
+//! each of them.
 //!
 //! A device that waits for parameters, or has no data shard, still updates what its worker owns.
 //! Then the same is told of the update of a parameter shard. Where a data shard can be computed,
