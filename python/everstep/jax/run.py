@@ -241,7 +241,8 @@ class Run(ScriptRun):
         self._is_in_backward = True
         if is_last:
             self._publish(parts, found.statistics)
-        self._carried, self._sums = found.statistics, found.gradients
+        carried = (None, None) if is_last else (found.statistics, found.gradients)
+        self._carried, self._sums = carried
         self._turn, self._is_in_backward = None, False
         self._engine.done(result.loss, weight, self._scalars.take())
         self._memory.release()
