@@ -196,7 +196,7 @@ proptest! {
         let second = record(&after, &assign(demand, &after, Some(&first), occasion));
         for record in [&first, &second] {
             prop_assert_eq!(record.validate(demand.data_shards, demand.shards), Ok(()));
-            // After a loss the survivors keep what they have, whoever comes at the same time.
+            // After a loss the survivors keep what they have, even if a worker joins at that time.
             let comes = after.iter().any(|member| !before.contains(member));
             let shares = record.members.iter().map(|m| m.data_shards.len());
             prop_assert!(loss && comes || spread(shares) <= 1);

@@ -37,7 +37,7 @@ pub(super) struct WorkerHealth {
     /// Registered workers that ended while this coordinator followed, and how it noticed that. If
     /// it comes to lead, it need not wait for them to be silent.
     departed: BTreeMap<WorkerId, Suspicion>,
-    /// The workers whose place a later one had taken when this coordinator came to lead.
+    /// The workers that the log showed to be replaced when this coordinator came to lead.
     pub(super) replaced: ReplacedWorkers,
 }
 

@@ -256,7 +256,7 @@ impl GenerationBasis<'_> {
     }
 
     /// Why the generation begins. One with the same members may be asked for. Without that, it
-    /// evens the shards out, unless it has the same shards and nobody held for it: then members
+    /// evens the shards out, unless it has the same shards and no member held for it: then members
     /// lost a connection.
     fn cause(&self, inputs: &PlanInputs, record: &Record) -> Cause {
         let Some(current) = inputs.current else { return Cause::Start };

@@ -15,12 +15,13 @@ use super::Core;
 use super::failure_detector::{Certainty, Suspicion};
 use crate::state::{State, Worker};
 
-/// The workers whose place a later worker has taken, by that worker, as the log has them.
+/// By each present worker, the earlier workers at its address on its machine, as the log has them.
+/// The process of the later worker has taken their place.
 #[derive(Debug, Default)]
 pub(super) struct ReplacedWorkers(BTreeMap<WorkerId, Vec<WorkerId>>);
 
 impl ReplacedWorkers {
-    /// Those of all present workers.
+    /// The replaced workers in the log.
     pub(super) fn of(state: &State) -> Self {
         let mut found: BTreeMap<WorkerId, Vec<WorkerId>> = BTreeMap::new();
         let mut at_address: BTreeMap<_, Vec<WorkerId>> = BTreeMap::new();
@@ -45,26 +46,31 @@ impl Core {
         name: &NodeName,
         registration: &Registration,
     ) {
-        let others = self.state.present();
-        let replaced = others.filter_map(|(other, known)| {
-            Some((other, self.replacement(other, known, name, registration)?))
-        });
-        let replaced: Vec<(WorkerId, Suspicion)> = replaced.collect();
-        for (other, suspicion) in replaced {
-            self.suspect(now, other, suspicion);
-        }
+        let others = self.state.present().map(|(worker, _)| worker).collect();
+        self.replace(now, others, name, registration);
     }
 
     /// This leader hears of a worker whose registration the log has. An earlier leader may have
-    /// seen that the worker has taken the place of others, and may have told nobody.
+    /// seen that the worker had taken the place of others, and may have ended before the log had
+    /// that.
     pub(super) fn replace_predecessors(&mut self, now: Time, worker: WorkerId) {
-        let others = self.health.replaced.0.remove(&worker).unwrap_or_default();
-        let Some(later) = self.state.workers().get(&worker) else { return };
+        let Some(others) = self.health.replaced.0.remove(&worker) else { return };
+        let Some(later) = self.state.workers().get(&worker).cloned() else { return };
+        self.replace(now, others, &later.name, &later.registration);
+    }
+
+    /// Suspects those of the others whose place a process with this registration has taken.
+    fn replace(
+        &mut self,
+        now: Time,
+        others: Vec<WorkerId>,
+        name: &NodeName,
+        registration: &Registration,
+    ) {
         let replaced = others.into_iter().filter_map(|other| {
-            let known = self.state.workers().get(&other)?;
-            let is_present = self.state.is_present(other);
-            let suspicion = self.replacement(other, known, &later.name, &later.registration);
-            Some((other, suspicion.filter(|_| is_present)?))
+            let known =
+                self.state.workers().get(&other).filter(|_| self.state.is_present(other))?;
+            Some((other, self.replacement(other, known, name, registration)?))
         });
         let replaced: Vec<(WorkerId, Suspicion)> = replaced.collect();
         for (other, suspicion) in replaced {

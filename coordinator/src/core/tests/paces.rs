@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A run of these members, whose data shards take them so many microseconds.
+/// A run with a member for each of these times of a data shard, microseconds.
 fn training(data_shards: u32, shard_us: &[u64]) -> (World, Vec<LinkId>) {
     let mut run = RunSpec { steps: 1_000, ..run_of(shard_us.len() as u32) };
     run.batch.data_shards = data_shards;
@@ -85,7 +85,8 @@ fn shares_are_left_alone_while_a_worker_joins_or_is_missing() {
     assert_eq!(world.generation(), Generation(1));
 }
 
-/// The slow member has become fast while the others held: nothing moves, and nobody lost anything.
+/// The slow member has become fast while the others held: no data shard moves, and no member has
+/// lost a connection.
 #[test]
 fn a_change_that_finds_the_shares_right_is_none_for_a_lost_connection() {
     let (mut world, links) = training(16, &[10, 10, 20, 10]);
